@@ -1,0 +1,139 @@
+"""Attention by the definition: fp32, row blocks or one block, no cleverness. Every fast path is tested against it."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.base import Encoding, Rows
+from posbench.errors import UserError
+
+
+def attention_logits(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    x: Tensor | None = None,
+    layer: int = 0,
+    positions: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """Logits of one attention layer under `encoding`, before softmax.
+
+    Args:
+        encoding: the scheme.
+        q, k: raw (un-rotated) queries and keys (B, H, T, Dh).
+        x: the layer's normalised input (B, T, D), for schemes that look at it.
+        layer: which layer's parameters to use.
+        positions: (T,), (1, T) or (B, T); default 0 .. T-1.
+        causal: hide keys after the query.
+
+    Returns:
+        (B, H, T, T) fp32: scaled, biased, -inf where masked.
+
+    Raises:
+        UserError: the scheme needs `x` and it is None, or the input is longer than the scheme is defined for.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = q.float(), k.float()
+        blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal)
+        return logits_of(encoding, next(iter(blocks)))
+
+
+def attention_output(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None = None,
+    layer: int = 0,
+    positions: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """Output of one attention layer: (B, H, T, Dh) fp32. Arguments and errors as in `attention_logits`."""
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = q.float(), k.float(), v.float()
+        blocks = rows_of(encoding, q, k, v, _float(x), _positions(q, positions), layer, causal=causal)
+        rows = next(iter(blocks))
+        return encoding.attend(logits_of(encoding, rows), rows)
+
+
+def rows_of(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor | None,
+    positions: Tensor,
+    layer: int,
+    causal: bool = True,
+    window: int | None = None,
+    block: int | None = None,
+) -> Iterator[Rows]:
+    """Cut the whole (raw q, k) into blocks of query rows, each with just the keys it may see.
+
+    Args:
+        positions: (1|B, T).
+        window: keys a query may see, itself included (causal only).
+        block: query rows per block; default all.
+    """
+    check_length(encoding, q.shape[2])
+    state = encoding.prepare(q, k, x, positions, layer)
+    q, k = encoding.rotate(q, k, x, positions, layer)
+    length = q.shape[2]
+    step = block or length
+    index = torch.arange(length, device=q.device)
+    for start in range(0, length, step):
+        stop = min(length, start + step)
+        first = max(0, start - window + 1) if causal and window else 0
+        last = stop if causal else length
+        gap = index[start:stop, None] - index[None, first:last]
+        visible = torch.ones_like(gap, dtype=torch.bool)
+        distance = positions[:, start:stop, None] - positions[:, None, first:last]
+        if causal:
+            visible = gap >= 0
+            distance = distance.clamp(min=0)
+        if causal and window:
+            visible = visible & (gap < window)
+        yield Rows(
+            q=q[:, :, start:stop],
+            k=k[:, :, first:last],
+            v=v[:, :, first:last],
+            positions=positions[:, start:stop],
+            distance=distance,
+            visible=visible,
+            queries=slice(start, stop),
+            keys=slice(first, last),
+            layer=layer,
+            state=state,
+        )
+
+
+def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
+    """Masked logits (B, H, Tq, Tk) of a block of rows, fp32 from the scale onwards."""
+    logits = (rows.q @ rows.k.mT).float() * encoding.logit_scale
+    by_distance = encoding.distance_bias(rows.distance, rows.layer)
+    if by_distance is not None:
+        logits = logits + by_distance.movedim(0, 1)  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
+    bias = encoding.bias(rows)
+    if bias is not None:
+        logits = logits + bias
+    return encoding.scores(logits, rows).masked_fill(~rows.visible, -math.inf)
+
+
+def check_length(encoding: Encoding, length: int) -> None:
+    """Raise UserError if the scheme is undefined at this input length."""
+    if encoding.max_length is not None and length > encoding.max_length:
+        name = type(encoding).__module__.rpartition(".")[2]
+        raise UserError(f"length {length} is beyond the end of '{name}' (defined up to {encoding.max_length})")
+
+
+def _positions(q: Tensor, positions: Tensor | None) -> Tensor:
+    if positions is None:
+        positions = torch.arange(q.shape[2], device=q.device)
+    return positions if positions.dim() == 2 else positions[None]
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()

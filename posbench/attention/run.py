@@ -1,0 +1,100 @@
+"""The one place that chooses how an attention layer is computed."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posbench.attention.reference import check_length, logits_of, rows_of
+from posbench.encodings.base import Encoding, Rows
+
+PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
+
+# Score elements (B x H x rows x keys) held at once: 64 MB in fp32, so memory grows with length, not with its square.
+SCORE_BUDGET = 16 * 2**20
+
+
+def attention(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    layer: int,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of one layer under `encoding`, equal to `reference.attention_output`.
+
+    Args:
+        q, k, v: raw queries, keys, values (B, H, T, Dh).
+        x: the layer's normalised input (B, T, D).
+        positions: (1|B, T).
+        window: keys a query may see, itself included; None = all before it.
+
+    Returns:
+        (B, H, T, Dh) in v's dtype.
+    """
+    if "attention" in encoding.hooks:
+        check_length(encoding, q.shape[2])
+        return encoding.attention(q, k, v, x, positions, layer, window).to(v.dtype)
+    if not encoding.hooks & PAIRWISE:
+        return _fused(encoding, q, k, v, x, positions, layer, window).to(v.dtype)
+    return _by_rows(encoding, q, k, v, x, positions, layer, window)
+
+
+def block_rows(batch: int, heads: int, length: int) -> int:
+    """Query rows per block, so that a block of scores stays within `SCORE_BUDGET`."""
+    return max(1, min(length, SCORE_BUDGET // (batch * heads * length)))
+
+
+def _by_rows(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, layer: int, window: int | None
+) -> Tensor:
+    batch, heads, length, _ = q.shape
+    block = block_rows(batch, heads, length)
+    out = []
+    for rows in rows_of(encoding, q, k, v, x, positions, layer, window=window, block=block):
+        step = functools.partial(_row_block, encoding)
+        # With several blocks in training, keep none of their scores: recompute each in the backward pass.
+        if torch.is_grad_enabled() and block < length:
+            out.append(checkpoint(step, rows, use_reentrant=False))
+        else:
+            out.append(step(rows))
+    return torch.cat(out, dim=2).to(v.dtype)
+
+
+def _row_block(encoding: Encoding, rows: Rows) -> Tensor:
+    return encoding.attend(logits_of(encoding, rows), rows)
+
+
+def _fused(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, layer: int, window: int | None
+) -> Tensor:
+    check_length(encoding, q.shape[2])
+    q, k = encoding.rotate(q, k, x, positions, layer)
+    scale = encoding.logit_scale
+    length = q.shape[2]
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return windowed(q, k, v, scale, window)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Sliding-window attention by blocks of `window` query rows, O(window x length) in time and memory."""
+    index = torch.arange(2 * window, device=q.device)
+    gap = index[window:, None] - index[None, :]  # (window, 2 window): a block's rows against its own and the last keys
+    visible = (gap >= 0) & (gap < window)
+    out = []
+    for start in range(0, q.shape[2], window):
+        stop = min(q.shape[2], start + window)
+        first = max(0, start - window)
+        mask = visible[: stop - start, window - (start - first) : window + stop - start]
+        out.append(
+            F.scaled_dot_product_attention(
+                q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], attn_mask=mask, scale=scale
+            )
+        )
+    return torch.cat(out, dim=2)

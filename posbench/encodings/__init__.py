@@ -1,0 +1,119 @@
+"""The registry of encodings: the folder is the list. `<name>.py` here is a scheme; a leading underscore is not.
+
+Schemes from elsewhere join through the entry point group `posbench.encodings` (name -> class).
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import pathlib
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from posbench.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from posbench.encodings.base import Encoding, Shape
+
+_GROUP = "posbench.encodings"
+
+
+def names() -> list[str]:
+    """Names of all schemes, sorted. Imports none of them."""
+    files = (path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
+    own = {stem for stem in files if not stem.startswith("_") and stem != "base"}
+    return sorted(own | set(_installed()))
+
+
+def load(name: str) -> "type[Encoding]":
+    """The class of a scheme.
+
+    Raises:
+        UserError: no scheme of that name.
+    """
+    from posbench.encodings.base import Encoding
+
+    if name not in names():
+        raise UserError(f"unknown encoding '{name}'{did_you_mean(name, names())} ('posbench list' shows all)")
+    if name in _installed():
+        cls = _installed()[name].load()
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
+        return cls
+    module = importlib.import_module(f"{__name__}.{name}")
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Encoding) and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise UserError(f"encodings/{name}.py defines {len(classes)} Encoding classes: expected exactly one")
+    return classes[0]
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """A scheme's options with their defaults, as the constructor declares them."""
+    return {p.name: p.default for p in _parameters(load(name))}
+
+
+def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
+    """Build a scheme for a model shape.
+
+    Raises:
+        UserError: unknown scheme, unknown option, or an option of the wrong type or value.
+    """
+    cls = load(name)
+    return cls(shape, **_checked(name, cls, dict(options or {})))
+
+
+
+@functools.cache
+def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=_GROUP)}
+
+
+def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(cls).parameters.values() if p.name != "shape"]
+
+
+def _checked(name: str, cls: "type[Encoding]", options: dict[str, Any]) -> dict[str, Any]:
+    import pydantic
+
+    accepted = [p.name for p in _parameters(cls)]
+    hints = typing.get_type_hints(cls.__init__)
+    for key, value in options.items():
+        if key not in accepted:
+            accepts = f"it accepts {', '.join(accepted)}" if accepted else "it accepts none"
+            raise UserError(f"'{name}' has no option '{key}': {accepts}{_owner(key, name, accepted)}")
+        try:
+            options[key] = pydantic.TypeAdapter(hints[key]).validate_python(value)
+        except pydantic.ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            raise UserError(
+                f"encoding.{key} is {value!r} for '{name}': {message[0].lower()}{message[1:]}"
+                f" (default {options_of(name)[key]!r})"
+            ) from None
+    return options
+
+
+def _owner(key: str, name: str, accepted: list[str]) -> str:
+    """Where a misplaced option may belong: a near name here, else the first scheme that has it."""
+    near = did_you_mean(key, accepted)
+    if near:
+        return near.replace(":", ";", 1)
+    owner = next((other for other in ("rope", *names()) if other in names() and key in options_of(other)), None)
+    return f"; did you mean to choose '{owner}'?" if owner and owner != name else ""
+
+
+class _Registry(types.ModuleType):
+    """Lets `posbench.encodings()` list the names although `posbench.encodings` is also this package."""
+
+    def __call__(self) -> list[str]:
+        return names()
+
+
+sys.modules[__name__].__class__ = _Registry

@@ -1,0 +1,141 @@
+"""What a positional encoding is to the model: the hooks it may override, and what they are given.
+
+Overriding a hook is the declaration that the scheme acts there. One encoding object serves the whole model;
+parameters that differ by layer are indexed by `layer`.
+
+Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T),
+may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posbench.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a scheme may know of the model it serves."""
+
+    d_model: int
+    n_heads: int
+    n_layers: int
+    train_length: int  # tokens
+    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few schemes that look at them
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_heads", "n_layers", "train_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: expected at least 1")
+        if self.d_model % self.n_heads:
+            below = self.d_model - self.d_model % self.n_heads
+            raise UserError(
+                f"d_model {self.d_model} does not divide into {self.n_heads} heads: "
+                f"nearest are {below} and {below + self.n_heads}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A block of query rows against all the keys they may see; what pairwise hooks are given."""
+
+    q: Tensor  # (B, H, Tq, Dq), after rotate
+    k: Tensor  # (B, H, Tk, Dq), after rotate
+    v: Tensor  # (B, H, Tk, Dh)
+    positions: Tensor  # (1|B, Tq), of the queries
+    distance: Tensor  # (1|B, Tq, Tk), clamped at 0 where a causal mask hides the key
+    visible: Tensor  # (Tq, Tk) bool
+    queries: slice  # which rows of the whole sequence these are: state[:, :, rows.queries]
+    keys: slice  # likewise for the keys
+    layer: int
+    state: tuple[Tensor, ...]  # what `prepare` returned, for the whole sequence
+
+
+class Encoding(nn.Module):
+    """Base of all schemes; as it stands it is no positional encoding at all.
+
+    The constructor takes the `Shape` and keyword options; their defaults are repeated in the scheme's YAML.
+    Angles, positions and biases are computed in fp32 (angle tables built in fp64) whatever autocast is in force.
+    Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
+    """
+
+    max_length: int | None = None  # longest input the scheme is defined for; None = any
+
+    HOOKS: ClassVar[tuple[str, ...]] = (
+        "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate",
+        "distance_bias", "bias", "scores", "attend", "attention",
+    )  # fmt: skip
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """Names of the hooks this scheme overrides. A wrapper answers with its own and its inner scheme's."""
+        return frozenset(name for name in self.HOOKS if getattr(type(self), name) is not getattr(Encoding, name))
+
+    @property
+    def logit_scale(self) -> float:
+        """What q·k is multiplied by."""
+        return float(self.shape.head_dim**-0.5)
+
+    # -- once per forward ------------------------------------------------------------------------------------------
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Positions of token ids (B, T): (1|B, T). Random schemes draw from `generator`."""
+        return torch.arange(ids.shape[-1], device=ids.device)[None]
+
+    def token_dim(self) -> int:
+        """Width of the token table; less than d_model where the code is concatenated."""
+        return self.shape.d_model
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Token embeddings (B, T, token_dim) to the model's input (B, T, D)."""
+        return x
+
+    # -- once per layer, on the whole sequence ---------------------------------------------------------------------
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        """State for the pairwise hooks, from raw q, k (B, H, T, Dh) and the layer's normalised input x (B, T, D)."""
+        return ()
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Transform q and k (B, H, T, Dh); the last axis may widen."""
+        return q, k
+
+    # -- pairwise, on a block of query rows ------------------------------------------------------------------------
+
+    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+        """Bias for any shape S of distances: (H, *S), fp32, added to the scaled logits."""
+        return None
+
+    def bias(self, rows: Rows) -> Tensor | None:
+        """Bias broadcastable to (B, H, Tq, Tk), fp32, added to the scaled logits."""
+        return None
+
+    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+        """Rewrite the logits (B, H, Tq, Tk) after scale and biases, before the mask."""
+        return logits
+
+    def attend(self, logits: Tensor, rows: Rows) -> Tensor:
+        """Masked logits (-inf where hidden) to outputs (B, H, Tq, Dh)."""
+        return logits.softmax(-1) @ rows.v.to(logits.dtype)
+
+    # -- a cheaper form --------------------------------------------------------------------------------------------
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
+    ) -> Tensor:
+        """The whole causal attention (B, H, T, Dh) from raw q, k, v in one go.
+
+        Override only with a form that is equal to what the other hooks define, and tested to be.
+        """
+        raise NotImplementedError

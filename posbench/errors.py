@@ -1,0 +1,30 @@
+"""The errors a user can meet: one line each, with the exit code that belongs to it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PosbenchError(Exception):
+    """Anything posbench stops for on purpose. `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+
+class UserError(PosbenchError):
+    """The user's mistake: what is wrong, what was expected, the nearest valid choice."""
+
+    exit_code = 2
+
+
+class RunFailed(PosbenchError):
+    """A run that could not go on. `reason` is what `run.json` records: diverged, oom, disk or error."""
+
+    def __init__(self, message: str, reason: str = "error") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return f": did you mean '{close[0]}'?" if close else ""
