@@ -6,13 +6,19 @@ Below this module nobody sees YAML. Field meanings are explained in `configs/*/*
 import dataclasses
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from posbench.errors import UserError, did_you_mean
 
 # What may change without making it another run (another run id).
 NOT_IDENTITY = ("tracking", "evaluation", "runtime")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also the name of a folder
+_Section = TypeVar("_Section")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +30,9 @@ class EncodingConfig:
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     window: int | None = None  # keys a query may see, itself included; None = all before it
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "model.attention", "window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,15 @@ class ModelConfig:
     init: Literal["fan_in", "gpt2"]
     attention: AttentionConfig
 
+    def __post_init__(self) -> None:
+        _at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
+        if self.d_model % self.n_heads:
+            below = self.d_model - self.d_model % self.n_heads
+            near = " or ".join(str(width) for width in (below, below + self.n_heads) if width)
+            raise UserError(
+                f"model.d_model is {self.d_model}: it does not divide into {self.n_heads} heads, nearest: {near}"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
@@ -49,9 +67,14 @@ class DataConfig:
     revision: str | None
     column: str
     splits: dict[str, str]
+    articles: bool
     max_documents: int | None
     tokenizer: str  # bpe, bytes, or the path of a tokenizer.json
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        _plain_name("data.name", self.name)
+        _at_least(1, self, "data", "max_documents", "vocab_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +93,22 @@ class TrainingConfig:
     clip: float
     precision: Literal["auto", "fp32", "bf16"]
 
+    def __post_init__(self) -> None:
+        _at_least(2, self, "training", "train_length")
+        _at_least(1, self, "training", "batch_size", "accumulation")
+        _at_least(self.tokens_per_step, self, "training", "tokens")  # train_length x batch_size x accumulation
+        _at_least(0, self, "training", "warmup_tokens", "weight_decay")
+        _above_zero(self, "training", "learning_rate", "clip")
+        _fraction(self, "training", "decay_fraction", "final_learning_rate")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"training.betas is {list(self.betas)}: expected two numbers from 0 to below 1")
+        if self.warmup_tokens > self.tokens:
+            raise UserError(f"training.warmup_tokens is {self.warmup_tokens}: expected at most tokens, {self.tokens}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train_length * self.batch_size * self.accumulation
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
@@ -82,6 +121,14 @@ class EvaluationConfig:
     blocks: int
     bootstrap: int
     batch_tokens: int
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens")
+        ratios = list(self.ratios)
+        if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
+            raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers from 1 on, such as [1, 2, 4]")
+        if not self.protocols or len(set(self.protocols)) < len(self.protocols):
+            raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +152,10 @@ class RuntimeConfig:
     validate_every_steps: int | None
     checkpoint_every_steps: int
 
+    def __post_init__(self) -> None:
+        every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
+        _at_least(1, self, "runtime", "threads", *every)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -118,6 +169,24 @@ class Config:
     tracking: TrackingConfig
     runtime: RuntimeConfig
 
+    def __post_init__(self) -> None:
+        _plain_name("study", self.study)
+        _plain_name("encoding.name", self.encoding.name)
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
+        if self.evaluation.targets > self.training.train_length:
+            raise UserError(
+                f"evaluation.targets is {self.evaluation.targets}: expected at most training.train_length, "
+                f"{self.training.train_length}"
+            )
+
+
+def configs_dir() -> Path:
+    """Where the YAML files are: inside the package when installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    packaged = package / "_configs"
+    return packaged if packaged.is_dir() else package.parent / "configs"
+
 
 def from_container(container: Mapping[str, Any]) -> Config:
     """Turn the resolved plain dictionary of a composed or saved configuration into a `Config`.
@@ -125,19 +194,50 @@ def from_container(container: Mapping[str, Any]) -> Config:
     `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are parted from its name.
 
     Raises:
-        UserError: an unknown or missing key, a value of the wrong type, one line with the nearest choice.
+        UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
+    """
+    plain = dict(container)
+    encoding = plain.get("encoding")
+    if not isinstance(encoding, Mapping):
+        raise UserError(
+            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a scheme"
+        )
+    options = {key: value for key, value in encoding.items() if key != "name"}
+    plain["encoding"] = {"name": encoding.get("name"), "options": options}
+    return validate(Config, plain)
+
+
+def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
+    """Make a configuration dataclass of a plain dictionary; `section` is its name in messages.
+
+    Raises:
+        UserError: as `from_container`.
     """
     import pydantic
 
-    plain = dict(container)
-    encoding = dict(plain.get("encoding") or {})
-    plain["encoding"] = {"name": encoding.pop("name", None), "options": encoding}
     try:
-        config = pydantic.TypeAdapter(_strict(Config)).validate_python(plain)
+        made: object = pydantic.TypeAdapter(_strict(cls)).validate_python(dict(plain))
     except pydantic.ValidationError as error:
-        raise UserError(_one_line(error.errors(include_url=False)[0])) from None
-    assert isinstance(config, Config)
-    return config
+        raise UserError(_one_line(cls, section, error.errors(include_url=False)[0])) from None
+    assert isinstance(made, cls)
+    return made
+
+
+def load(path: Path) -> Config:
+    """Read a saved `config.yaml`. It may come from a stranger: nothing in it is executed, expanded or looked up.
+
+    Raises:
+        UserError: the file cannot be read, is not plain data, or is not a configuration.
+    """
+    from posbench import plain_yaml
+
+    container = plain_yaml.load(path)
+    if not isinstance(container, dict):
+        raise UserError(f"{path} is not a saved configuration: expected keys such as study, seed, encoding")
+    try:
+        return from_container(container)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def to_container(config: Config) -> dict[str, Any]:
@@ -149,30 +249,99 @@ def to_container(config: Config) -> dict[str, Any]:
 
 def run_id(config: Config) -> str:
     """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights."""
-    identity = {k: v for k, v in to_container(config).items() if k not in NOT_IDENTITY}
+    identity = {k: _one_spelling(v) for k, v in to_container(config).items() if k not in NOT_IDENTITY}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def _one_spelling(value: Any) -> Any:
+    """10000 and 10000.0 are one value, so that `encoding.base=1e4` is the run that `encoding.base=10000` is."""
+    if isinstance(value, dict):
+        return {key: _one_spelling(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_one_spelling(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# -- value checks ------------------------------------------------------------------------------------------------------
+
+
+def _plain_name(key: str, name: str) -> None:
+    if not _NAME.fullmatch(name) or name.endswith("."):
+        raise UserError(
+            f"{key} is {name!r}: expected letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
+        )
+
+
+def _at_least(least: int, section: object, prefix: str, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"{prefix}.{name} is {value}: expected at least {least}")
+
+
+def _above_zero(section: object, prefix: str, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(section, name) < math.inf:
+            raise UserError(f"{prefix}.{name} is {getattr(section, name)}: expected a number above 0")
+
+
+def _fraction(section: object, prefix: str, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(section, name) <= 1:
+            raise UserError(f"{prefix}.{name} is {getattr(section, name)}: expected a number from 0 to 1")
+
+
+# -- errors in one line ------------------------------------------------------------------------------------------------
+
+
 def _strict(cls: type) -> type:
-    """A pydantic twin of a dataclass and of those nested in it, that refuses unknown keys."""
+    """Have pydantic refuse unknown keys in a dataclass and in those nested in it."""
     import pydantic
 
     for field in dataclasses.fields(cls):
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             _strict(field.type)
-    cls.__pydantic_config__ = pydantic.ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    cls.__pydantic_config__ = pydantic.ConfigDict(  # type: ignore[attr-defined]
+        extra="forbid", coerce_numbers_to_str=True
+    )
     return cls
 
 
-def _one_line(error: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+def _one_line(cls: Any, section: str, error: Mapping[str, Any]) -> str:
+    parts = [part for part in error["loc"] if isinstance(part, str)]  # indices into lists say little
+    key = ".".join([section, *parts] if section else parts)
     if error["type"] == "unexpected_keyword_argument":
-        *parents, last = error["loc"]
-        cls: Any = Config
-        for parent in parents:
+        for parent in parts[:-1]:
             cls = next(field.type for field in dataclasses.fields(cls) if field.name == parent)
-        return f"unknown key '{key}'" + did_you_mean(str(last), [field.name for field in dataclasses.fields(cls)])
+        return f"unknown key '{key}'" + did_you_mean(parts[-1], [field.name for field in dataclasses.fields(cls)])
     if error["type"] in ("missing", "missing_argument"):
         return f"missing key '{key}'"
-    return f"{key} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{key} is {_typed(error['input'])}: {_expected(error)}"
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    kind = error["type"]
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        return f"expected {' or '.join(choices)}" + did_you_mean(str(error["input"]), choices).replace(":", ",", 1)
+    for start, expected in _EXPECTED.items():
+        if kind.startswith(start):
+            return expected
+    return str(error["msg"][0].lower() + error["msg"][1:])
+
+
+_EXPECTED = {
+    "int": "expected a whole number",
+    "float": "expected a number",
+    "bool": "expected true or false",
+    "string": "expected text",
+    "tuple_type": "expected a list",
+    "dict": "expected keys and values",
+    "dataclass": "expected keys and values",
+}
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed in YAML: null and true, not None and True."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)

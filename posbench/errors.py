@@ -24,6 +24,14 @@ class RunFailed(PosbenchError):
         self.reason = reason
 
 
+class Stopped(PosbenchError):
+    """A signal asked the run to end, and it saved itself. The exit code is 128 + the signal's number."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)

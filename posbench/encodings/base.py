@@ -8,6 +8,7 @@ may be fractional and need not be consecutive. The distance of a pair is query p
 """
 
 import dataclasses
+import inspect
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,7 @@ class Shape:
     n_layers: int
     train_length: int  # tokens
     vocabulary: tuple[str, ...] = ()  # token texts by id, for the few schemes that look at them
+    token_rms: float = 0.05  # root mean square of the token embeddings at initialisation
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads", "n_layers", "train_length"):
@@ -67,6 +69,7 @@ class Encoding(nn.Module):
     """
 
     max_length: int | None = None  # longest input the scheme is defined for; None = any
+    length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate",
@@ -86,6 +89,19 @@ class Encoding(nn.Module):
     def logit_scale(self) -> float:
         """What q·k is multiplied by."""
         return float(self.shape.head_dim**-0.5)
+
+    def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
+        """Refuse an option's value in one line, for constructors.
+
+        Raises:
+            UserError: `holds` is false; the line names the option, its value, what was expected and the default.
+        """
+        if not holds:
+            scheme = type(self).__module__.rpartition(".")[2]
+            default = inspect.signature(type(self)).parameters[option].default
+            raise UserError(
+                f"encoding.{option} is {_plain(value)} for '{scheme}': expected {expected} (default {_plain(default)})"
+            )
 
     # -- once per forward ------------------------------------------------------------------------------------------
 
@@ -139,3 +155,8 @@ class Encoding(nn.Module):
         Override only with a form that is equal to what the other hooks define, and tested to be.
         """
         raise NotImplementedError
+
+
+def _plain(value: object) -> str:
+    """An option's value as it is typed: 10000, not 10000.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,58 @@
+# Two commands for a newcomer:  make demo   make test
+# Everything installs into .venv; uv is used where it is present.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check) -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install dev test test-all lint format types build clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about 2 minutes)
+	$(BIN)/posbench train
+
+install: $(VENV)/.core ## the environment that the commands need
+dev: $(VENV)/.dev ## that, and what tests and linters need
+
+test: $(VENV)/.dev ## the tests
+	POSBENCH_REQUIRE_ORACLES=1 $(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.dev ## the tests, slow ones too
+	POSBENCH_REQUIRE_ORACLES=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## ruff: rules and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+build: $(VENV)/.dev ## wheel and source archive into dist/
+	$(BIN)/python -m build
+
+clean: ## remove the environment and what was built (never outputs/)
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "posbench needs Python 3.11 or later; $$($(PYTHON) --version) found: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(if $(UV),$(UV) venv -q --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+	$(if $(UV),,$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1')
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(INSTALL) --group oracles --group test --group lint
+	$(INSTALL) --no-deps --group oracles-no-deps
+	@touch $@

@@ -1,0 +1,131 @@
+"""The extrapolation curve of one run, drawn in the terminal with its numbers."""
+
+import itertools
+import pathlib
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from posbench import runs
+
+HEIGHT = 12
+COLUMN = 13  # characters between two lengths
+# name -> (mark, mark without Unicode, style); the colours are told apart by the colour-blind, too
+SERIES = {
+    "fixed_target": ("●", "o", "bright_blue"),
+    "windowed": ("○", "w", "yellow"),
+    "nonoverlap": ("◇", "x", "bright_black"),
+}
+
+
+def print_curves(folder: pathlib.Path) -> None:
+    """Print a run's table and curve to stdout, and where everything lies."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    plain = not _carries_unicode()
+    config = runs.load_config(folder)
+    rows = runs.evaluation_rows(folder)
+    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
+    console.print(_table(rows, title, plain))
+    series = {name: _points(rows, name) for name in SERIES}
+    if any(len(points) > 1 for points in series.values()):
+        console.print(_draw({name: points for name, points in series.items() if points}, plain))
+    if any(row["documents"] == "concat" for row in rows):
+        console.print("Documents were too short to be scored whole: windows run across them.")
+    console.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def series_of(row: dict[str, Any]) -> str:
+    """Which curve an evaluation row belongs to."""
+    return "windowed" if row["window"] else str(row["protocol"])
+
+
+def _points(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
+    return {row["length"]: row["nll"] for row in rows if row["status"] == "ok" and series_of(row) == name}
+
+
+def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
+    table = Table(title=title, box=box.ASCII2 if plain else box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("context")
+    for name in ("fixed_target", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
+        table.add_column(name, justify="right")
+    cells = {(series_of(row), row["length"]): row for row in rows}
+    for length in sorted({row["length"] for row in rows}):
+        target = cells.get(("fixed_target", length), {})
+        ratio = next(row["length_ratio"] for row in rows if row["length"] == length)
+        interval = f"{target['ci_low']:.3f}..{target['ci_high']:.3f}" if target.get("ci_low") is not None else ""
+        table.add_row(
+            f"{length} ({ratio:g}x)",
+            _number(target),
+            interval,
+            _number(target, "perplexity", 2),
+            _number(target, "bits_per_byte"),
+            _number(cells.get(("windowed", length), {})),
+            _number(cells.get(("nonoverlap", length), {})),
+        )
+    table.caption = "nll in nats per token; windowed = fixed_target with attention narrowed to the training length"
+    table.caption_justify = "left"
+    return table
+
+
+def _number(row: dict[str, Any], key: str = "nll", digits: int = 3) -> str:
+    if not row:
+        return ""
+    if row["status"] != "ok":
+        return str(row["status"]) if key == "nll" else ""
+    return "" if row[key] is None else f"{row[key]:.{digits}f}"
+
+
+def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:
+    lengths = sorted({length for points in series.values() for length in points})
+    values = [value for points in series.values() for value in points.values()]
+    low, high = min(values), max(values)
+    span = max(high - low, 0.05)  # a flat curve shall look flat, not like noise blown up
+    low = (low + high - span) / 2
+    grid: dict[tuple[int, int], tuple[str, str]] = {}
+    for name in reversed(SERIES):  # the headline is drawn last, over the others
+        points = series.get(name, {})
+        mark = SERIES[name][1 if plain else 0]
+        places = [
+            (lengths.index(c) * COLUMN, round((v - low) / span * (HEIGHT - 1))) for c, v in sorted(points.items())
+        ]
+        for (x0, y0), (x1, y1) in itertools.pairwise(places):
+            for x in range(x0 + 1, x1):
+                y = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+                grid[x, y] = ("." if plain else "·", SERIES[name][2])
+        for place in places:
+            grid[place] = (mark, SERIES[name][2])
+    return _render(grid, lengths, low, span, series, plain)
+
+
+def _render(
+    grid: dict[tuple[int, int], tuple[str, str]],
+    lengths: list[int],
+    low: float,
+    span: float,
+    series: dict[str, dict[int, float]],
+    plain: bool,
+) -> Text:
+    text = Text("nats per token\n")
+    for y in reversed(range(HEIGHT)):
+        label = f"{low + span * y / (HEIGHT - 1):7.3f} " if y % 3 == 0 or y == HEIGHT - 1 else " " * 8
+        text.append(label + ("| " if plain else "│ "))
+        for x in range((len(lengths) - 1) * COLUMN + 1):
+            text.append(*grid.get((x, y), (" ", "")))
+        text.append("\n")
+    text.append(" " * 10 + "".join(f"{length:<{COLUMN}}" for length in lengths).rstrip() + "  tokens of context\n")
+    text.append(" " * 10)
+    for name in series:
+        text.append(f"{SERIES[name][1 if plain else 0]} {name}   ", SERIES[name][2])
+    return text
+
+
+def _carries_unicode() -> bool:
+    try:
+        "●○◇│·─".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

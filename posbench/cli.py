@@ -1,0 +1,181 @@
+"""The command line. Nothing heavy is imported before a command needs it, so that help and completion answer at once."""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import posbench
+from posbench import exits
+from posbench.config import configs_dir
+from posbench.errors import PosbenchError, UserError
+
+_CASES = ("job", "hydra", "all")
+_GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    exits.tolerate_ascii()
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # wherever it stands
+    if len(arguments) < len(sys.argv) - 1:
+        os.environ[exits.DEBUG] = "1"
+    return exits.run(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    try:
+        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
+            raise
+        raise UserError(f"{error.format_message()} ('posbench --help' shows all)") from None
+    raise SystemExit(code)
+
+
+def _names(group: str) -> list[str]:
+    return sorted(path.stem for path in (configs_dir() / group).glob("*.yaml"))
+
+
+def _complete(incomplete: str) -> list[str]:
+    """Groups and their choices. Bash splits words at `=`, so there the part after it is completed alone."""
+    words = os.environ.get("COMP_WORDS", "").split()
+    at = int(os.environ.get("COMP_CWORD") or 0)
+    if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") and "=" in words[at - 1 : at + 1]:
+        equals = at if words[at : at + 1] == ["="] else at - 1
+        group, typed = words[equals - 1], words[at] if equals < at < len(words) else ""
+        return _choices(group, typed)
+    group, equals_sign, typed = incomplete.partition("=")
+    if equals_sign:
+        return [f"{group}={choice}" for choice in _choices(group, typed)]
+    return [f"{group}=" for group in _GROUPS if group.startswith(incomplete)]
+
+
+def _choices(group: str, typed: str) -> list[str]:
+    """`rope,al` completes to `rope,alibi`."""
+    before, comma, last = typed.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _names(group) if group in _GROUPS and name.startswith(last)]
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value, e.g. encoding=alibi training.tokens=2000000", autocompletion=_complete),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_ENCODINGS = "Encodings: " + ", ".join(_names("encoding")) + ". 'posbench list' says more."
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"posbench {posbench.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:
+    """Which positional encoding should my transformer use, and how far beyond its training length will it hold?"""
+
+
+@app.command(epilog=_ENCODINGS)
+def train(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
+    ] = False,
+    cfg: Annotated[
+        str | None, typer.Option(metavar="|".join(_CASES), help="Print the configuration instead of running it.")
+    ] = None,
+    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: fill in ${references}.")] = False,
+    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Move an existing run aside and begin anew.")] = False,
+) -> None:
+    """Train a model and evaluate how far it holds. The same command continues or completes the same run.
+
+    Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
+    """
+    overrides = overrides or []
+    if cfg not in (None, *_CASES):
+        raise UserError(f"--cfg is '{cfg}': expected {', '.join(_CASES)}")
+    if resolve and not cfg:
+        raise UserError("--resolve goes with --cfg: --cfg job --resolve")
+    if resolve and cfg == "hydra":
+        raise UserError("Hydra's part refers to the rest: --cfg all --resolve")
+    if cfg and multirun:
+        raise UserError("--cfg shows one configuration: leave out --multirun")
+    from posbench import job, preflight
+
+    outputs = preflight.check(overrides, config_dir, multirun)[0].runtime.outputs
+    arguments = [*(["--config-dir", str(config_dir)] if config_dir else []), *overrides]
+    if restart:
+        os.environ[job.RESTART] = "1"
+    if cfg:
+        job.run_with_hydra(["--cfg", cfg, *(["--resolve"] if resolve else []), *arguments])
+    elif multirun:
+        _multirun(arguments, Path(outputs))
+    else:
+        job.run_with_hydra(arguments)
+
+
+def _multirun(arguments: list[str], outputs: Path) -> None:
+    """Run all combinations; those that fail are named at the end."""
+    from posbench import job
+
+    outputs.mkdir(parents=True, exist_ok=True)
+    failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"
+    os.environ[job.FAILURES] = str(failures)
+    try:
+        job.run_with_hydra(["--multirun", *arguments])
+        failed = job.failures(failures)
+    finally:
+        failures.unlink(missing_ok=True)
+    if failed:
+        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+        raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder, outputs/STUDY/RUN.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value, e.g. length=128,256 protocol=fixed_target split=validation device=cpu"),
+    ] = None,
+) -> None:
+    """Evaluate a finished run beyond its training length; rows that exist are not computed again."""
+    from posbench import runs
+    from posbench.evaluation_overrides import apply
+
+    settings, device, threads = apply(runs.load_config(run), overrides or [])
+    from posbench import console
+    from posbench.evaluate import evaluate_run
+
+    console.log_to_terminal()
+    evaluate_run(run, settings, device=device, threads=threads)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List encodings, data sets and experiments."""
+    from posbench import listing
+
+    listing.show(as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print what a bug report needs: versions, machine, devices. No secrets."""
+    from posbench import doctor
+
+    doctor.show(as_json)

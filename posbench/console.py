@@ -1,0 +1,95 @@
+"""What a run shows while it works, on stderr: a live bar on a terminal, plain lines otherwise."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+logger = logging.getLogger(__name__)
+
+LINE_EVERY_SECONDS = 10.0
+
+# Run names, paths and texts are data: never markup, emoji codes or anything else to interpret.
+stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+class TrainingProgress(Protocol):
+    def advance(self, loss: float, tokens: int) -> None:
+        """One update is done: its loss in nats per token, and the tokens trained on so far."""
+
+
+def log_to_terminal() -> None:
+    """Send posbench's log to stderr: through rich on a terminal, so that the live bar stays whole."""
+    handler: logging.Handler
+    if stderr.is_terminal:
+        handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=None)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    root = logging.getLogger("posbench")
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def progress(total: int, start: int) -> Iterator[TrainingProgress]:
+    """Progress over updates `start` .. `total`."""
+    if not stderr.is_terminal:
+        yield _Lines(total, start)
+        return
+    with Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+    ) as bar:
+        yield _Bar(bar, total, start)
+
+
+class _Bar:
+    def __init__(self, bar: Progress, total: int, start: int) -> None:
+        self.bar = bar
+        self.task = bar.add_task("", total=total, completed=start, loss=float("nan"), speed=0.0)
+        self.speed = _Speed()
+
+    def advance(self, loss: float, tokens: int) -> None:
+        self.bar.update(self.task, advance=1, loss=loss, speed=self.speed.at(tokens))
+
+
+class _Lines:
+    def __init__(self, total: int, start: int) -> None:
+        self.total, self.step = total, start
+        self.speed = _Speed()
+        self.next_line = time.monotonic()
+
+    def advance(self, loss: float, tokens: int) -> None:
+        self.step += 1
+        speed = self.speed.at(tokens)
+        if time.monotonic() < self.next_line and self.step < self.total:
+            return
+        self.next_line = time.monotonic() + LINE_EVERY_SECONDS
+        logger.info("step %d/%d  loss %.3f  %s tokens/s", self.step, self.total, loss, f"{speed:,.0f}")
+
+
+class _Speed:
+    """Tokens per second since the first update seen."""
+
+    def __init__(self) -> None:
+        self.first: tuple[float, int] | None = None
+
+    def at(self, tokens: int) -> float:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = (now, tokens)
+        began, before = self.first
+        return (tokens - before) / (now - began) if now > began else 0.0

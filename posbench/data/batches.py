@@ -1,0 +1,79 @@
+"""Blocks of tokens for training and for a quick validation loss.
+
+The batch of a step is a pure function of (seed, step): a resumed run needs no state to see the same data, and runs of
+one seed see the same data whatever their encoding.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench.data.tokens import TokenSplit
+from posbench.errors import UserError
+
+
+class TrainingBatches:
+    """Epochs of non-overlapping blocks in a random order, cut from a random offset in each epoch.
+
+    Args:
+        train_length: tokens per block; its labels reach one token further.
+        seed: of the data order alone.
+
+    Raises:
+        UserError: less text than one block and its last label.
+    """
+
+    def __init__(self, split: TokenSplit, train_length: int, batch_size: int, seed: int) -> None:
+        _require(split, train_length, "training")
+        self._ids = split.ids
+        self._train_length = train_length
+        self._batch_size = batch_size
+        self._seed = seed
+        # One block fewer than could fit, so that the offset has room to vary.
+        self.blocks_per_epoch = max(1, (len(split.ids) - train_length) // train_length)
+        self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels of a step, counted from 0: both (B, T) int64. A batch may span epochs."""
+        first = step * self._batch_size
+        starts = [self._start(*divmod(i, self.blocks_per_epoch)) for i in range(first, first + self._batch_size)]
+        return _blocks(self._ids, starts, self._train_length)
+
+    def _start(self, epoch: int, index: int) -> int:
+        if self._epoch[0] != epoch:  # the order of one epoch is kept for speed alone
+            self._epoch = (epoch, self._order(epoch))
+        return int(self._epoch[1][index])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        generator = np.random.default_rng([self._seed, epoch])
+        room = len(self._ids) - 1 - self.blocks_per_epoch * self._train_length
+        offset = int(generator.integers(min(room, self._train_length - 1) + 1))
+        return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
+
+
+def validation_batches(split: TokenSplit, length: int, batch_size: int, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and labels (B, T) of the same blocks each time: at most `limit`, spread evenly over the split.
+
+    Raises:
+        UserError: less text than one block and its last label.
+    """
+    _require(split, length, "validation")
+    blocks = (len(split.ids) - 1) // length
+    chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
+    for start in range(0, len(chosen), batch_size):
+        yield _blocks(split.ids, chosen[start : start + batch_size].tolist(), length)
+
+
+def _blocks(ids: np.ndarray, starts: list[int], length: int) -> tuple[Tensor, Tensor]:
+    blocks = torch.from_numpy(np.stack([ids[start : start + length + 1] for start in starts]).astype(np.int64))
+    return blocks[:, :-1], blocks[:, 1:]
+
+
+def _require(split: TokenSplit, length: int, name: str) -> None:
+    if len(split.ids) < length + 1:
+        raise UserError(
+            f"the {name} text has {len(split.ids)} tokens: a block of {length} needs {length + 1}; "
+            "give more text or a shorter length"
+        )

@@ -1,0 +1,222 @@
+"""Documents in three splits, from the standard library, from files, or from the HuggingFace hub.
+
+In two steps, so that a run on cached tokens pays for the first alone: `locate` says cheaply which text is meant (a
+digest of the files, or the hub's commit), `load` reads it and splits it.
+
+How documents are split (`record["split"]`):
+- `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
+- `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. The
+  built-in corpus is chosen by the hash of module names, and training is cleared of what the others hold too.
+- `contiguous`, under 20 documents: the last 5 % and 5 % of each one's text. The pieces join to the original.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posbench.config import DataConfig
+from posbench.data import files, hub
+from posbench.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+HELD_OUT = 0.05  # share of validation, and of test
+# The built-in corpus is small: a larger share, for some twenty test documents of more than a thousand tokens.
+BUILTIN_HELD_OUT = 0.08
+FEWEST_DOCUMENTS = 20  # to split by document
+SHINGLE_WORDS = 64  # a training document that shares a passage this long with a held-out one is dropped
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Which text a configuration means: its files by split ("" = not given), or a commit on the hub."""
+
+    files: dict[str, dict[str, Path]]  # split -> name -> file
+    revision: str | None
+    digest: str  # over the names and bytes of the files, or the hub's names and commit
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Documents by split, possibly memory-mapped, and what `run.json` records of them."""
+
+    documents: dict[str, Sequence[str]]
+    record: dict[str, Any]
+
+
+def locate(config: DataConfig, remembered: Path) -> Source:
+    """Find the text without reading it into documents and without importing `datasets`.
+
+    Args:
+        remembered: folder for the answers of the hub, for when it cannot be asked.
+
+    Raises:
+        UserError: nothing there, with the nearest name; a hub that can be neither asked nor remembered.
+    """
+    if config.max_documents is not None and config.max_documents < 1:
+        raise UserError(f"data.max_documents is {config.max_documents}: expected at least 1, or null for all")
+    if config.source == "hub" and config.path is None:
+        if "train" not in config.splits or not set(config.splits) <= set(SPLITS):
+            raise UserError(f"data.splits names {', '.join(config.splits)}: expected train, and validation and test")
+        if config.dataset is None:
+            raise UserError("data.dataset is missing: expected a name on the hub, such as Salesforce/wikitext")
+        commit = hub.resolve(config.dataset, config.subset, config.revision, remembered)
+        return Source({}, commit, _digest(str(part).encode() for part in (config.dataset, config.subset, commit)))
+    if config.source == "builtin":
+        found: dict[str, dict[str, Path]] = {"": dict(files.builtin_modules())}
+    else:
+        found = _local_files(config)
+    parts = ((split, name, path) for split, names in found.items() for name, path in names.items())
+    return Source(found, None, _digest(part for s, n, path in parts for part in (s.encode(), n.encode(), _hash(path))))
+
+
+def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Corpus:
+    """Read the documents of a located source and split them.
+
+    Args:
+        scratch: folder for the tables behind the sequences of local text; None = the cache of `datasets`.
+
+    Raises:
+        UserError: no text, bytes that are not UTF-8, a column or split that is not there.
+    """
+    documents = _read(config, source, scratch)
+    if set(documents) == {"train"}:
+        documents = {"": documents["train"]}
+    if "" not in documents:
+        split, documents = "given", _complete(documents, config.name)
+    elif config.source == "builtin":
+        names = list(source.files[""])[: len(documents[""])]
+        split, documents = "document", _without_copies(_by_document(documents[""], names, BUILTIN_HELD_OUT))
+    elif len(documents[""]) >= FEWEST_DOCUMENTS:
+        split, documents = "document", _by_document(documents[""], documents[""], HELD_OUT)
+    else:
+        split, documents = "contiguous", _contiguous(documents[""])
+    record = {
+        "name": config.name,
+        "revision": source.revision,
+        "sha256": _digest(part.encode() for s in SPLITS for part in itertools.chain([s], documents[s])),
+        "split": split,
+        "documents": {s: len(documents[s]) for s in SPLITS},
+    }
+    return Corpus({s: documents[s] for s in SPLITS}, record)
+
+
+def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
+    if config.path is None:
+        raise UserError("data.path is missing: expected a file, a folder or a glob of .txt, .jsonl or .parquet files")
+    found = files.find(config.path)
+    root = Path(config.path).expanduser()
+    if not root.is_dir():  # one file, or a glob
+        root = found[0].parent
+    splits = {"": found} if len(found) == 1 else files.by_split(found, root) or {"": found}
+    return {
+        split: {path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in paths}
+        for split, paths in splits.items()
+    }
+
+
+def _read(config: DataConfig, source: Source, scratch: Path | None) -> dict[str, Sequence[str]]:
+    if not source.files:
+        assert config.dataset is not None and source.revision is not None
+        rows = hub.Rows(config.dataset, config.subset, source.revision, config.column)
+        return {
+            ours: hub.load(rows, theirs, config.articles, config.max_documents, scratch)
+            for ours, theirs in config.splits.items()
+        }
+    return {
+        split: hub.from_generator(
+            files.read,
+            scratch,
+            files=tuple(str(path) for path in paths.values()),
+            column=config.column,
+            articles=config.articles,
+            limit=config.max_documents,
+            digest=source.digest,
+        )
+        for split, paths in source.files.items()
+    }
+
+
+def _complete(given: dict[str, Sequence[str]], name: str) -> dict[str, Sequence[str]]:
+    """Halve the one held-out split that is given where the other is missing."""
+    if len(given) == 3:
+        return given
+    (there,) = set(given) - {"train"}
+    (missing,) = set(SPLITS) - set(given)
+    logger.info("data '%s' has no %s split: it gets one half of %s", name, missing, there)
+    validation, test = _halves(given[there])
+    return {"train": given["train"], "validation": validation, "test": test}
+
+
+def _halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    if len(texts) < FEWEST_DOCUMENTS:
+        return [text[: len(text) // 2] for text in texts], [text[len(text) // 2 :] for text in texts]
+    first, second = _parts(texts, (0.5,))
+    return _select(texts, first), _select(texts, second)
+
+
+def _by_document(texts: Sequence[str], keys: Iterable[str], share: float) -> dict[str, Sequence[str]]:
+    """Give the documents whose keys hash lowest to validation, the next ones to test, the others to training."""
+    validation, test, train = _parts(keys, (share, 2 * share))
+    return {"train": _select(texts, train), "validation": _select(texts, validation), "test": _select(texts, test)}
+
+
+def _parts(keys: Iterable[str], cuts: tuple[float, ...]) -> list[list[int]]:
+    """Order documents by the hash of their keys and cut at these shares, never between equal keys."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    order = sorted(range(len(digests)), key=digests.__getitem__)
+    ends = [0]
+    for cut in cuts:
+        end = max(ends[-1] + 1, round(cut * len(order)))
+        while end < len(order) and digests[order[end]] == digests[order[end - 1]]:
+            end += 1
+        ends.append(end)
+    return [order[a:b] for a, b in itertools.pairwise([*ends, len(order)])]
+
+
+def _select(texts: Sequence[str], indices: Iterable[int]) -> Sequence[str]:
+    """The texts at these indices, in their own order; a view where they are a memory-mapped column."""
+    return texts.source.select(sorted(indices))["text"]  # type: ignore[attr-defined, no-any-return]
+
+
+def _contiguous(texts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Cut each text at 90 % and 95 % of its characters."""
+    pieces: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for text in texts:
+        a, b = len(text) - 2 * int(HELD_OUT * len(text)), len(text) - int(HELD_OUT * len(text))
+        for split, piece in zip(SPLITS, (text[:a], text[a:b], text[b:]), strict=True):
+            pieces[split].append(piece)
+    return dict(pieces)
+
+
+def _without_copies(documents: dict[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Drop training documents that share a passage of `SHINGLE_WORDS` words with a validation or test document."""
+    held_out = {s for split in ("validation", "test") for text in documents[split] for s in _shingles(text)}
+    train = documents["train"]
+    kept = [i for i, text in enumerate(train) if held_out.isdisjoint(_shingles(text))]
+    return {**documents, "train": _select(train, kept)}
+
+
+def _shingles(text: str) -> Iterable[int]:
+    words = text.split()
+    last = max(0, len(words) - SHINGLE_WORDS)  # a shorter text is one shingle
+    return (hash(tuple(words[i : i + SHINGLE_WORDS])) for i in range(last + 1))
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    """sha256 over parts, each preceded by its length, so that no two lists of parts agree by accident."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _hash(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()

@@ -1,0 +1,207 @@
+"""Data sets from the HuggingFace hub: which revision is meant, and its rows.
+
+Without network one line says so at once: a short question to the hub comes first, because `datasets` itself retries for
+23 seconds. What was downloaded before keeps working. Only formats that hold data are read, never code.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from posbench.data import files
+from posbench.errors import UserError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+PROBE_SECONDS = 3.0
+# `cache` serves, offline, what one of the others prepared before.
+BUILDERS = ("parquet", "json", "text", "arrow", "cache")
+
+
+def resolve(dataset: str, subset: str | None, revision: str | None, remembered: Path) -> str:
+    """Return the commit that `revision` (None: the newest) stands for, without loading anything.
+
+    Args:
+        dataset: a name on the hub, or a folder here, whose "commit" is a digest of its files.
+        remembered: folder of answers for when the hub cannot be asked; after it, `datasets`' own cache is.
+
+    Raises:
+        UserError: no such data set or revision, or it can be neither reached nor found in the cache.
+    """
+    if Path(dataset).is_dir():
+        return _folder_digest(Path(dataset))
+    if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    note = remembered / f"{hashlib.sha256(f'{dataset}@{revision}'.encode()).hexdigest()[:16]}.txt"
+    if commit := _ask(dataset, revision):
+        with contextlib.suppress(OSError):  # only a convenience for later
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(commit, encoding="utf-8")
+        return commit
+    if note.is_file():
+        return note.read_text(encoding="utf-8")
+    if revision:  # a branch or tag that nobody here can look up
+        raise _unreachable(dataset)
+    return str(_builder(dataset, subset, None).hash)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where a data set's text stands."""
+
+    dataset: str
+    subset: str | None
+    commit: str
+    column: str
+
+
+def load(rows: Rows, split: str, articles: bool, limit: int | None, scratch: Path | None) -> Sequence[str]:
+    """Return the documents of one split, memory-mapped; blank ones are left out.
+
+    Args:
+        split: the data set's own name for it.
+        articles: rows are lines of WikiText, to be joined to articles.
+        limit: at most this many documents; no more than they need is downloaded, and they stay in `datasets`' cache.
+        scratch: folder for the table of a whole split, which can be made again from what was downloaded.
+
+    Raises:
+        UserError: unreachable and not in the cache, or a subset, split or column that is not there.
+    """
+    folder = scratch if limit is None else None
+    arguments = {**dataclasses.asdict(rows), "split": split, "articles": articles, "limit": limit}
+    return from_generator(_documents, folder, **arguments)  # type: ignore[no-any-return]
+
+
+def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: Path | None, **kwargs: Any) -> Any:
+    """Return the `text` column of what a generator of `{"text": ...}` yields, as a memory-mapped table in `folder`.
+
+    Raises:
+        UserError: whatever of this kind the generator raised, not wrapped.
+    """
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    cache_dir = None if folder is None else str(folder)
+    try:
+        return datasets.Dataset.from_generator(generator, features, cache_dir=cache_dir, gen_kwargs=kwargs)["text"]
+    except datasets.exceptions.DatasetGenerationError as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _documents(
+    dataset: str, subset: str | None, commit: str, split: str, column: str, articles: bool, limit: int | None
+) -> Iterator[dict[str, str]]:
+    texts: Iterable[str] = _rows(dataset, subset, commit, split, column, stream=limit is not None)
+    texts = files.join_articles(texts) if articles else texts
+    yield from files.documents(texts, limit, f"split '{split}' of '{dataset}'")
+
+
+def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str, stream: bool) -> Any:
+    """The text column of a split: a sequence, or an iterable that downloads as it goes."""
+    builder = _builder(dataset, subset, commit)
+    logger.info("reading split '%s' of '%s' at %s, from the hub where it is not in the cache", split, dataset, commit)
+    if stream and type(builder).__name__ != "Cache":
+        rows = builder.as_streaming_dataset()
+    else:
+        with _offline(type(builder).__name__ == "Cache"):
+            builder.download_and_prepare()
+        rows = builder.as_dataset()
+    if split not in rows:
+        raise UserError(f"'{dataset}' has no split '{split}': it has {', '.join(rows)}{did_you_mean(split, rows)}")
+    columns = list(rows[split].features or [column])
+    if column not in columns:
+        raise UserError(files.missing_column(f"'{dataset}'", column, columns))
+    return rows[split][column]
+
+
+def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
+    """The `datasets` builder of a data set at a commit: from the hub if it answers, else from the local cache."""
+    local = Path(dataset).is_dir()
+    offline = not local and _ask(dataset, commit) is None
+    with _offline(offline):
+        import datasets
+
+        try:
+            builder = datasets.load_dataset_builder(dataset, subset, revision=None if local else commit)
+        except (ValueError, OSError, RuntimeError) as error:
+            if offline:
+                raise _unreachable(dataset) from None
+            raise UserError(f"'{dataset}' cannot be loaded: {str(error).splitlines()[0]}") from None
+    kinds = {cls.__module__.removeprefix("datasets.packaged_modules.").split(".")[0] for cls in type(builder).__mro__}
+    if not kinds & set(BUILDERS):
+        raise UserError(f"'{dataset}' does not hold parquet, JSON or text files, the only kinds that are read")
+    if offline and commit and builder.hash != commit:
+        raise UserError(f"'{dataset}' is cached here at {builder.hash}, and {commit} cannot be reached")
+    return builder
+
+
+@functools.lru_cache
+def _ask(dataset: str, revision: str | None) -> str | None:
+    """Ask the hub for the commit of a revision; None if it does not answer in time or as a hub would."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=PROBE_SECONDS).sha
+    except errors.GatedRepoError:
+        raise UserError(f"'{dataset}' is gated: ask for access on its page and log in with `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(f"the hub has no data set '{dataset}' (or it is private: `hf auth login`)") from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"'{dataset}' has no revision '{revision}'") from None
+    except errors.HFValidationError as error:
+        raise UserError(f"data.dataset is '{dataset}': {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the transport's own errors: no network, time-out, a captive portal
+        logger.info("the hub does not answer (%s): looking in the cache", type(error).__name__)
+        return None
+
+
+@contextlib.contextmanager
+def _offline(on: bool) -> Iterator[None]:
+    """Keep both HuggingFace libraries from asking, retrying and waiting, as HF_HUB_OFFLINE=1 before import would."""
+    if not on:
+        yield
+        return
+    import datasets
+    import huggingface_hub
+
+    modules: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value
+
+
+def _unreachable(dataset: str) -> UserError:
+    import huggingface_hub
+
+    return UserError(
+        f"'{dataset}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the local cache: "
+        "connect once, or name its files on this machine with data.path=FOLDER"
+    )
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:40]

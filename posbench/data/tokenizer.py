@@ -1,0 +1,161 @@
+"""Text to token ids and back: byte-level BPE trained here, raw bytes, or a `tokenizer.json`.
+
+One separator, `<|endoftext|>`, begins every document. The same characters inside a document are ordinary text: data
+must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from posbench.errors import UserError
+
+SEPARATOR = "<|endoftext|>"
+LARGEST_FILE = 50 * 2**20  # bytes of a tokenizer.json; a larger one is no tokenizer
+PIECE = 2**16  # characters encoded at a time: bounds memory, and lets one long document use all threads
+# A single space between two other characters: byte-level pre-tokenizers always part words there.
+BORDER = re.compile(r"(?<=\S) (?=\S)")
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` that never finds special tokens in text and knows the bytes behind each id.
+
+    Attributes:
+        vocab_size: number of ids, the separator included.
+        separator: id of the token that begins a document.
+        sha256: of the tokenizer's JSON, which is all there is to it.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        inner.add_special_tokens([SEPARATOR])
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self.separator: int = inner.get_vocab()[SEPARATOR]
+        self.vocab_size: int = max(inner.get_vocab().values()) + 1
+        self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, without separators."""
+        pieces = [list(_pieces(text)) for text in texts]
+        encoded = iter(self._inner.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
+        return [np.concatenate([np.array(next(encoded).ids, dtype=np.uint32) for _ in ps]) for ps in pieces]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, path: Path) -> None:
+        """Write the `tokenizer.json`."""
+        path.write_text(self._inner.to_str(), encoding="utf-8")
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each id, for schemes that look at the vocabulary."""
+        return tuple(self.decode([i]) for i in range(self.vocab_size))
+
+    @functools.cached_property
+    def token_bytes(self) -> np.ndarray | None:
+        """UTF-8 bytes of the original text behind each id, the separator having none: (vocab_size,) int64.
+
+        None where the tokenizer is not exact to the byte (it normalises, drops or adds text), so that bits per byte are
+        undefined.
+        """
+        description = json.loads(self._inner.to_str())
+        if not _is_byte_exact(description):
+            return None
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self._inner.get_vocab(with_added_tokens=False).items():
+            counts[i] = len(token)  # one character of the byte-level alphabet stands for one byte
+        for added in description["added_tokens"]:
+            counts[added["id"]] = len(added["content"].encode())
+        counts[self.separator] = 0
+        return counts
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train byte-level BPE. Deterministic; on little text the vocabulary comes out smaller than asked.
+
+    Raises:
+        UserError: a vocabulary smaller than the 256 bytes and the separator.
+    """
+    if vocab_size < 257:
+        raise UserError(f"data.vocab_size is {vocab_size}: expected at least 257 (256 bytes and the separator)")
+    inner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(inner)
+
+
+def raw_bytes() -> Tokenizer:
+    """Return the tokenizer whose ids 0 to 255 are the bytes themselves; the separator is 256."""
+    return Tokenizer(_byte_level(models.BPE(vocab={c: i for i, c in enumerate(_byte_alphabet())}, merges=[])))
+
+
+def from_file(path: Path) -> Tokenizer:
+    """Read a `tokenizer.json`; a separator is added if it has none.
+
+    Raises:
+        UserError: no such file, too large, or not a tokenizer.
+    """
+    if not path.is_file():
+        raise UserError(f"data.tokenizer is '{path}': expected bpe, bytes, or the path of a tokenizer.json")
+    if path.stat().st_size > LARGEST_FILE:
+        raise UserError(f"tokenizer '{path}' has {path.stat().st_size:,} bytes: expected at most {LARGEST_FILE:,}")
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+    except Exception as error:  # the library raises bare Exception for whatever is wrong with a file
+        raise UserError(f"'{path}' is not a tokenizer.json: {str(error).splitlines()[0]}") from None
+
+
+def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that byte-level BPE writes for each byte: itself if printable in Latin-1, else one from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE and (border := BORDER.search(text, start + PIECE)):
+        yield text[start : border.start()]
+        start = border.start()
+    yield text[start:]
+
+
+def _is_byte_exact(description: dict[str, Any]) -> bool:
+    """Whether every byte of any text ends in exactly one token, judged by the parts of a tokenizer's JSON."""
+    steps = description["pre_tokenizer"] or {}
+    steps = steps.get("pretokenizers", [steps])
+    return (
+        description["normalizer"] is None
+        and description["model"]["type"] == "BPE"
+        and set(_byte_alphabet()) <= set(description["model"]["vocab"])
+        and not description["model"].get("continuing_subword_prefix")
+        and not description["model"].get("end_of_word_suffix")
+        and steps[-1].get("type") == "ByteLevel"
+        and not any(step.get("add_prefix_space") or step.get("behavior") == "Removed" for step in steps)
+        and all(step.get("type") in ("ByteLevel", "Split", "Digits") for step in steps)
+        and not any(added["lstrip"] or added["rstrip"] for added in description["added_tokens"])
+    )

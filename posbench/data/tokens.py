@@ -1,0 +1,216 @@
+"""Tokens of a corpus: encoded once, kept in a cache folder, memory-mapped.
+
+A split is one stream of ids in which every document begins with the separator. The cache folder's name is a digest of
+the text and of all that shapes the tokens, so that equal settings share it and others never do. It is written aside and
+renamed into place under a lock, verified before use, and made again if it is damaged. Finding it needs no `datasets`.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbench.config import DataConfig
+from posbench.data import corpus
+from posbench.data.tokenizer import Tokenizer, from_file, raw_bytes, train_bpe
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of the cache; raised when the same settings would give other files
+BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
+BATCH_CHARACTERS = 2**22  # encoded at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSplit:
+    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first."""
+
+    ids: np.ndarray  # (n_tokens,) uint16 or uint32, memory-mapped
+    starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """A tokenised corpus and what `run.json` records of it under `data`."""
+
+    train: TokenSplit
+    validation: TokenSplit
+    test: TokenSplit
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+
+def prepare(config: DataConfig, cache: Path) -> Tokens:
+    """Return the tokens that a configuration means, from the cache or made now.
+
+    Args:
+        cache: folder shared by runs, see `cache_folder`.
+
+    Raises:
+        UserError: there is no such text or tokenizer, or it cannot be read.
+    """
+    source = corpus.locate(config, cache / "revisions")
+    folder = cache / "tokens" / _key(config, source)[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_name(f"{folder.name}.lock")):
+        if folder.exists():
+            try:
+                return _open(folder, config.name)
+            except (OSError, ValueError, KeyError) as error:
+                logger.warning("token cache %s is damaged (%s): making it again", folder, error)
+                shutil.rmtree(folder)
+        _write(config, source, folder)
+        return _open(folder, config.name)
+
+
+def cache_folder(setting: str | None) -> Path:
+    """Return the cache folder: the setting, or `posbench` in the user's cache; a temporary one if it is unwritable."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(setting).expanduser() if setting else Path(home).expanduser() / "posbench"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        aside = Path(tempfile.mkdtemp(prefix="posbench-"))
+        atexit.register(shutil.rmtree, aside, ignore_errors=True)
+        logger.warning("cache %s cannot be written (%s): tokens are kept in %s for this run only", folder, error, aside)
+        return aside
+
+
+def _key(config: DataConfig, source: corpus.Source) -> str:
+    """A digest of all that shapes the tokens: the text, how it is split, and the tokenizer."""
+    shape: dict[str, Any] = {
+        "format": FORMAT,
+        "text": source.digest,
+        "source": config.source,
+        "column": config.column,
+        "splits": config.splits,
+        "articles": config.articles,
+        "max_documents": config.max_documents,
+        "tokenizer": config.tokenizer,
+    }
+    if config.tokenizer == "bpe":
+        shape |= {"vocab_size": config.vocab_size, "tokenizers": importlib.metadata.version("tokenizers")}
+    elif config.tokenizer != "bytes":
+        shape["tokenizer"] = from_file(Path(config.tokenizer).expanduser()).sha256
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process at a time prepare these tokens; the lock goes with the process."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:
+    """Read, split and encode the text into a folder beside `folder`, then rename it into place."""
+    for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of a process that was killed; we hold its lock
+        shutil.rmtree(stale, ignore_errors=True)
+    logger.info("preparing the tokens of data '%s'", config.name)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        loaded = corpus.load(config, source, Path(temporary) / "documents")
+        tokenizer = _tokenizer(config, loaded.documents["train"])
+        tokenizer.save(made / "tokenizer.json")
+        counts = {split: _encode(tokenizer, loaded.documents[split], made, split) for split in corpus.SPLITS}
+        files = {path.name: _file_digest(path) for path in sorted(made.iterdir())}
+        meta = {"record": {**loaded.record, "tokens": counts}, "files": files}
+        (made / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        os.replace(made, folder)
+
+
+def _tokenizer(config: DataConfig, train: Sequence[str]) -> Tokenizer:
+    if config.tokenizer == "bpe":
+        return train_bpe(_sample(train), config.vocab_size)
+    return raw_bytes() if config.tokenizer == "bytes" else from_file(Path(config.tokenizer).expanduser())
+
+
+def _sample(texts: Sequence[str]) -> Iterator[str]:
+    """Documents in a fixed random order, until they hold `BPE_CHARACTERS`."""
+    left = BPE_CHARACTERS
+    for i in np.random.default_rng(0).permutation(len(texts)):
+        text = texts[int(i)][:left]
+        yield text
+        left -= len(text)
+        if left == 0:
+            return
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str], folder: Path, split: str) -> int:
+    """Write one split's ids and document starts; return its number of tokens."""
+    dtype = _dtype(tokenizer)
+    starts = [0]
+    with (folder / f"{split}.ids").open("wb") as file:
+        for batch in _batches(texts):
+            for ids in tokenizer.encode(batch):
+                document = np.concatenate([[tokenizer.separator], ids])
+                _check_ids(document, tokenizer)
+                file.write(document.astype(dtype).tobytes())
+                starts.append(starts[-1] + len(document))
+    np.save(folder / f"{split}.starts.npy", np.array(starts, dtype=np.int64))
+    return starts[-1]
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _open(folder: Path, name: str) -> Tokens:
+    """Map a cache folder after checking every file against its recorded digest.
+
+    Raises:
+        OSError, ValueError, KeyError: a file is missing or is not what was written.
+    """
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    for file, digest in meta["files"].items():
+        if _file_digest(folder / file) != digest:
+            raise ValueError(f"{file} is not what was written")
+    tokenizer = from_file(folder / "tokenizer.json")
+    train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)
+    return Tokens(train, validation, test, tokenizer, {**meta["record"], "name": name})
+
+
+def _map(folder: Path, split: str, tokenizer: Tokenizer) -> TokenSplit:
+    ids = np.memmap(folder / f"{split}.ids", dtype=_dtype(tokenizer), mode="r")
+    _check_ids(ids, tokenizer)
+    return TokenSplit(ids, np.load(folder / f"{split}.starts.npy"))
+
+
+def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+
+
+def _check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
+    """NumPy wraps too large ids in silence, so they are looked for on both ways."""
+    if ids.size and int(ids.max()) >= tokenizer.vocab_size:
+        raise ValueError(f"token id {int(ids.max())} is outside of the vocabulary of {tokenizer.vocab_size}")
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,74 @@
+"""Where a run computes, and in which precision."""
+
+import contextlib
+import resource
+import sys
+
+import torch
+
+from posbench.errors import UserError, did_you_mean
+
+
+def resolve(name: str) -> torch.device:
+    """The device of a name; `auto` is CUDA, else MPS, else the CPU.
+
+    Raises:
+        UserError: no such device here.
+    """
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
+    kind = name.partition(":")[0]
+    here = [kind for kind, there in available.items() if there]
+    if kind not in available:
+        raise UserError(f"runtime.device is '{name}'{did_you_mean(kind, available)} (here: auto, {', '.join(here)})")
+    if not available[kind]:
+        raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {', '.join(here)})")
+    return torch.device(name)
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype matrix products run in: `bf16`, `fp32`, or `auto` = bf16 where the device does it well."""
+    if name == "auto":
+        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
+    return torch.bfloat16 if name == "bf16" else torch.float32
+
+
+def bf16_is_fast(device: torch.device) -> bool:
+    """Whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell: fp32
+        return any(capabilities.get(flag, False) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"))
+    return False
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)  # type: ignore[return-value]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
+def set_threads(threads: int | None) -> int:
+    """Use this many CPU threads (None: as torch chooses) and return how many are in use."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: allocated on a CUDA device since the last reset, elsewhere the most this process ever had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

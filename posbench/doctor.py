@@ -1,0 +1,110 @@
+"""`posbench doctor`: what a bug report needs. It names no secret, no user and no host."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import posbench
+from posbench.config import configs_dir
+
+_PACKAGES = (
+    "torch", "typer", "hydra-core", "omegaconf", "pydantic", "datasets", "tokenizers", "safetensors", "numpy",
+    "wandb", "rich",
+)  # fmt: skip
+_ENVIRONMENT = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "WANDB_MODE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def show(as_json: bool) -> None:
+    """Print the report: JSON, or one `key: value` per line."""
+    facts = report()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(f"{key.replace('_', ' ') + ':':{width + 2}}{'-' if shown is None else shown}")
+
+
+def report() -> dict[str, Any]:
+    """Facts about this installation and machine."""
+    import torch
+
+    from posbench import devices
+    from posbench.data.tokens import cache_folder
+
+    device = devices.resolve("auto")
+    return {
+        "posbench": posbench.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cpu": _cpu_model(),
+        "cpu_threads": f"{torch.get_num_threads()} used by torch, {os.cpu_count()} in the machine",
+        "cpu_flags": _cpu_flags(),
+        "memory_gib": _memory_gib(),
+        "devices": ", ".join(_devices()),
+        "precision_auto": f"{devices.dtype_name(devices.resolve_precision('auto', device))} on {device}",
+        "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "wandb_mode": _wandb_mode(),
+        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        "cache": _short(cache_folder(None)),
+        "configs": _short(configs_dir()),
+        "configs_found": len(list(configs_dir().rglob("*.yaml"))),
+        "terminal": f"{'yes' if sys.stdout.isatty() else 'no'}, {sys.stdout.encoding}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _cpu_flags() -> str:
+    import torch
+
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    wanted = ("avx2", "avx512_f", "avx512_bf16", "amx_tile", "amx_bf16", "arm_bf16")
+    return ", ".join(flag for flag in wanted if capabilities.get(flag)) or "none of interest"
+
+
+def _devices() -> list[str]:
+    import torch
+
+    cuda = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError):
+        return None
+
+
+def _wandb_mode() -> str:
+    """The mode that `tracking.mode=auto` comes to here. The key itself is only asked whether it exists."""
+    import wandb
+
+    from posbench import tracking
+
+    return tracking.choose_mode("auto", wandb.Settings().base_url)
+
+
+def _short(path: Path) -> str:
+    """A path without the user's name."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -1,0 +1,47 @@
+"""What the schemes share that give the token embeddings a code of their position, once, at the input.
+
+    add:     x'_i = x_i + s·code(i)
+    concat:  x'_i = [x_i ; s·code(i)],  the last quarter of the model's width; the token table is narrower by as much
+
+The size s of the code beside the tokens decides whether words or positions dominate (Vaswani et al. multiply the
+tokens by sqrt(d_model) for this reason, so that theirs have rms 1 and the sinusoids rms 0.71). `scale: token` keeps
+that ratio whatever the initialisation: s is the rms that the token embeddings start with.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.base import Encoding, Shape
+
+
+class Additive(Encoding):
+    """Base of the schemes that act by a code at the input; a subclass gives `code` alone."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        combine: Literal["add", "concat"] = "add",
+        scale: Literal["token"] | float = "token",
+    ) -> None:
+        super().__init__(shape)
+        if scale != "token":
+            self.expect(math.isfinite(scale) and scale > 0, "scale", scale, "'token' or a number above 0")
+        self.combine = combine
+        self.width = shape.d_model if combine == "add" else max(1, shape.d_model // 4)  # of the code
+        self.scale = shape.token_rms if scale == "token" else scale
+
+    def code(self, positions: Tensor) -> Tensor:
+        """The unscaled code of positions (1|B, T): (1|B, T, width), fp32."""
+        raise NotImplementedError
+
+    def token_dim(self) -> int:
+        return self.shape.d_model - (self.width if self.combine == "concat" else 0)
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        code = self.scale * self.code(positions)
+        if self.combine == "add":
+            return (x + code).to(x.dtype)
+        return torch.cat((x, code.to(x.dtype).expand(len(x), -1, -1)), dim=-1)

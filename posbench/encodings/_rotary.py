@@ -1,0 +1,81 @@
+"""The mathematics of the rotary family: frequencies, angles, and the rotation of channel pairs.
+
+Pair p of a head of width d turns by  angle_p = position · base^(-2p/d).  Which two channels are a pair is the layout:
+
+    interleaved   (x_2p, x_2p+1)      the paper, GPT-J
+    half          (x_p, x_p+d/2)      GPT-NeoX, Llama, the default of transformers
+
+They differ by a fixed permutation of channels, so a model that learns its projections cannot tell them apart.
+A pair is one complex number and its rotation is one product:  (x_a + i·x_b) · e^(i·angle).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posbench.encodings.base import Shape
+from posbench.errors import UserError
+
+Layout = Literal["half", "interleaved"]
+
+
+def check_pairs(scheme: str, shape: Shape) -> None:
+    """Raise UserError if the head width is odd."""
+    if shape.head_dim % 2:
+        step = 2 * shape.n_heads
+        below = shape.d_model - shape.d_model % step
+        nearest = f"{below} or {below + step}" if below else f"{step}"
+        raise UserError(
+            f"head_dim is {shape.head_dim} (d_model {shape.d_model} / n_heads {shape.n_heads}): "
+            f"{scheme} rotates pairs and needs it even; nearest d_model: {nearest}"
+        )
+
+
+def frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """Radians per position of each pair, highest first: (width/2,) fp64."""
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=_has_fp64(device)) / width)
+
+
+def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
+    """positions (1|B, T) times frequencies (P,): (1|B, T, P) fp64.
+
+    In bf16, integers above 256 collide and every rotary scheme breaks there; in fp32, the error at position 65k is
+    already 2e-4.
+    """
+    return positions.to(inv_freq.device).double()[..., None] * inv_freq
+
+
+def turns(angles: Tensor, device: torch.device) -> Tensor:
+    """The rotations e^(i·angle), with a head axis: (1|B, 1, T, P) complex64."""
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)[:, None]
+
+
+def rotate(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
+    """Rotate the pairs of x (B, H, T, d) by turns (1|B, 1, T, d/2): same shape and dtype, computed in fp32."""
+    if layout == "interleaved":
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    # (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s), without copying the halves into complex numbers
+    cosine = torch.cat((turns.real, turns.real), dim=-1)
+    sine = torch.cat((-turns.imag, turns.imag), dim=-1)
+    wide = x.float()
+    partner = wide.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(wide * cosine, partner, sine).to(x.dtype)
+
+
+def rotation_matrix(angles: Tensor, layout: Layout) -> Tensor:
+    """The same rotation as matrices (..., d, d), to be applied as R @ x; for tests and pictures."""
+    pairs = angles.shape[-1]
+    channel = torch.arange(2 * pairs, device=angles.device)
+    first, second = channel.view(-1, 2).mT if layout == "interleaved" else channel.view(2, -1)
+    matrix = angles.new_zeros(*angles.shape[:-1], 2 * pairs, 2 * pairs)
+    matrix[..., first, first] = matrix[..., second, second] = angles.cos()
+    matrix[..., second, first] = angles.sin()
+    matrix[..., first, second] = -angles.sin()
+    return matrix
+
+
+def _has_fp64(device: torch.device) -> torch.device:
+    """Where the (small) tables of a device are built: on the CPU for MPS, which has no fp64."""
+    return torch.device("cpu") if device.type == "mps" else device

@@ -1,0 +1,59 @@
+"""Binary digits of the index.
+
+A number that must stay small yet count far is written in digits. Digit k turns over every 2^k positions:
+
+    b_ik = floor(i / 2^k) mod 2,  k = 0 .. digits - 1,        x'_i = x_i + s·[b_i ; 0 ... 0]    or    [x_i ; s·b_i]
+
+With three digits, least significant first: 000 100 010 110 001 101 011 111. Every position has its own code and all
+are bounded, but neighbours are not equally far apart (1 to 2 flips two digits, 2 to 3 one) and there is nothing
+between two integers: the sine schemes keep the turning digits and make them continuous.
+
+Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
+Beyond training length: undefined from 2^digits on; by default digits = ceil(log2(train_length)), so soon.
+Checked against: Python's own binary formatting, in a plain loop.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench.attention.reference import check_length
+from posbench.encodings._additive import Additive
+from posbench.encodings.base import Shape
+from posbench.errors import UserError
+
+
+class Binary(Additive):
+    def __init__(
+        self,
+        shape: Shape,
+        digits: int | None = None,
+        combine: Literal["add", "concat"] = "add",
+        scale: Literal["token"] | float = "token",
+    ) -> None:
+        super().__init__(shape, combine, scale)
+        self.digits = max(1, (shape.train_length - 1).bit_length()) if digits is None else digits
+        room = min(62, shape.d_model if combine == "add" else shape.d_model - 1)  # 62: of an int64
+        self.expect(1 <= self.digits <= room, "digits", self.digits, f"1 to {room}, at d_model {shape.d_model}")
+        self.max_length = 2**self.digits
+        if combine == "concat":
+            self.width = self.digits
+
+    def code(self, positions: Tensor) -> Tensor:
+        self._refuse_undefined(positions)
+        digit = torch.arange(self.digits, device=positions.device)
+        bits = (positions.long()[..., None] >> digit) & 1
+        return F.pad(bits.float(), (0, self.width - self.digits))
+
+    def _refuse_undefined(self, positions: Tensor) -> None:
+        check_length(self, positions.shape[-1])
+        low, high = positions.min().item(), positions.max().item()
+        if low < 0 or high >= 2**self.digits:
+            raise UserError(
+                f"position {high if low >= 0 else low:g} is beyond the end of 'binary' "
+                f"({self.digits} digits count from 0 to {2**self.digits - 1}); set encoding.digits"
+            )
+        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+            raise UserError("'binary' has digits for whole positions only: choose 'sine' for positions in between")

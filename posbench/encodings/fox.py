@@ -1,0 +1,42 @@
+"""Forgetting attention (FoX): the data decides how fast the past fades.
+
+Every token opens or closes a forget gate per head, read from the layer's input. A key's logit is lowered by all the
+gates that stand between it and the query, itself excluded:
+
+    f_t = sigmoid(w_h·x_t + b_h),   bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative sum of ln f
+
+A gate that does not look at its input (w = 0) is ALiBi with slope -ln sigmoid(b). Order is that of the tokens;
+position numbers are not used.
+
+Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
+Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
+Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.errors import UserError
+
+
+class FoX(Encoding):
+    def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
+        super().__init__(shape)
+        self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")
+        self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        if x is None:
+            raise UserError("'fox' reads its gates from the layer's input: pass x")
+        with torch.autocast(x.device.type, enabled=False):  # sums over thousands of gates need fp32
+            gates = F.linear(x.float(), self.weight[layer], self.gate_bias[layer])  # (B, T, H)
+            return (F.logsigmoid(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
+
+    def bias(self, rows: Rows) -> Tensor:
+        (total,) = rows.state
+        return total[:, :, rows.queries, None] - total[:, :, None, rows.keys]

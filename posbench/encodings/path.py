@@ -1,0 +1,80 @@
+"""PaTH attention: position as an accumulated product of reflections.
+
+Where RoPE turns a key by a fixed angle per step, PaTH passes it through one matrix per token between it and the query,
+and each matrix depends on its token:
+
+    logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
+
+w_t is a unit vector made from the layer's input (low rank 32, then a causal convolution over three tokens), and
+beta_t = 2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Positions as numbers
+play no part: the path is the tokens in between. Without a mask, a key after the query meets the empty product.
+
+No product is ever formed. With Q, K, W, B = diag(beta) over the visible tokens,
+
+    logits = (Q Kᵀ - tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ)) / sqrt(d)
+
+solved by blocks of keys from the right, since what a key meets lies to its right.
+
+Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
+arXiv:2505.16381. Without its forget gate. The authors' layer puts a SiLU after the convolution: option `silu`.
+Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
+Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.errors import UserError
+
+KEYS_PER_BLOCK = 64
+
+
+class PaTH(Encoding):
+    def __init__(self, shape: Shape, rank: int = 32, silu: bool = False) -> None:
+        super().__init__(shape)
+        self.expect(rank >= 1, "rank", rank, "at least 1")
+        width, layers = shape.d_model, range(shape.n_layers)
+        self.silu = silu
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
+        self.beta = nn.ModuleList(nn.Linear(width, shape.n_heads) for _ in layers)
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
+        if x is None:
+            raise UserError("'path' makes its reflections from the layer's input: pass x")
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.float()
+            w = F.pad(self.up[layer](self.down[layer](x)).mT, (2, 0))  # (B, D, 2 + T)
+            w = self.convolution[layer](w)
+            w = F.silu(w) if self.silu else w
+            w = F.normalize(w.view(len(x), self.shape.n_heads, self.shape.head_dim, -1), dim=2)
+            return w.mT, 2 * self.beta[layer](x).sigmoid().mT
+
+    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+        w, beta = (part[:, :, rows.keys] for part in rows.state)
+        met = torch.ones_like(rows.visible).tril(rows.queries.start - rows.keys.start)  # tokens up to the query
+        with torch.autocast(logits.device.type, enabled=False):
+            return logits - self.logit_scale * _taken_off(rows.q.float(), rows.k.float(), w, beta, met)
+
+
+def _taken_off(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, met: Tensor) -> Tensor:
+    """What the reflections take off q·k, (B, H, Tq, Tk).
+
+    `lost` is what those to the right of the block at hand have taken off each query, (B, H, Tq, Dh).
+    """
+    lost = torch.zeros_like(q)
+    parts = []
+    for start in reversed(range(0, k.shape[2], KEYS_PER_BLOCK)):
+        block = slice(start, start + KEYS_PER_BLOCK)
+        kb, wb, bb = k[:, :, block], w[:, :, block], beta[:, :, block]
+        mixing = (bb[..., None] * (wb @ wb.mT)).tril(-1)  # its unit diagonal is implied below
+        along = ((q - lost) @ wb.mT).masked_fill(~met[:, block], 0)
+        along = torch.linalg.solve_triangular(mixing, along, upper=False, left=False, unitriangular=True)
+        along = along * bb[:, :, None]
+        parts.append(lost @ kb.mT + along @ (wb @ kb.mT).tril(-1))
+        lost = lost + along @ wb
+    return torch.cat(parts[::-1], dim=-1)

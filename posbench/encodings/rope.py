@@ -1,0 +1,36 @@
+"""Rotary position embedding (RoPE).
+
+Turns each pair of query and key channels by an angle proportional to position. Two rotations undo each other but for
+their difference, so a logit depends on content and on distance only:
+
+    <R(m) q, R(n) k> = <q, R(n - m) k>
+    R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],   a = m·base^(-2p/d)
+
+The first pair turns by one radian per position, the last takes 2π·base positions to come round. Values are untouched.
+
+Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021), arXiv:2104.09864, section 3.
+Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+Checked against: transformers Llama (half) and GPT-J (interleaved).
+"""
+
+import math
+
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Encoding, Shape
+
+
+class RoPE(Encoding):
+    def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half") -> None:
+        super().__init__(shape)
+        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+        rotary.check_pairs("rope", shape)
+        self.base = base
+        self.layout = layout
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        inv_freq = rotary.frequencies(self.shape.head_dim, self.base, positions.device)
+        angles = rotary.angles(positions, inv_freq)
+        turns = rotary.turns(angles, q.device)
+        return rotary.rotate(q, turns, self.layout), rotary.rotate(k, turns, self.layout)

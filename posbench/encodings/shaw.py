@@ -1,0 +1,51 @@
+"""Relative position representations (Shaw et al.).
+
+A learned vector for every clipped relative position, seen by the keys and, apart, by the values:
+
+    logits_ij = q_i·(k_j + a_r) / sqrt(d),   output_i = sum over j of α_ij (v_j + b_r),   r = clip(j - i, -K, K)
+
+The vectors a and b are shared by the heads and separate per layer. Beyond K, all distances are one. With a causal mask
+only the K + 1 rows that look back are used; the table keeps all 2K + 1, as published.
+
+The (T, T, d) tensor of vectors is never built: q_i·a_r is computed once for each of the 2K + 1 rows and gathered by r;
+the attention weights are summed into 2K + 1 bins, which then meet b.
+
+Source: Shaw, Uszkoreit and Vaswani, "Self-Attention with Relative Position Representations" (2018), arXiv:1803.02155.
+Beyond training length: defined everywhere; distances beyond K are one class, as in training.
+Checked against: transformers Wav2Vec2-BERT (keys); plain loops from the paper (values).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Rows, Shape
+
+
+class Shaw(Encoding):
+    def __init__(self, shape: Shape, max_distance: int = 16, values: bool = True) -> None:
+        super().__init__(shape)
+        self.expect(max_distance >= 1, "max_distance", max_distance, "a whole number of at least 1")
+        self.max_distance = max_distance
+        size = (shape.n_layers, 2 * max_distance + 1, shape.head_dim)
+        self.keys = nn.Parameter(torch.randn(size) * 0.02)
+        self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
+
+    def bias(self, rows: Rows) -> Tensor:
+        with torch.autocast(rows.q.device.type, enabled=False):
+            by_row = rows.q.float() @ self.keys[rows.layer].mT * self.logit_scale  # (B, H, Tq, 2K+1)
+        return by_row.gather(-1, self._table_rows(rows))
+
+    def attend(self, logits: Tensor, rows: Rows) -> Tensor:
+        if self.values is None:
+            return super().attend(logits, rows)
+        with torch.autocast(logits.device.type, enabled=False):
+            weights = logits.softmax(-1)
+            bins = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
+            bins = bins.scatter_add(-1, self._table_rows(rows), weights)
+            return weights @ rows.v.to(weights.dtype) + bins @ self.values[rows.layer]
+
+    def _table_rows(self, rows: Rows) -> Tensor:
+        """Which table row each pair uses: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""
+        furthest = self.max_distance
+        index = (-rows.distance).clamp(-furthest, furthest).round().long() + furthest
+        return index[:, None].expand(*rows.q.shape[:3], -1)

@@ -1,0 +1,41 @@
+"""Sines only: turning digits made continuous.
+
+Each channel is a sine of the position, the first turning fastest, the last hardly at all:
+
+    PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,        x'_i = x_i + s·PE_i    or    [x_i ; s·PE_i]
+
+The exponent grows with every channel, not with every pair. Position 0 is the zero vector. Bounded, distinct,
+continuous, the same in texts of all lengths; but sin(n + k) is not a linear function of sin(n) alone, so a step of k is
+no fixed map of the code. Adding the cosine to each sine repairs that: `sinusoidal`.
+
+Source: the step before Vaswani et al. (2017), arXiv:1706.03762, as tutorials lead to it; no paper of its own.
+Beyond training length: defined everywhere; slow channels reach values unseen in training.
+Checked against: math.sin in a plain loop.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings._additive import Additive
+from posbench.encodings.base import Shape
+
+
+class Sine(Additive):
+    def __init__(
+        self,
+        shape: Shape,
+        base: float = 10000.0,
+        combine: Literal["add", "concat"] = "add",
+        scale: Literal["token"] | float = "token",
+    ) -> None:
+        super().__init__(shape, combine, scale)
+        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+        self.base = base
+
+    def code(self, positions: Tensor) -> Tensor:
+        inv_freq = self.base ** (-torch.arange(self.width, dtype=torch.float64) / self.width)
+        return rotary.angles(positions, inv_freq).sin().float().to(positions.device)

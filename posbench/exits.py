@@ -1,0 +1,57 @@
+"""How a command ends: one line on stderr and an exit code, whatever went wrong.
+
+0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from posbench.errors import PosbenchError
+
+DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug. Launchers hand it on to their jobs.
+
+
+def run(command: Callable[[], object]) -> int:
+    """Run a command and return its exit code, having printed the one line if it failed."""
+    try:
+        command()
+        sys.stdout.flush()
+        return 0
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt as error:
+        return report(error)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return report(error)
+
+
+def report(error: BaseException) -> int:
+    """Print an error as its one line and return the exit code that belongs to it."""
+    if os.environ.get(DEBUG) == "1":
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        text, code = "interrupted", 130
+    elif isinstance(error, PosbenchError):
+        text, code = str(error), error.exit_code
+    else:
+        text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
+    print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
+    return code
+
+
+def one_line(text: str) -> str:
+    """Text as one line that a terminal cannot mistake for commands: control characters are spelt out."""
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in joined)
+
+
+def tolerate_ascii() -> None:
+    """Let a terminal without Unicode show `\\u2026` instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

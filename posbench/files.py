@@ -1,0 +1,89 @@
+"""Writing files so that a kill, a crash or a full disk never leaves half of one behind.
+
+A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from posbench.errors import RunFailed
+
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def temporary(path: Path) -> Path:
+    """A fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
+    return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder that the caller owns. Links are left alone."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _TEMPORARY.fullmatch(path.name) and not path.is_symlink():
+            delete(path)
+
+
+def delete(path: Path) -> None:
+    """Remove a file, or a folder with all in it; what cannot be removed stays."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file by `data`, wholly or not at all. Permissions follow the umask."""
+    new = temporary(path)
+    with full_disk_as_failure(path, len(data)):
+        try:
+            write_new(new, data)
+            os.replace(new, path)
+        except BaseException:
+            delete(new)
+            raise
+        sync_folder(path.parent)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Create a file (it must not exist) and force it to the disk."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def full_disk_as_failure(path: Path, needed: int) -> Iterator[None]:
+    """Turn the system's "no space" into the one line that a run ends with.
+
+    Raises:
+        RunFailed: reason `disk`, naming the path, the bytes needed and the bytes free.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise RunFailed(
+            f"no room to write {path} ({error.strerror}): {needed:,} bytes needed, {free:,} free; "
+            "free some space and run the same command again",
+            reason="disk",
+        ) from error

@@ -1,0 +1,113 @@
+"""One run. Hydra calls `main` for each; `python -m posbench.job SAVED_CONFIG` runs a saved one without Hydra."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from posbench import exits
+from posbench.config import Config, configs_dir, from_container, load, run_id
+from posbench.errors import Stopped, UserError
+
+# Environment variables, not keys: they are no part of a run's identity, and launchers hand them on to their jobs.
+RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
+FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
+
+
+def run_with_hydra(arguments: list[str]) -> None:
+    """Hand a checked command line to Hydra, which calls `main` once, or once per combination with --multirun.
+
+    Raises:
+        Whatever Hydra raises; its own printing of errors is switched off.
+    """
+    import hydra
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of printing and exiting
+    before, sys.argv = sys.argv, ["posbench train", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=str(configs_dir()), config_name="train")(main)()
+    finally:
+        sys.argv = before
+
+
+def main(cfg: DictConfig) -> None:
+    """One run as Hydra composed it. In a multirun a failure is recorded and does not stop the others."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from posbench.preflight import plain
+
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    overrides = list(hydra.overrides.task)
+    try:
+        _train(from_container(plain(cfg)), folder, ["posbench", "train", *overrides])
+    except Exception as error:
+        code = exits.report(error)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # Hydra made it; only an empty one goes
+        if hydra.mode != RunMode.MULTIRUN or FAILURES not in os.environ or isinstance(error, Stopped):
+            raise SystemExit(code) from None
+        _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
+
+
+def run_saved(saved: Path, folder: Path | None = None) -> None:
+    """Run a saved configuration, in its own run folder unless another is given."""
+    config = load(saved)
+    folder = folder or Path(config.runtime.outputs) / config.study / run_id(config)
+    _train(config, folder, [sys.executable, "-m", "posbench.job", str(saved)])
+
+
+def failures(path: Path) -> list[str]:
+    """What the jobs of a multirun recorded: their folders (overrides where none was made) and messages."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [f"{row['job']} ({row['message']})" for row in rows]
+
+
+def _train(config: Config, folder: Path, command: list[str]) -> None:
+    from posbench import console
+    from posbench.train import train
+
+    console.log_to_terminal()
+    train(config, folder, command, restart=os.environ.get(RESTART) == "1")
+
+
+def _record_failure(job: str, error: Exception) -> None:
+    row = json.dumps({"job": job, "message": exits.one_line(str(error))})
+    with open(os.environ[FAILURES], "a", encoding="utf-8") as file:
+        file.write(row + "\n")
+
+
+def _run_id(*, _root_: DictConfig) -> str:
+    """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
+    from posbench.preflight import plain
+
+    try:
+        return run_id(from_container(plain(_root_)))
+    except UserError:
+        return "invalid"
+
+
+OmegaConf.register_new_resolver("posbench.run_id", _run_id, replace=True)
+
+
+def _command_line() -> None:
+    parser = argparse.ArgumentParser(prog="python -m posbench.job", description=run_saved.__doc__)
+    parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
+    parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
+    parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")
+    arguments = parser.parse_args()
+    if arguments.restart:
+        os.environ[RESTART] = "1"
+    run_saved(arguments.saved, arguments.run_dir)
+
+
+if __name__ == "__main__":
+    exits.tolerate_ascii()
+    sys.exit(exits.run(_command_line))

@@ -1,0 +1,126 @@
+"""`posbench list`: what can be chosen, and what is known of each encoding. Read from the schemes themselves."""
+
+import inspect
+import json
+import logging
+import re
+import sys
+from typing import Any
+
+from posbench import encodings
+from posbench.config import configs_dir
+from posbench.errors import UserError
+
+# Where a hook acts, in the order of the forward pass.
+_ACTS = {
+    "positions": "positions",
+    "token_dim": "input",
+    "embed": "input",
+    "rotate": "queries and keys",
+    "logit_scale": "scale",
+    "distance_bias": "scores",
+    "bias": "scores",
+    "scores": "scores",
+    "attend": "weights or values",
+}
+# Parameters are counted at the size of experiment=demo.
+DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
+_COLUMNS = ("name", "acts", "parameters", "title", "beyond")
+
+
+def show(as_json: bool) -> None:
+    """Print the listing: JSON, a table on a terminal, plain aligned lines otherwise."""
+    logging.getLogger("posbench").setLevel(logging.ERROR)  # what schemes warn about at the demo's size is not the topic
+    rows = listing()
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _print_tables(rows)
+    else:
+        for group, entries in rows.items():
+            print(f"{group}:")
+            _print_lines(entries)
+
+
+def listing() -> dict[str, list[dict[str, Any]]]:
+    """Encodings, data sets and experiments, each a list of rows."""
+    return {
+        "encodings": [describe(name) for name in encodings.names()],
+        "data": _first_comments("data"),
+        "experiments": _first_comments("experiment"),
+    }
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What is known of one encoding; `parameters` and `max_length` at the demo's size, None if it cannot be built."""
+    cls = encodings.load(name)
+    document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
+    row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
+    row |= {"parameters": None, "max_length": None}
+    try:
+        from posbench.encodings.base import Shape
+
+        encoding = encodings.build(name, Shape(**DEMO))
+    except UserError as error:  # it needs an option without a default
+        row["note"] = str(error)
+    else:
+        row["acts"] = acts(encoding.hooks)
+        row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
+        row["max_length"] = encoding.max_length
+    for key, label in (
+        ("beyond", "Beyond training length"),
+        ("source", "Source"),
+        ("checked_against", "Checked against"),
+    ):
+        row[key] = _section(document, label)
+    return row
+
+
+def acts(hooks: frozenset[str]) -> str:
+    """Where a scheme with these hooks acts: input, queries and keys, scores, weights or values, nowhere."""
+    places = dict.fromkeys(place for hook, place in _ACTS.items() if hook in hooks)
+    return ", ".join(places) or "nowhere"
+
+
+def _section(document: str, label: str) -> str | None:
+    """A docstring's `Label: text`, up to the next label or an empty line, on one line."""
+    found = re.search(rf"^{label}:(.*?)(?=^[A-Z][\w ]*:|^\s*$|\Z)", document, re.DOTALL | re.MULTILINE)
+    return " ".join(found[1].split()) or None if found else None
+
+
+def _first_comments(group: str) -> list[dict[str, Any]]:
+    """Name and first comment of each file of a configuration group."""
+    rows = []
+    for path in sorted((configs_dir() / group).glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+        rows.append({"name": path.stem, "title": comments[0] if comments else ""})
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    shown = [row[column] for column in _COLUMNS if column in row]
+    return ["-" if value is None else f"{value:,}" if isinstance(value, int) else str(value) for value in shown]
+
+
+def _print_lines(rows: list[dict[str, Any]]) -> None:
+    table = [_cells(row) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    for cells in table:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    for group, entries in rows.items():
+        if not entries:
+            continue
+        table = Table(title=group, title_justify="left", show_lines=False)
+        for column in (column for column in _COLUMNS if column in entries[0]):
+            table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column == "name")
+        for row in entries:
+            table.add_row(*_cells(row))
+        console.print(table)

@@ -1,0 +1,166 @@
+"""A small GPT that knows no positional scheme: it owns one `Encoding` and asks it at the contract's points.
+
+Pre-norm blocks without biases; LayerNorm + tanh-GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench import encodings
+from posbench.attention.run import attention
+from posbench.config import Config, ModelConfig
+from posbench.encodings.base import Encoding, Shape
+from posbench.randomness import derive, generator
+
+# rms of the token embedding at initialisation. GPT-2's 0.02 is far too small for narrow models.
+TOKEN_RMS = {"fan_in": 0.05, "gpt2": 0.02}
+
+
+class GPT(nn.Module):
+    """Token ids (B, T) to logits (B, T, vocab_size)."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, encoding: Encoding) -> None:
+        super().__init__()
+        self.config = config
+        self.encoding = encoding
+        self.window = config.attention.window  # evaluation may narrow it for the windowed baseline
+        width = encoding.token_dim()
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = _norm(config)
+        self.head = None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        return self.logits(self.hidden(ids, positions, generator))
+
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """Final normalised states (B, T, D), what the head reads.
+
+        Args:
+            ids: (B, T).
+            positions: (1|B, T); default the encoding's own.
+            generator: for encodings with random positions.
+        """
+        consecutive = positions is None and "positions" not in self.encoding.hooks
+        if positions is None:
+            positions = self.encoding.positions(ids, generator)
+        x = self.encoding.embed(self.tokens(ids), positions, ids)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, self.encoding, positions, layer, self.window, consecutive)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size). With a concatenated code the head reads the token channels only."""
+        weight = self.tokens.weight if self.head is None else self.head.weight
+        return F.linear(hidden[..., : weight.shape[1]], weight)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = _norm(config)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+
+    def forward(
+        self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int, window: int | None, consecutive: bool
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), encoding, positions, layer, window, consecutive)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def forward(
+        self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int, window: int | None, consecutive: bool
+    ) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(x).view(batch, length, 3, self.n_heads, width // self.n_heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, Dh)
+        out = attention(encoding, q, k, v, x, positions, layer, window=window, consecutive=consecutive)
+        return self.out(out.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = config.d_ff or 4 * config.d_model
+        self.up = nn.Linear(config.d_model, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # 8/3 of the width gives three matrices the parameters of the GELU block's two; rounded to a multiple of 32.
+        hidden = config.d_ff or math.ceil(config.d_model * 8 / 3 / 32) * 32
+        self.gate = nn.Linear(config.d_model, hidden, bias=False)
+        self.up = nn.Linear(config.d_model, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> GPT:
+    """Build a run's model with its initial weights.
+
+    The encoding draws its parameters from a stream of its own and every model weight from one named after it,
+    so that runs of one seed start from the same weights whatever their encoding.
+    """
+    model = config.model
+    shape = Shape(
+        d_model=model.d_model,
+        n_heads=model.n_heads,
+        n_layers=model.n_layers,
+        train_length=config.training.train_length,
+        token_rms=TOKEN_RMS[model.init],
+        vocabulary=vocabulary,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "encoding"))
+        encoding = encodings.build(config.encoding.name, shape, config.encoding.options)
+        gpt = GPT(model, vocab_size, encoding)
+    _initialise(gpt, model, config.seed)
+    return gpt
+
+
+def parameter_counts(model: GPT) -> dict[str, int]:
+    """Numbers of parameters: total, of the encoding, and all but the token table and the head."""
+    total = sum(p.numel() for p in model.parameters())
+    tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
+    encoding = sum(p.numel() for p in model.encoding.parameters())
+    return {"total": total, "encoding": encoding, "non_embedding": total - tables}
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.d_model, eps=1e-6)
+    return nn.LayerNorm(config.d_model, bias=False)
+
+
+@torch.no_grad()
+def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
+    for name, weight in model.named_parameters():
+        if name.startswith("encoding.") or weight.dim() < 2:
+            continue
+        if name == "tokens.weight":
+            std = TOKEN_RMS[config.init]
+        elif config.init == "fan_in":
+            std = weight.shape[1] ** -0.5
+        else:  # GPT-2: projections into the residual stream are scaled by the number of them
+            into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            std = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
+        weight.normal_(0, std, generator=generator(seed, "weights", name))

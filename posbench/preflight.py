@@ -1,0 +1,332 @@
+"""Everything a user can get wrong in overrides, said in one line before Hydra runs.
+
+Hydra names no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So the overrides are
+parsed and composed here first, each value of a sweep on its own.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+import itertools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from posbench import encodings, plain_yaml
+from posbench.config import Config, configs_dir, from_container
+from posbench.errors import UserError, did_you_mean
+
+PRIMARY = "train"  # configs/train.yaml
+_MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
+_RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
+Compose = Callable[[tuple[str, ...]], DictConfig]
+
+
+def check(overrides: list[str], config_dir: Path | None = None, multirun: bool = False) -> list[Config]:
+    """Check overrides and compose them.
+
+    Args:
+        config_dir: a folder of further groups and files, as Hydra's --config-dir.
+        multirun: comma lists are sweeps; each value is tried once, with the first values of the other sweeps.
+
+    Returns:
+        The configurations tried, the first values of all sweeps first.
+
+    Raises:
+        UserError: the first mistake found, in one line.
+    """
+    _refuse_code(overrides)
+    with _hydra() as loader:
+        parsed = [_parse(text, loader) for text in overrides]
+        search = _search_path(parsed, config_dir)
+        own = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
+        cells = _cells(own, multirun)
+        composed = functools.cache(lambda groups: _compose([*search, *groups]))
+        configs = [_config(cell, composed, search, loader) for cell in cells]
+        _refuse_callbacks(_compose([*search, *cells[0]], with_hydra=True))
+        return configs
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as a dictionary, without Hydra's own part.
+
+    Raises:
+        UserError: a value is missing, or an interpolation calls a resolver or leads nowhere.
+    """
+    own = {str(key): cfg._get_node(key) for key in cfg if key != "hydra"}
+    for key, node in own.items():
+        _refuse_resolvers(str(key), OmegaConf.to_container(node) if OmegaConf.is_config(node) else node)
+    try:
+        return {
+            key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
+            if OmegaConf.is_config(cfg[key])
+            else cfg[key]
+            for key in own
+        }
+    except OmegaConfBaseException as error:
+        raise UserError(_first_line(error)) from None
+
+
+# -- what Hydra would do -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _hydra() -> Iterator[ConfigLoader]:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
+        hydra = GlobalHydra.instance()
+        yield hydra.config_loader()
+
+
+def _parse(text: str, loader: ConfigLoader) -> Override:
+    try:
+        return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
+    except HydraException:
+        raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
+
+
+def _compose(overrides: list[str], with_hydra: bool = False) -> DictConfig:
+    try:
+        return compose(PRIMARY, overrides=overrides, return_hydra_config=with_hydra)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(_first_line(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    """Hydra and OmegaConf explain themselves over several lines; the first of the innermost says what is wrong."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has no value: give it one, {error.full_key}=..."
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException | yaml.YAMLError):
+        return f"{lines[0].rstrip('.:')}: {_first_line(cause)}"
+    return lines[0]
+
+
+def _search_path(parsed: list[Override], config_dir: Path | None) -> list[str]:
+    """Where further YAML files are, as an override for Hydra; the files are scanned on the way."""
+    given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
+    if not isinstance(given, list):
+        raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
+    sources = [*([f"file://{config_dir.absolute()}"] if config_dir else []), *map(str, given)]
+    for source in sources:
+        if not source.startswith("pkg://"):
+            _refuse_code_in_files(Path(source.removeprefix("file://")))
+    quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
+    return [f"hydra.searchpath=[{quoted}]"] if sources else []
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def _cells(parsed: list[Override], multirun: bool) -> list[list[str]]:
+    """Override lists to try: the first values of all sweeps, then every other value of each sweep."""
+    choices = [_values(override, multirun) for override in parsed]
+    first = [values[0] for values in choices]
+    others = [
+        [*first[:place], value, *first[place + 1 :]] for place, values in enumerate(choices) for value in values[1:]
+    ]
+    return [first, *others]
+
+
+def _values(override: Override, multirun: bool) -> list[str]:
+    """The overrides that one sweep stands for."""
+    line, key = str(override.input_line), override.get_key_element()
+    if not override.is_sweep_override():
+        return [line]
+    if not multirun:
+        value = line.partition("=")[2]
+        as_list = f" ({key}=[{value}] is one list)" if "." in key else ""
+        raise UserError(f"{line} gives several values: add -m to run each of them{as_list}")
+    if override.is_interval_sweep():
+        return [f"{key}={override.value().start}"]  # type: ignore[union-attr]
+    values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES)]
+    if not values:
+        raise UserError(f"{line} matches nothing")
+    return values
+
+
+# -- one configuration -------------------------------------------------------------------------------------------------
+
+
+def _config(cell: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> Config:
+    parsed = [_parse(text, loader) for text in cell]
+    groups = _options("", search, loader, ObjectType.GROUP)
+    chosen, values = [], []
+    for override in parsed:
+        if "/" in override.key_or_group or override.key_or_group in groups:
+            chosen.append(str(override.input_line))
+            _check_group(override, _options(override.key_or_group, search, loader))
+        elif not override.key_or_group.startswith("hydra."):
+            values.append(override)
+    cfg = copy.deepcopy(composed(tuple(chosen)))
+    for override in values:
+        _check_key(override, cfg, groups)
+        _assign(override, cfg)
+    config = from_container(plain(cfg))
+    _check_encoding(config)
+    return config
+
+
+def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+    found: list[str] = loader.get_group_options(group, kind, overrides=search)
+    return sorted(set(found) - {"hydra", "tuned"}) if not group else sorted(found)
+
+
+def _check_group(override: Override, options: list[str]) -> None:
+    group, value = override.key_or_group, override.value()
+    if override.package or not options:
+        return  # for Hydra to judge
+    if override.is_add() or override.is_force_add() or override.is_delete():
+        raise UserError(f"'{override.input_line}': a group is chosen without a sign, {group}={options[0]}")
+    if value not in options:
+        near = did_you_mean(str(value), options)
+        listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
+        raise UserError(f"unknown {group} '{override.get_value_element_as_str()}'{near} ({listed})")
+
+
+def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
+    key, line = override.key_or_group, override.input_line
+    known = key in _keys(cfg)
+    if override.is_delete():
+        raise UserError(f"'{line}' removes a key: give it a value instead, {key}=...")
+    added = override.is_add() or override.is_force_add()
+    if known and added:
+        raise UserError(f"'{line}': the key exists, write it without a sign, {str(line).lstrip('+')}")
+    if known:
+        return
+    section, _, option = key.partition(".")
+    if section != "encoding" or not option:
+        raise UserError(f"unknown key '{key}'{_nearest(key, list(dict.fromkeys([*_keys(cfg), *groups])))}")
+    _check_option(str(cfg.encoding.name), option.partition(".")[0], key, added)
+
+
+def _check_option(name: str, option: str, key: str, added: bool) -> None:
+    """An option that the scheme's YAML does not have: the constructor knows whether it exists at all."""
+    if option not in encodings.options_of(name):
+        from posbench.encodings.base import Shape
+
+        encodings.build(name, Shape(8, 2, 1, 8), {option: None})  # raises, naming what the scheme accepts
+    if not added:
+        raise UserError(f"'{name}' takes {option}, but its YAML does not list it: write +{key}=...")
+
+
+def _assign(override: Override, cfg: DictConfig) -> None:
+    try:
+        with open_dict(cfg):
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"{override.input_line}: {_first_line(error)}") from None
+
+
+def _check_encoding(config: Config) -> None:
+    """Build the scheme at the model's shape, so that its options are checked where they are declared."""
+    from posbench.encodings.base import Shape
+
+    model = config.model
+    shape = Shape(model.d_model, model.n_heads, model.n_layers, config.training.train_length)
+    with _without_warnings():
+        encodings.build(config.encoding.name, shape, config.encoding.options)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """What a scheme warns about is said once, by the run itself."""
+    logger = logging.getLogger("posbench")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _keys(cfg: DictConfig, prefix: str = "") -> list[str]:
+    """Every key of a configuration, `section` and `section.key`."""
+    found: list[str] = []
+    for key in map(str, cfg):
+        found.append(f"{prefix}{key}")
+        node = cfg._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            found += _keys(node, f"{prefix}{key}.")
+    return found
+
+
+def _nearest(key: str, keys: list[str]) -> str:
+    """The key that was meant: the same name in another section, initials (lr), a similar spelling, or what there is."""
+    section, _, name = key.rpartition(".")
+    same = [known for known in keys if known.rpartition(".")[2] == name]
+    beside = [known for known in keys if known.rpartition(".")[0] == section]
+    if same or not beside:
+        near = (same or difflib.get_close_matches(key, keys, n=1, cutoff=0.6))[:1]
+        return f": did you mean '{near[0]}'?" if near else ""
+    spellings = {spelling: known for known in beside for spelling in _spellings(known.rpartition(".")[2])}
+    similar = difflib.get_close_matches(name, spellings, n=1, cutoff=0.5)
+    if similar:
+        return f": did you mean '{spellings[similar[0]]}'?"
+    return f" ({section or 'the configuration'} has {', '.join(known.rpartition('.')[2] for known in beside)})"
+
+
+def _spellings(name: str) -> set[str]:
+    words = name.split("_")
+    return {name, "".join(word[0] for word in words)} if len(words) > 1 else {name}
+
+
+# -- code in configurations --------------------------------------------------------------------------------------------
+
+
+def _refuse_code(overrides: list[str]) -> None:
+    for text in overrides:
+        key = text.partition("=")[0].lstrip("+~")
+        if key == "hydra" or re.match(r"hydra[./]callbacks", key):
+            raise UserError(
+                f"'{text}': callbacks and the whole of hydra cannot be set, single keys such as hydra.job can"
+            )
+        for word in (*plain_yaml.CALLS, "oc.env"):
+            if word in text:
+                raise UserError(f"'{text}': {word} is not allowed, a configuration is data only")
+
+
+def _refuse_code_in_files(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"no folder '{folder}' to read configurations from")
+    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
+        for event in plain_yaml.events(path, plain_yaml.read_text(path)):
+            if isinstance(event, yaml.ScalarEvent) and event.value in plain_yaml.CALLS:
+                line = event.start_mark.line + 1
+                raise UserError(f"{path}, line {line}: {event.value} is not allowed, a configuration is data only")
+
+
+def _refuse_resolvers(key: str, value: Any) -> None:
+    """Interpolations may name other keys; functions such as `${oc.env:...}` would put secrets into records."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_resolvers(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_resolvers(key, item)
+    elif isinstance(value, str) and (found := _RESOLVER.search(value)):
+        raise UserError(f"{key} calls '{found[1]}': only other keys may be interpolated, such as ${{training.tokens}}")
+
+
+def _refuse_callbacks(cfg: DictConfig) -> None:
+    if cfg.hydra.callbacks:
+        raise UserError("hydra.callbacks are not allowed, a configuration is data only")

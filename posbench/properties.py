@@ -1,0 +1,441 @@
+"""The properties that tutorials ask of a positional encoding, measured on every scheme and laid beside their verdict.
+
+Everything is computed in fp64 with fixed seeds through the public functions (`embed`, `rotate`, `distance_bias`,
+`attention_logits`, `attention_output`), so a scheme that did not exist yesterday is measured as it stands. Learned
+tables are drawn from N(0,1) first: a table of zeros would measure as no encoding at all.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from posbench import encodings, probe
+from posbench.attention.reference import attention_logits, attention_output
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+
+WIDTH = 32  # d_model; one head, so head_dim too
+CODE_WIDTH = 64  # for mean and spread, which the width sets
+# Not a power of two, so that binary's end differs from learned's; below the farthest position that is measured, so
+# that what changes beyond it shows; above T5's max_distance.
+TRAIN_LENGTH = 160
+ORDER_LENGTH = 48
+UNIQUE_LENGTH = 256
+BF16_LENGTH = 512  # whole numbers above 256 collide in bf16
+RELATIVE_LENGTH = 64
+SPREAD_LENGTH = 128
+SHIFTS = 191
+HALVINGS = 14  # of the step between two positions
+GPT2_RMS = 0.02  # of token embeddings
+
+NOT_APPLICABLE = "n/a"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One property of one scheme."""
+
+    verdict: str
+    figures: dict[str, float | int | None] = dataclasses.field(default_factory=dict)
+    tutorials: str | None = None  # their verdict; None where they are silent
+    explanation: str | None = None  # where the two disagree
+
+    @property
+    def disagrees(self) -> bool:
+        return self.tutorials is not None and self.tutorials != self.verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Properties:
+    """All properties of one scheme. Verdicts are words; what they rest on stands in `figures`."""
+
+    name: str
+    order: Measured  # do swapped tokens change what the last one reads?
+    uniqueness: Measured  # has every position, or distance, a code of its own?
+    relative_code: Measured  # do codes differ by distance alone?
+    relative_logit: Measured  # is a pair's logit the same wherever it stands?
+    shift_linear: Measured  # is code(i + 1) an affine function of code(i)?
+    continuous: Measured  # is there a code between two positions, near to both?
+    invariance: Measured  # is code(i) the same in a longer input?
+    purpose: Measured  # what it changes: scores, values, both, normaliser or neither
+    zero_mean: Measured
+    spread: Measured
+    max_length: Measured
+
+
+PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties) if field.name != "name")
+
+_SAID = ("order", "uniqueness", "relative_code", "shift_linear", "continuous", "invariance", "purpose", "max_length")
+
+
+def _said(verdicts: str, **more: str) -> dict[str, str]:
+    words = dict(zip(_SAID, verdicts.split(), strict=True))
+    return {name: word.replace("_", " ") for name, word in (words | more).items() if word != "-"}
+
+
+# What the tutorials say, or what follows from what they say; "-" where they are silent.
+TUTORIALS: dict[str, dict[str, str]] = {
+    "none": _said("no no yes - n/a yes neither any", relative_logit="yes"),
+    "index": _said("partial yes yes - yes yes both any"),
+    "minmax": _said("yes yes yes - yes no both any"),
+    "binary": _said("yes yes yes - no yes both -"),
+    "sine": _said("yes yes no no yes yes both any"),
+    "sinusoidal": _said("yes yes yes yes yes yes both any", relative_logit="no", zero_mean="yes"),
+    "learned": _said("yes yes no - no yes both train_length", relative_logit="no"),
+    "shaw": _said("partial no yes - no yes both any", relative_logit="yes"),
+    "t5": _said("partial no yes - no yes scores any", relative_logit="yes"),
+    "rope": _said("yes yes yes - yes yes scores any", relative_logit="yes"),
+    "alibi": _said("yes yes yes - yes yes scores any", relative_logit="yes"),
+}
+
+EXPLANATIONS: dict[tuple[str, str], str] = {
+    ("binary", "relative_code"): "digits turn over evenly, but neighbours do not lie equally far apart: "
+    "1 and 2 differ in two digits, 2 and 3 in one",
+    ("sinusoidal", "zero_mean"): "entries lie in -1..1, yet the slow cosines stay near 1 over any usual length, "
+    "so the mean is about half of the rms; it is 0 over whole periods only",
+}
+
+
+def measure(names: list[str] | None = None) -> list[Properties]:
+    """Measure schemes, all of them by default.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    names = names or encodings.names()
+    for name in names:
+        encodings.load(name)
+    return [_measure_one(name) for name in names]
+
+
+def main(names: list[str] | None = None, as_json: bool = False) -> None:
+    """Print the properties: a table of verdicts, with names given also what they rest on, or everything as JSON."""
+    measured = measure(names)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in measured], indent=2, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    style = box.SIMPLE_HEAD if console.encoding.startswith("utf") else box.ASCII2
+    console.print(_overview(measured, style))
+    for one in measured if names else []:
+        console.print(_details(one, style))
+    for one in measured:
+        for name in PROPERTIES:
+            if explanation := getattr(one, name).explanation:
+                console.print(f"* {one.name}, {name.replace('_', ' ')}: {explanation}.")
+
+
+def _measure_one(name: str) -> Properties:
+    results = {}
+    with probe.in_double(), torch.no_grad():
+        for index, (title, measurement) in enumerate(_MEASUREMENTS.items()):
+            torch.manual_seed(index)
+            results[title] = _beside_tutorials(name, title, measurement(name))
+    return Properties(name=name, **results)
+
+
+def _beside_tutorials(scheme: str, title: str, measured: Measured) -> Measured:
+    measured = dataclasses.replace(measured, tutorials=TUTORIALS.get(scheme, {}).get(title))
+    if not measured.disagrees:
+        return measured
+    return dataclasses.replace(measured, explanation=EXPLANATIONS.get((scheme, title)))
+
+
+def _overview(measured: list[Properties], style: box.Box) -> Table:
+    table = Table(title="Properties, measured", title_justify="left", box=style, caption_justify="left", padding=0)
+    table.caption = "* the tutorials say otherwise. Figures: posbench properties NAME, or --json"
+    table.add_column("scheme", no_wrap=True)
+    for header in _HEADERS.values():
+        table.add_column(header, no_wrap=header in ("order", "purpose"))
+    for one in measured:
+        table.add_row(one.name, *(_cell(getattr(one, name)) for name in _HEADERS))
+    return table
+
+
+def _cell(measured: Measured) -> str:
+    mark = "*" if measured.disagrees else ""
+    if measured.verdict == "figure":
+        return f"{next(iter(measured.figures.values())):.3g}{mark}"
+    return f"{_COLOURS.get(measured.verdict, '')}{measured.verdict}{mark}"
+
+
+def _details(one: Properties, style: box.Box) -> Table:
+    table = Table("property", "measured", "tutorials", "figures", title=one.name, title_justify="left", box=style)
+    for name in PROPERTIES:
+        measured = getattr(one, name)
+        figures = ", ".join(f"{key} {_number(value)}" for key, value in measured.figures.items() if value is not None)
+        table.add_row(name.replace("_", " "), _cell(measured), measured.tutorials or "", figures.replace("_", " "))
+    return table
+
+
+def _number(value: float | int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+# The verdicts that fit side by side into 80 characters; mean and spread have none.
+_HEADERS = {
+    "order": "order",
+    "uniqueness": "unique",
+    "relative_code": "rel. code",
+    "relative_logit": "rel. logit",
+    "shift_linear": "shift lin.",
+    "continuous": "cont.",
+    "invariance": "invar.",
+    "purpose": "purpose",
+    "max_length": "max. length",
+}
+_COLOURS = {"yes": "[green]", "no": "[yellow]", "partial": "[cyan]"}  # told apart by the colour-blind; words say it too
+
+
+def _build(name: str, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:
+    """One head, two layers; for a longer training length only where `length` positions need it."""
+    shape = Shape(width, n_heads=1, n_layers=2, train_length=TRAIN_LENGTH, token_rms=GPT2_RMS)
+    return probe.build(name, shape, length, draw)
+
+
+# -- the measurements --------------------------------------------------------------------------------------------------
+
+
+def _order(name: str) -> Measured:
+    """Swap every two tokens before the last one: how often does its output change?"""
+    encoding = _build(name, ORDER_LENGTH)
+    plain = _swaps_seen(encoding, layers=1, norm=False)
+    pairs = math.comb(ORDER_LENGTH - 1, 2)
+    score = plain / pairs
+    verdict = "yes" if score >= 0.99 else "no" if score <= 0.01 else "partial"
+    figures: dict[str, float | int | None] = {
+        "swaps_seen": plain,
+        "swaps": pairs,
+        "swaps_seen_after_layernorm": _swaps_seen(encoding, layers=1, norm=True),
+        "swaps_seen_by_two_layers": _swaps_seen(encoding, layers=2, norm=False),
+        "directional": int(_directional(encoding)),
+    }
+    return Measured(verdict, figures)
+
+
+def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
+    """How many of the swaps change the last output of causal layers by more than 1e-9 of its size."""
+    first, second = torch.triu_indices(ORDER_LENGTH - 1, ORDER_LENGTH - 1, offset=1)
+    original = torch.arange(ORDER_LENGTH)
+    index = original.repeat(len(first), 1)
+    rows = torch.arange(len(first))
+    index[rows, first], index[rows, second] = second, first
+    index = torch.cat([original[None], index])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ORDER_LENGTH, encoding.token_dim(), generator=generator)[index]
+    weights = torch.randn(layers, 3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
+    positions = probe.positions_of(encoding, ORDER_LENGTH)
+    x = encoding.embed(x, positions, torch.zeros_like(index))
+    out = x
+    for layer in range(layers):
+        x = F.layer_norm(x, x.shape[-1:]) if norm else x
+        q, k, v = (x @ weight for weight in weights[layer])
+        out = attention_output(encoding, q[:, None], k[:, None], v[:, None], x, layer, positions)[:, 0]
+        x = x + out
+    change = (out[1:, -1] - out[0, -1]).abs().amax(-1)
+    return int((change > 1e-9 * out[0, -1].abs().max()).sum())
+
+
+def _directional(encoding: Encoding) -> bool:
+    """Whether, without a mask, a pair of equal tokens scores differently by which of them comes first."""
+    length = probe.MARGIN
+    generator = torch.Generator().manual_seed(0)
+    token = torch.randn(1, 1, encoding.token_dim(), generator=generator).expand(1, length, -1)
+    positions = probe.positions_of(encoding, length)
+    x = encoding.embed(token, positions, torch.zeros(1, length, dtype=torch.long))
+    q, k = (x @ weight for weight in torch.randn(2, WIDTH, WIDTH, generator=generator) / WIDTH**0.5)
+    logits = attention_logits(encoding, q[:, None], k[:, None], x, positions=positions, causal=False)
+    return bool(((logits - logits.mT).abs() > 1e-9 * logits.abs().max()).any())
+
+
+def _uniqueness(name: str) -> Measured:
+    """The least distance between two codes in fp32, and the neighbours that become equal in bf16."""
+    codes = probe.code(_build(name, UNIQUE_LENGTH), torch.arange(UNIQUE_LENGTH)[None])
+    codes = torch.from_numpy(codes.numpy().astype("float32").astype("float64"))
+    gaps = torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(math.inf)
+    least = gaps.min().item()
+    shared = (gaps <= 1e-6).any(-1).nonzero()
+    longer = probe.code(_build(name, BF16_LENGTH), torch.arange(BF16_LENGTH)[None]).bfloat16()
+    figures = {
+        "least_gap": least,
+        "first_shared": shared[0].item() if len(shared) else None,
+        "bf16_collisions": int((longer[1:] == longer[:-1]).all(-1).sum()),
+    }
+    return Measured("yes" if least > 1e-6 else "no", figures)
+
+
+def _relative_code(name: str) -> Measured:
+    """How much codes equally far apart differ in their distance, or pairs in their contribution to the logit."""
+    encoding = _build(name, RELATIVE_LENGTH + probe.MARGIN)
+    spreads = [0.0]
+    if "embed" in encoding.hooks:
+        codes = probe.input_code(encoding, probe.positions_of(encoding, RELATIVE_LENGTH))
+        spreads.append(_uneven(torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist")))
+    if encoding.hooks & ({"rotate"} | probe.PAIRWISE):
+        pairs = probe.contribution(encoding, probe.positions_of(encoding, RELATIVE_LENGTH + probe.MARGIN))
+        spreads.extend(_uneven(matrix) for matrix in pairs[:, 0])
+    return Measured("yes" if max(spreads) < 1e-4 else "no", {"unevenness": max(spreads)})
+
+
+def _uneven(matrix: Tensor) -> float:
+    """The widest range along a diagonal below the main one, in standard deviations of the matrix."""
+    ranges = [float(d.max() - d.min()) for d in (matrix.diagonal(-r) for r in range(1, len(matrix)))]
+    deviation = matrix[torch.isfinite(matrix)].std().item()
+    return max(ranges) / deviation if deviation > 0 else 0.0
+
+
+def _relative_logit(name: str) -> Measured:
+    """Two tokens at (10 + s, 7 + s), the whole phrase shifted: how far does their full logit move?"""
+    length = 10 + SHIFTS
+    encoding = _build(name, length)
+    positions = probe.positions_of(encoding, length)
+    ids = torch.zeros(probe.CONTENTS, length, dtype=torch.long)
+    query, key = (
+        encoding.embed(tokens.expand(-1, length, -1), positions, ids)
+        for tokens in probe.fixed_tokens(2 * probe.CONTENTS, encoding.token_dim()).chunk(2)
+    )
+    weights = torch.randn(2, WIDTH, WIDTH) / WIDTH**0.5
+    q, k = (query @ weights[0])[:, None], (key @ weights[1])[:, None]
+    logits = probe.pair_scores(encoding, q, k, query, positions)[:, 0]
+    logit = logits.diagonal(-3, -2, -1)[:, 7:]  # (contents, shifts)
+    ratio = ((logit.amax(-1) - logit.amin(-1)).max() / logit[:, 0].abs().mean()).item()
+    return Measured("yes" if ratio < 1e-5 else "no", {"range_over_logit": ratio})
+
+
+def _shift_linear(name: str) -> Measured:
+    """What is left of code(i + 1) after the best affine function of code(i), relative to its spread."""
+    encoding = _build(name, UNIQUE_LENGTH)
+    if "embed" not in encoding.hooks:
+        return Measured(NOT_APPLICABLE, {"residual": None})
+    codes = probe.input_code(encoding, probe.positions_of(encoding, UNIQUE_LENGTH))
+    before = F.pad(codes[:-1], (0, 1), value=1.0)
+    after = codes[1:]
+    fitted = before @ torch.linalg.lstsq(before, after, driver="gelsd").solution
+    residual = ((after - fitted).norm() / (after - after.mean(0)).norm()).item()
+    return Measured("yes" if residual < 1e-6 else "no", {"residual": residual})
+
+
+def _continuous(name: str) -> Measured:
+    """Halve every step towards where it changes most, 14 times: the change over a slope shrinks, a jump stays."""
+    encoding = _build(name, RELATIVE_LENGTH)
+    try:
+        codes = functools.partial(_code_between, encoding)
+        low, high = torch.zeros(RELATIVE_LENGTH - 1), torch.ones(RELATIVE_LENGTH - 1)
+        at_low, at_high = codes(low), codes(high)
+        steps = (at_high - at_low).norm(dim=-1)
+        if steps.max() < 1e-12:
+            return Measured(NOT_APPLICABLE, {"steepness": None})  # it does not read positions
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            at_middle = codes(middle)
+            left = ((at_middle - at_low).norm(dim=-1) >= (at_high - at_middle).norm(dim=-1))[:, None]
+            low, high = torch.where(left[:, 0], low, middle), torch.where(left[:, 0], middle, high)
+            at_low, at_high = torch.where(left, at_low, at_middle), torch.where(left, at_middle, at_high)
+    except UserError:
+        return Measured("no", {"steepness": None})  # defined for whole positions only
+    steepness = ((at_high - at_low).norm(dim=-1) / (high - low)).max().item()
+    moving = steps[steps > 1e-12].median().item()
+    return Measured("yes" if steepness < 1e3 * moving else "no", {"steepness": steepness})
+
+
+def _code_between(encoding: Encoding, fraction: Tensor) -> Tensor:
+    """Codes of i + fraction_i, the ends of the sequence held in place for schemes that look at them."""
+    inner = torch.arange(len(fraction)) + fraction
+    ends = torch.tensor([0.0, len(fraction)])
+    return probe.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
+
+
+def _invariance(name: str) -> Measured:
+    """The largest change of the first 32 codes when the input doubles from 32 tokens to 64."""
+    encoding = _build(name, RELATIVE_LENGTH)
+    change = 0.0
+    for hooks, code in (({"embed"}, probe.input_code), ({"rotate"}, probe.turn_code)):
+        if encoding.hooks & hooks:
+            short, long = (code(encoding, probe.positions_of(encoding, length))[:32] for length in (32, 64))
+            change = max(change, (short - long).abs().max().item())
+    if encoding.hooks & probe.PAIRWISE:
+        short, long = (probe.contribution(encoding, probe.positions_of(encoding, n))[..., :24, :24] for n in (32, 64))
+        visible = torch.isfinite(short)
+        change = max(change, (short[visible] - long[visible]).abs().max().item())
+    return Measured("yes" if change < 1e-7 else "no", {"change": change})
+
+
+def _purpose(name: str) -> Measured:
+    """What differs from no scheme: logits, what is read at equal weights (values), or the weights of equal logits."""
+    length = WIDTH
+    encoding = _build(name, length)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(1, length, encoding.token_dim(), generator=generator)
+    positions = probe.positions_of(encoding, length)
+    ids = torch.zeros(1, length, dtype=torch.long)
+    weights = torch.randn(3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
+    x = encoding.embed(tokens, positions, ids)
+    bare = x - probe.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    q, k, v = (x @ weight[None] for weight in weights[:, None])
+    bare_q, bare_k, bare_v = (bare @ weight[None] for weight in weights[:, None])
+
+    logits = attention_logits(encoding, q, k, x, positions=positions)
+    bare_logits = (bare_q @ bare_k.mT) * encoding.logit_scale
+    change = torch.where(torch.isfinite(logits), logits - bare_logits, math.nan)
+    scores = (change - change.nanmean(-1, keepdim=True)).abs().nan_to_num().max().item()
+    arriving = probe.arriving(encoding, q, k, x, positions)
+    output = attention_output(encoding, q, k, v, x, positions=positions)
+    values = (output - arriving @ bare_v).abs().max().item()
+    normaliser = (arriving - logits.softmax(-1)).abs().max().item()
+
+    acts = [name for name, size in (("scores", scores), ("values", values)) if size > 1e-6]
+    words = ["both"] if len(acts) == 2 else acts
+    words += ["normaliser"] if normaliser > 1e-6 else []
+    figures = {"scores": scores, "values": values, "normaliser": normaliser}
+    return Measured(" + ".join(words) or "neither", figures)
+
+
+def _zero_mean(name: str) -> Measured:
+    codes = _initial_code(name, SPREAD_LENGTH)
+    if codes is None:
+        return Measured(NOT_APPLICABLE, {"mean": None, "std": None})
+    return Measured("figure", {"mean": codes.mean().item(), "std": codes.std(correction=0).item()})
+
+
+def _spread(name: str) -> Measured:
+    """Root mean square of the raw code, which is its ratio to tokens of rms 1, and the ratio to tokens of rms 0.02."""
+    codes = _initial_code(name, SPREAD_LENGTH)
+    if codes is None:
+        return Measured(NOT_APPLICABLE, {"rms": None, "rms_over_gpt2_tokens": None})
+    rms = codes.square().mean().sqrt().item()
+    return Measured("figure", {"rms": rms, "rms_over_gpt2_tokens": rms / GPT2_RMS})
+
+
+def _initial_code(name: str, length: int) -> Tensor | None:
+    encoding = _build(name, length, width=CODE_WIDTH, draw=False)
+    return probe.input_code(encoding, probe.positions_of(encoding, length)) if "embed" in encoding.hooks else None
+
+
+def _max_length(name: str) -> Measured:
+    end = _build(name).max_length
+    verdict = "any" if end is None else "train length" if end == TRAIN_LENGTH else str(end)
+    return Measured(verdict, {"max_length": end, "train_length": TRAIN_LENGTH})
+
+
+_MEASUREMENTS: dict[str, Callable[[str], Measured]] = {
+    "order": _order,
+    "uniqueness": _uniqueness,
+    "relative_code": _relative_code,
+    "relative_logit": _relative_logit,
+    "shift_linear": _shift_linear,
+    "continuous": _continuous,
+    "invariance": _invariance,
+    "purpose": _purpose,
+    "zero_mean": _zero_mean,
+    "spread": _spread,
+    "max_length": _max_length,
+}

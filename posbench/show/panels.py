@@ -1,0 +1,281 @@
+"""What there is to see of a scheme, as plain numbers: panels chosen by the hooks it overrides.
+
+Learned tables are drawn from N(0,1), as in `probe`: an untrained table has no shape of its own, but its steps, its end
+and whether it looks at distance or at place are there from the start.
+"""
+
+import dataclasses
+import math
+import zlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from posbench import probe
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError, did_you_mean
+
+Numbers = NDArray[np.float64]
+
+# A small model, whose pictures are readable: heads of 16 channels, and room to show as much again as was trained.
+SHAPE = Shape(d_model=64, n_heads=4, n_layers=2, train_length=64)
+LENGTH = 2 * SHAPE.train_length
+DECAY_SAMPLES = 16
+DECAY_QUERIES = 16  # the last queries, which see the most keys
+STAYS = 1e-5  # of the logit: less is rounding
+SHIFTS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Heatmap:
+    title: str
+    x_label: str
+    y_label: str
+    values: Numbers  # (rows, columns), nan where undefined
+    limit: float | None = None  # the column where training ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    title: str
+    x_label: str
+    y_label: str
+    x: Numbers
+    series: dict[str, Numbers]
+    limit: float | None = None  # where on the x axis training ended
+    limit_y: float | None = None  # likewise on the y axis
+    band: tuple[Numbers, Numbers] | None = None  # lowest and highest around the only series
+    log_y: bool = False
+    points: bool = False
+
+
+Panel = Heatmap | Curves
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """The panels of one scheme."""
+
+    name: str
+    subtitle: str
+    panels: tuple[Panel, ...]
+
+
+def picture(name: str) -> Picture:
+    """Draw a scheme.
+
+    Raises:
+        UserError: an unknown name, or a scheme that cannot be built for `SHAPE`.
+    """
+    with probe.in_double(), torch.no_grad():
+        encoding = probe.build(name, SHAPE)
+        panels: list[Panel] = []
+        if "embed" in encoding.hooks:
+            panels += [_code(encoding), _similarity(encoding)]
+        if "rotate" in encoding.hooks:
+            panels += _rotary(encoding)
+        if encoding.hooks & probe.PAIRWISE:
+            panels.append(_by_distance(encoding))
+        panels.append(_decay(encoding))
+    learned = "learned tables drawn from N(0,1)" if any(True for _ in encoding.parameters()) else "nothing learned"
+    return Picture(name, learned, tuple(panels))
+
+
+def defined(encoding: Encoding, length: int = LENGTH) -> int:
+    """Up to where, at most `length`, the scheme is defined."""
+    return min(length, encoding.max_length or length)
+
+
+def _code(encoding: Encoding) -> Heatmap:
+    code = probe.input_code(encoding, probe.positions_of(encoding, defined(encoding)))
+    values = np.full((code.shape[1], LENGTH), np.nan)
+    values[:, : len(code)] = code.mT.numpy()
+    return Heatmap("Code of each position", "position (tokens)", "dimension", values, SHAPE.train_length)
+
+
+def _similarity(encoding: Encoding) -> Curves:
+    """p_i · p_{i-r} by distance r: one line if it depends on distance alone, else a band over all places i."""
+    code = probe.input_code(encoding, probe.positions_of(encoding, defined(encoding)))
+    products = code @ code.mT
+    diagonals = [products.diagonal(-r) for r in range(len(products))]
+    mean, low, high = (np.array([float(f(d)) for d in diagonals]) for f in (torch.mean, torch.min, torch.max))
+    return Curves(
+        title="Dot product of two codes",
+        x_label="distance (tokens)",
+        y_label="p(i) · p(i - r)",
+        x=np.arange(len(mean), dtype=np.float64),
+        series={"mean over places": mean},
+        band=(low, high),
+        limit=SHAPE.train_length,
+    )
+
+
+def _rotary(encoding: Encoding) -> list[Panel]:
+    """Angles, wavelengths and long-term decay, where `rotate` is a rotation of pairs."""
+    angles = _turns_per_token(encoding)
+    if angles is None:
+        return []
+    distance = np.arange(LENGTH)
+    phases = np.exp(1j * distance[:, None] * angles)  # (distance, pair)
+    with np.errstate(divide="ignore"):
+        wavelengths = 2 * np.pi / angles
+    pairs = np.arange(len(angles), dtype=np.float64)
+    wave = Curves(
+        title="Tokens until a pair has turned once",
+        x_label="pair",
+        y_label="wavelength (tokens)",
+        x=pairs,
+        series={"wavelength": np.where(np.isfinite(wavelengths), wavelengths, np.nan)},
+        limit_y=SHAPE.train_length,
+        log_y=True,
+        points=True,
+    )
+    bound = np.abs(phases.cumsum(axis=1)).mean(axis=1)
+    decay = Curves(
+        title="Long-term decay",
+        x_label="distance (tokens)",
+        y_label="relative to distance 0",
+        x=distance.astype(np.float64),
+        series={"q·k for q = k": phases.real.mean(axis=1), "bound (RoFormer)": bound / bound[0]},
+        limit=SHAPE.train_length,
+    )
+    turned = Heatmap(
+        "Cosine of the angle turned", "position (tokens)", "pair", np.ascontiguousarray(phases.real.T), SHAPE.train_length
+    )
+    return [turned, wave, decay]
+
+
+def _turns_per_token(encoding: Encoding) -> Numbers | None:
+    """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues."""
+    width = encoding.shape.head_dim
+    turned = probe.turn_code(encoding, torch.tensor([[0, 1]])).view(2, width, -1)
+    turned = turned[:, :, : turned.shape[-1] // 2]  # the queries; keys come after
+    if turned.shape[-1] != width:
+        return None
+    step = torch.linalg.solve(turned[0], turned[1])
+    angles = torch.linalg.eigvals(step).angle().abs().sort(descending=True).values
+    return np.asarray(angles[::2].numpy(), dtype=np.float64)
+
+
+def _by_distance(encoding: Encoding) -> Curves:
+    """What position adds to the last query's logits, all tokens being alike."""
+    pairs = probe.contribution(encoding, probe.positions_of(encoding, LENGTH + probe.MARGIN))
+    added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
+    added = np.where(added < math.log(torch.finfo(torch.float64).tiny) / 2, np.nan, added)
+    own = "attend" in encoding.hooks and "bias" not in encoding.hooks and "distance_bias" not in encoding.hooks
+    shared = bool(np.allclose(added, added[:1], equal_nan=True))
+    names = ["all heads"] if shared else [f"head {head + 1}" for head in range(len(added))]
+    return Curves(
+        title="Weight by distance, equal tokens" if own else "Added to the logit, equal tokens",
+        x_label="distance (tokens)",
+        y_label="log of the weight" if own else "added to the logit",
+        x=np.arange(added.shape[1], dtype=np.float64),
+        series=dict(zip(names, added, strict=False)),
+        limit=SHAPE.train_length,
+    )
+
+
+def _decay(encoding: Encoding) -> Curves:
+    """Mean weight by distance for random tokens under random projections."""
+    length = defined(encoding)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(DECAY_SAMPLES, length, encoding.token_dim(), generator=generator)
+    q, k, x = _project(encoding, tokens, generator)
+    weights = probe.arriving(encoding, q, k, x, probe.positions_of(encoding, length))
+    last = weights[:, :, -DECAY_QUERIES:].mean(1)  # (B, queries, T)
+    rows = torch.arange(length - DECAY_QUERIES, length)[:, None]
+    distance = torch.arange(length - DECAY_QUERIES + 1)
+    by_distance = last[:, torch.arange(DECAY_QUERIES)[:, None], rows - distance].mean((0, 1)).numpy()
+    return Curves(
+        title="Mean attention, random tokens",
+        x_label="distance (tokens)",
+        y_label="attention weight",
+        x=np.arange(len(by_distance), dtype=np.float64),
+        series={"mean over heads": np.where(by_distance > 0, by_distance, np.nan)},
+        limit=SHAPE.train_length,
+        log_y=True,
+    )
+
+
+def _project(encoding: Encoding, tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k (B, H, T, Dh) under random projections, and the layer's input (B, T, D)."""
+    ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
+    x = encoding.embed(tokens, probe.positions_of(encoding, tokens.shape[1]), ids)
+    q, k = (_heads(encoding, x @ w) for w in _projections(encoding, generator))
+    return q, k, x
+
+
+def _projections(encoding: Encoding, generator: torch.Generator) -> Tensor:
+    width = encoding.shape.d_model
+    return torch.randn(2, width, width, generator=generator) / width**0.5
+
+
+def _heads(encoding: Encoding, x: Tensor) -> Tensor:
+    return x.unflatten(-1, (encoding.shape.n_heads, -1)).transpose(1, 2)
+
+
+# -- a pair of words moved along a sentence ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """The positional part of one pair's logit, wherever the phrase stands."""
+
+    name: str
+    where: Numbers  # position of the querying word
+    contribution: Numbers  # logit with the scheme less logit without, first head
+    change: float  # its range
+    stays: bool
+
+
+def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
+    """Move a phrase along a longer sentence and watch the later of two words look at the earlier one.
+
+    Raises:
+        UserError: a word that is not in the phrase, or a phrase as long as the training length.
+    """
+    tokens = phrase.lower().split()
+    key, query = sorted(_place(word, tokens) for word in words)
+    with probe.in_double(), torch.no_grad():
+        encoding = probe.build(name, SHAPE)
+        length = defined(encoding)
+        if len(tokens) >= SHAPE.train_length:
+            raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
+        starts = torch.linspace(0, length - len(tokens), SHIFTS).long().unique()
+        logits, bare = _phrase_logits(encoding, tokens, starts, length)
+        rows = torch.arange(len(starts))
+        with_scheme = logits[rows, 0, starts + query, starts + key]
+        part = with_scheme - bare[rows, 0, starts + query, starts + key]
+    change = float(part.max() - part.min())
+    stays = change < STAYS * max(1.0, float(with_scheme.abs().max()))
+    return Moved(name, (starts + query).numpy().astype(np.float64), part.numpy(), change, stays)
+
+
+def _place(word: str, tokens: list[str]) -> int:
+    if word.lower() not in tokens:
+        raise UserError(f"'{word}' is not a word of the phrase{did_you_mean(word, tokens)}")
+    return tokens.index(word.lower())
+
+
+def _phrase_logits(encoding: Encoding, words: list[str], starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Logits (shift, H, T, T) with the scheme, and of the same tokens without it."""
+    width = encoding.token_dim()
+    generator = torch.Generator().manual_seed(0)
+    sentence = torch.randn(length, width, generator=generator).repeat(len(starts), 1, 1)
+    phrase = torch.stack([_embedding(word, width) for word in words])
+    for row, start in enumerate(starts.tolist()):
+        sentence[row, start : start + len(words)] = phrase
+    ids = torch.zeros(sentence.shape[:2], dtype=torch.long)
+    positions = probe.positions_of(encoding, length)
+    x = encoding.embed(sentence, positions, ids)
+    bare = x - probe.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    projections = _projections(encoding, generator)
+    q, k, bare_q, bare_k = (_heads(encoding, tokens @ w) for tokens in (x, bare) for w in projections)
+    return probe.pair_scores(encoding, q, k, x, positions), (bare_q @ bare_k.mT) * encoding.logit_scale
+
+
+def _embedding(word: str, width: int) -> Tensor:
+    """A word's vector: random, but the same for the same word."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(zlib.crc32(word.encode())))

@@ -1,0 +1,155 @@
+"""Pictures as PNG files. matplotlib is needed here only; it comes with the extra `plots`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbench.errors import UserError
+from posbench.show.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BEYOND = "#8a8a8a"
+STYLE = {"font.size": 11, "axes.titlesize": 12, "axes.labelsize": 11, "legend.fontsize": 9, "figure.titlesize": 14}
+DPI = 100
+
+
+def save_pictures(pictures: list[Picture], path: Path) -> None:
+    """One row of panels per scheme.
+
+    Raises:
+        UserError: matplotlib is missing, or the file cannot be written.
+    """
+    columns = max(len(picture.panels) for picture in pictures)
+    with _style():
+        figure = _figure(width=4.1 * columns, height=3.5 * len(pictures))
+        rows = figure.subfigures(len(pictures), 1, squeeze=False)[:, 0]
+        for row, picture in zip(rows, pictures, strict=True):
+            row.suptitle(f"{picture.name}  ({picture.subtitle})", fontsize=13, fontweight="bold")
+            axes = row.subplots(1, columns, squeeze=False)[0]
+            for axis, panel in zip(axes, picture.panels, strict=False):
+                _heatmap(axis, panel) if isinstance(panel, Heatmap) else _curves(axis, panel)
+            for axis in axes[len(picture.panels) :]:
+                axis.set_axis_off()
+        _save(figure, path)
+
+
+def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Path) -> None:
+    """One panel per scheme: the positional part of the pair's logit against where the phrase stands."""
+    columns = min(4, len(rows))
+    height = -(-len(rows) // columns)
+    with _style():
+        figure = _figure(width=3.9 * columns, height=3.2 * height + 0.7)
+        figure.suptitle(f"“{phrase}”, moved along a sentence:\nhow much of the logit of “{words[0]}” and “{words[1]}” is due to position")
+        axes = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
+        for axis, row in zip(axes, rows, strict=False):
+            _moved(axis, row)
+        for axis in axes[len(rows) :]:
+            axis.set_axis_off()
+        _save(figure, path)
+
+
+def _style() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise UserError("pictures need matplotlib: install the extra, pip install 'posbench[plots]'") from None
+    return matplotlib.rc_context(STYLE)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=DPI, format="png")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _heatmap(axis: "Axes", panel: Heatmap) -> None:
+    size = np.nanmax(np.abs(panel.values))
+    image = axis.imshow(
+        panel.values, aspect="auto", cmap="PuOr", vmin=-size, vmax=size, interpolation="nearest", origin="upper"
+    )
+    axis.figure.colorbar(image, ax=axis, pad=0.02)
+    if np.isnan(panel.values).any():
+        start = int(np.isnan(panel.values[0]).argmax())
+        axis.axvspan(start - 0.5, panel.values.shape[1] - 0.5, facecolor="white", hatch="///", edgecolor=BEYOND, lw=0)
+        _note(axis, (start + panel.values.shape[1]) / 2, panel.values.shape[0] / 2, "undefined")
+    _label(axis, panel)
+    if panel.limit is not None:
+        axis.axvline(panel.limit - 0.5, color="black", linestyle="--")
+
+
+def _curves(axis: "Axes", panel: Curves) -> None:
+    for colour, (name, values) in zip(COLOURS, panel.series.items(), strict=False):
+        style = {"marker": "o", "linestyle": "none"} if panel.points else {"linewidth": 1.8}
+        axis.plot(panel.x, values, color=colour, label=name, **style)
+    if panel.band is not None and np.ptp(np.subtract(*panel.band)) > 1e-9:
+        axis.fill_between(panel.x, *panel.band, color=COLOURS[0], alpha=0.25, lw=0, label="lowest to highest")
+    if panel.log_y:
+        axis.set_yscale("log")
+    _label(axis, panel)
+    _beyond(axis, panel)
+    if len(panel.series) > 1 or panel.band is not None:
+        axis.legend(loc="best", framealpha=0.85)
+
+
+def _beyond(axis: "Axes", panel: Curves) -> None:
+    """Mark the training length and shade what lies beyond it."""
+    if panel.limit is not None:
+        axis.set_xlim(0, LENGTH - 1)
+        _training_end(axis, panel.limit)
+        end = panel.x[-1]
+        if end < panel.limit:
+            axis.annotate("undefined", (0.75, 0.5), xycoords="axes fraction", ha="center", color="#444444")
+    if panel.limit_y is not None:
+        top = max(axis.get_ylim()[1], 2 * panel.limit_y)
+        axis.set_ylim(axis.get_ylim()[0], top)
+        axis.axhspan(panel.limit_y, top, color=BEYOND, alpha=0.15, lw=0)
+        axis.axhline(panel.limit_y, color="black", linestyle="--", linewidth=1.2)
+        axis.annotate(
+            f"training length {panel.limit_y:g}:\nabove, no full turn is ever seen",
+            (0.97, panel.limit_y), xycoords=("axes fraction", "data"), xytext=(0, -4), textcoords="offset points",
+            ha="right", va="top", fontsize=9,
+        )  # fmt: skip
+
+
+def _training_end(axis: "Axes", limit: float) -> None:
+    axis.axvspan(limit, LENGTH, color=BEYOND, alpha=0.15, lw=0)
+    axis.axvline(limit, color="black", linestyle="--", linewidth=1.2)
+    axis.annotate(
+        f"trained to {limit:g}", (limit, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4),
+        textcoords="offset points", va="top", fontsize=9,
+    )  # fmt: skip
+
+
+def _moved(axis: "Axes", row: Moved) -> None:
+    axis.plot(row.where, row.contribution, color=COLOURS[0 if row.stays else 1], marker="o", markersize=3)
+    middle = (row.contribution.max() + row.contribution.min()) / 2
+    half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding shall not look like change
+    axis.set_ylim(middle - half, middle + half)
+    axis.set_xlim(0, LENGTH - 1)
+    axis.set_title(f"{row.name}: {'stays' if row.stays else f'changes by {row.change:.2g}'}")
+    axis.set_xlabel("position of the phrase's later word (tokens)", fontsize=9)
+    axis.set_ylabel("positional part of the logit", fontsize=9)
+    _training_end(axis, SHAPE.train_length)
+
+
+def _label(axis: "Axes", panel: Heatmap | Curves) -> None:
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+
+
+def _note(axis: "Axes", x: float, y: float, text: str) -> None:
+    axis.text(x, y, text, ha="center", va="center", backgroundcolor="white", color="#444444")

@@ -1,0 +1,301 @@
+"""Train one model and evaluate how far it holds: the main job, read in order.
+
+A run is its configuration. Started again, it continues from its newest checkpoint; finished, it only evaluates what
+is missing. Batches, initial weights and random positions are pure functions of (seed, step), so a continued run is
+bit-identical to an uninterrupted one on a CPU with the same number of threads.
+"""
+
+import contextlib
+import logging
+import math
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench import chart, checkpoint, console, devices, evaluate, tracking
+from posbench.config import Config, TrainingConfig
+from posbench.data import tokens as data
+from posbench.data.batches import TrainingBatches, validation_batches
+from posbench.data.tokens import Tokens
+from posbench.errors import RunFailed, Stopped
+from posbench.model import GPT, build, parameter_counts
+from posbench.randomness import generator
+from posbench.runs import Run
+from posbench.tracking import Tracker
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
+
+
+def train(config: Config, folder: pathlib.Path, command: list[str], restart: bool = False) -> None:
+    """Run a configuration in its folder to the end: train, evaluate, draw the curve.
+
+    Args:
+        folder: the run folder; an unfinished run in it is continued.
+        command: the command line, for the record.
+        restart: move an existing run aside and begin anew.
+
+    Raises:
+        UserError: the data or the configuration cannot be used, or another process owns the folder.
+        RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
+        Stopped: a signal asked for an end; the run was saved and can be continued.
+    """
+    device = devices.resolve(config.runtime.device)
+    dtype = devices.resolve_precision(config.training.precision, device)
+    threads = devices.set_threads(config.runtime.threads)
+    with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
+        run.log_to_file()
+        run.begin_attempt(str(device), devices.dtype_name(dtype), threads)
+        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+        tokens.tokenizer.save(run.folder / "tokenizer.json")
+        run.update(
+            data=tokens.record,
+            tokenizer_sha256=tokens.tokenizer.sha256,
+            parameters=parameter_counts(model),
+        )
+        tracker = tracking.start(config, run)
+        try:
+            step = _fit(model, tokens, config, run, tracker, device, dtype)
+            evaluate.evaluate_into(run, tracker, model, tokens, config, step, device)
+        except BaseException:
+            tracker.finish(exit_code=1)
+            raise
+        tracker.finish()
+        run.finish("done")
+    chart.print_curves(run.folder)
+
+
+def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
+    """The learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
+
+    Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction`
+    falls linearly to it.
+    """
+    warmup = training.warmup_tokens // training.tokens_per_step
+    if step < warmup:
+        return training.learning_rate * (step + 1) / warmup
+    final = training.final_learning_rate
+    if training.schedule == "cosine":
+        progress = (step - warmup) / max(1, total - 1 - warmup)
+        share = final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    else:
+        left = (total - step) / max(1.0, training.decay_fraction * total)
+        share = final + (1 - final) * min(1.0, left)
+    return training.learning_rate * share
+
+
+def optimizer_for(model: GPT, training: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters."""
+    matrices = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.startswith("encoding.")]
+    others = [p for name, p in model.named_parameters() if p.dim() < 2 or name.startswith("encoding.")]
+    groups = [
+        {"params": matrices, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=training.learning_rate, betas=training.betas, fused=True
+    )
+
+
+def _fit(
+    model: GPT, tokens: Tokens, config: Config, run: Run, tracker: Tracker, device: torch.device, dtype: torch.dtype
+) -> int:
+    """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
+    training, runtime = config.training, config.runtime
+    per_step = training.tokens_per_step
+    total = training.tokens // per_step
+    batches = TrainingBatches(
+        tokens.train, training.train_length, training.batch_size * training.accumulation, config.seed
+    )
+    optimizer = optimizer_for(model, training)
+    step, spent = _resume(run, model, optimizer)
+    forward: Any = torch.compile(model.hidden) if runtime.compile else model.hidden
+    first = step
+
+    def log(row: dict[str, Any]) -> None:
+        row = {"step": step, "tokens": step * per_step, **row}
+        run.log_metrics(row)
+        tracker.metrics(row)
+
+    def save() -> None:
+        state = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
+        checkpoint.save(run.folder, step, model.state_dict(), optimizer.state_dict(), state)
+        run.update_attempt(steps=step - first)
+
+    with _stop_signals() as stopped, console.progress(total, start=step) as progress:
+        logged_at, logged_step = time.monotonic(), step
+        while step < total:
+            model.train()
+            rate = learning_rate(step, total, training)
+            loss, norm = _update(model, forward, optimizer, rate, batches, config, step, device, dtype)
+            step += 1
+            progress.advance(loss, step * per_step)
+            if step % runtime.log_every_steps == 0 or step == total:
+                now = time.monotonic()
+                speed = (step - logged_step) * per_step / (now - logged_at)
+                logged_at, logged_step = now, step
+                log(
+                    {
+                        "train/loss": loss,
+                        "train/grad_norm": norm,
+                        "train/learning_rate": rate,
+                        "train/tokens_per_second": speed,
+                        "seconds": spent.so_far()["train_seconds"],
+                    }
+                )
+            if runtime.validate_every_steps and (step % runtime.validate_every_steps == 0 or step == total):
+                log({"validation/nll": _validate(model, tokens, config, device, dtype)})
+            if step % runtime.checkpoint_every_steps == 0 or stopped or step == total:
+                save()
+            if stopped and step < total:
+                raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
+    if first < total:
+        run.update(tokens=total * per_step, peak_memory_bytes=devices.peak_memory(device), **spent.so_far())
+    return total
+
+
+def _update(
+    model: GPT,
+    forward: Any,
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+    batches: TrainingBatches,
+    config: Config,
+    step: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[float, float]:
+    """One optimizer step; returns the mean loss in nats per token and the gradient norm before clipping.
+
+    Raises:
+        RunFailed: the loss or the gradient is not finite. The weights are then as they were before the step.
+    """
+    parts = config.training.accumulation
+    inputs, labels = (batch.to(device) for batch in batches.batch(step))
+    draw = generator(config.seed, "positions", step, device=device)
+    total = torch.zeros((), device=device)
+    optimizer.zero_grad(set_to_none=True)
+    for ids, targets in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
+        with devices.autocast(device, dtype):
+            loss = _cross_entropy(model.logits(forward(ids, None, draw)), targets) / parts
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
+    value, size = float(total), float(norm)
+    for what, number in (("loss", value), ("gradient norm", size)):
+        if not math.isfinite(number):
+            raise RunFailed(
+                f"{what} is {number} at step {step + 1} (learning rate {rate:.3g}): "
+                "stopped before the update; a lower training.learning_rate usually helps",
+                reason="diverged",
+            )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    return value, size
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    # bf16 logits stay as they are: autocast computes the loss itself in fp32, and a copy would double their memory.
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@torch.inference_mode()
+def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, dtype: torch.dtype) -> float:
+    """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
+    model.eval()
+    losses: list[Tensor] = []
+    for inputs, labels in validation_batches(
+        tokens.validation, config.training.train_length, config.training.batch_size
+    ):
+        with devices.autocast(device, dtype):
+            losses.append(_cross_entropy(model.logits(model.hidden(inputs.to(device))), labels.to(device)))
+    return float(torch.stack(losses).mean())
+
+
+def _resume(run: Run, model: GPT, optimizer: torch.optim.Optimizer) -> "tuple[int, _Spent]":
+    loaded = checkpoint.newest(run.folder)
+    if loaded is None:
+        run.cut_metrics(0)
+        return 0, _Spent(0.0, 0.0)
+    model.load_state_dict(loaded.model)
+    optimizer.load_state_dict(loaded.optimizer)
+    run.cut_metrics(loaded.state["metrics_offset"])
+    logger.info("continuing from step %d", loaded.step)
+    return loaded.step, _Spent(loaded.state["train_seconds"], loaded.state["cpu_seconds"])
+
+
+class _Spent:
+    """Wall and CPU seconds of training over all attempts."""
+
+    def __init__(self, wall_before: float, cpu_before: float) -> None:
+        self.wall_from = time.monotonic() - wall_before
+        self.cpu_from = time.process_time() - cpu_before
+
+    def so_far(self) -> dict[str, float]:
+        return {
+            "train_seconds": round(time.monotonic() - self.wall_from, 3),
+            "cpu_seconds": round(time.process_time() - self.cpu_from, 3),
+        }
+
+
+@contextlib.contextmanager
+def _failures_recorded(run: Run) -> Iterator[None]:
+    """Write into run.json how the run ended, whatever it was, and turn out-of-memory into its one line."""
+    try:
+        yield
+    except Stopped as error:
+        run.finish("stopped", "signal", str(error))
+        raise
+    except KeyboardInterrupt:
+        run.finish("stopped", "signal", "interrupted")
+        raise
+    except RunFailed as error:
+        run.finish("failed", error.reason, str(error))
+        raise
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _out_of_memory(error):
+            run.finish("failed", "error", str(error))
+            raise
+        message = f"out of memory: {str(error).splitlines()[0] if str(error) else 'no room'}; a smaller batch may fit"
+        run.finish("failed", "oom", message)
+        raise RunFailed(message, reason="oom") from error
+    except Exception as error:
+        run.finish("failed", "error", str(error))
+        raise
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM so that the current step ends and is saved; a second SIGINT stops at once."""
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    handled = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {number: signal.signal(number, on_signal) for number in handled}
+    except ValueError:  # not the main thread: whoever owns it owns the signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,54 @@
+"""Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
+
+import pytest
+import torch
+
+from posbench.config import Config, from_container
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)  # at these sizes more threads only wait for each other
+
+
+@pytest.fixture
+def tiny_config() -> Config:
+    """A configuration whose model runs in milliseconds; tests replace what they are about."""
+    return from_container(
+        {
+            "study": "test",
+            "seed": 0,
+            "encoding": {"name": "rope"},
+            "model": {
+                "n_layers": 2, "n_heads": 2, "d_model": 32, "d_ff": None, "norm": "layernorm", "mlp": "gelu",
+                "tie_embeddings": True, "init": "fan_in", "attention": {"window": None},
+            },
+            "data": {
+                "name": "text", "source": "text", "path": None, "dataset": None, "subset": None, "revision": None,
+                "column": "text", "articles": False, "splits": {}, "max_documents": None, "tokenizer": "bytes",
+                "vocab_size": 257,
+            },
+            "training": {
+                "train_length": 16, "tokens": 16 * 8 * 12, "batch_size": 8, "accumulation": 1, "learning_rate": 3e-3,
+                "schedule": "cosine", "warmup_tokens": 256, "decay_fraction": 0.2, "final_learning_rate": 0.1,
+                "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0, "precision": "fp32",
+            },
+            "evaluation": {
+                "protocols": ["fixed_target", "nonoverlap"], "ratios": [1, 2, 4], "windowed": True, "split": "test",
+                "documents": "auto", "targets": 8, "blocks": 16, "bootstrap": 100, "batch_tokens": 4096,
+            },
+            "tracking": {
+                "backend": "none", "mode": "offline", "project": "posbench", "entity": None, "group": None,
+                "tags": [],
+            },
+            "runtime": {
+                "outputs": "outputs", "cache": None, "device": "cpu", "threads": 1, "compile": False,
+                "log_every_steps": 1, "validate_every_steps": None, "checkpoint_every_steps": 5,
+            },
+        }
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Independent implementations of the schemes: one module per scheme, importing nothing of posbench.
+
+A module calls an implementation that none of us wrote (transformers, x-transformers, fla-core), or, where none exists,
+is plain loops from the paper's equation. `test_oracles.py` compares it with ours in values and in gradients, with
+randomised parameters, over lengths, head counts, head widths, position offsets and seeds. It holds:
+
+    CASES: list[dict]     option sets to compare, [{}] for the defaults alone; a value may be a function of the shape;
+                          the contract tests run over the same sets
+    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal) -> dict[str, Tensor]
+
+        parameters  dict, the scheme's named parameters (randomised), as in its state_dict
+        shape       .d_model .n_heads .head_dim .n_layers .train_length .token_rms
+        options     the case, completed with the constructor's defaults
+        q, k, v     raw, (B, H, T, Dh)
+        x           the layer's normalised input (B, T, D); its first `token_dim` channels are the token embeddings
+        positions   (1, T) or (B, T)
+        layer       whose parameters to use
+        causal      whether keys after the query are hidden
+
+    All positions stay below shape.train_length = 64; the batch is 2, n_layers 3.
+    It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
+
+        "embedded"       (B, T, D)      what `embed` returns
+        "q", "k"         (B, H, T, Dq)  what `rotate` returns
+        "bias"           broadcastable to (B, H, T, T), added to the scaled logits; compared up to a constant per row
+        "probabilities"  (B, H, T, T)   attention weights (0 where hidden)
+        "output"         (B, H, T, Dh)  of the attention layer
+
+Optional names in a module, with what holds without them:
+
+    DTYPE = torch.float32             float64: inputs and parameters are handed over in fp64 (ours stays fp32)
+    CAUSAL = (True, False)            which masks it can compare
+    POSITIONS = ("consecutive", "offset", "gaps")   which positions; "gaps" is (B, T), increasing, not consecutive
+    TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
+    UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
+
+Third-party packages are imported inside functions (so that CASES can be read without them) and through
+`from oracles import third_party`, `third_party("transformers.models.llama.modeling_llama")`: a missing one skips the
+comparison on a developer's machine and fails it where POSBENCH_REQUIRE_ORACLES=1 (`make test` sets it).
+"""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import types
+
+import pytest
+
+
+def third_party(module: str) -> types.ModuleType:
+    """Import a module of another project, or skip (fail under POSBENCH_REQUIRE_ORACLES=1) if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        _missing(f"{module}: {error}")
+        raise
+
+
+def third_party_file(package: str, path: str) -> types.ModuleType:
+    """Load one file of an installed package without importing the package (fla wants triton at import).
+
+    Example: `third_party_file("fla", "ops/path_attn/naive.py")`.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        _missing(package)
+        raise ImportError(package)
+    file = pathlib.Path(found.origin).parent / path
+    spec = importlib.util.spec_from_file_location(f"oracle_{package}_{file.parent.name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _missing(what: str) -> None:
+    if os.environ.get("POSBENCH_REQUIRE_ORACLES") == "1":
+        pytest.fail(f"POSBENCH_REQUIRE_ORACLES=1, but an oracle is not installed: {what}")
+    pytest.skip(f"oracle not installed: {what}", allow_module_level=True)

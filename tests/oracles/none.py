@@ -1,0 +1,9 @@
+"""torch's own attention without any position."""
+
+import torch.nn.functional as F
+
+CASES = [{}]
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    return {"output": F.scaled_dot_product_attention(q, k, v, is_causal=causal)}

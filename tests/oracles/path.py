@@ -1,0 +1,30 @@
+"""PaTH: the authors' plain form in fla, fed with reflections made token by token."""
+
+import torch
+
+from oracles import third_party_file
+
+CASES = [{}, {"rank": 4, "silu": True}]
+CAUSAL = (True,)
+
+naive = third_party_file("fla", "ops/path_attn/naive.py")
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    low = x @ parameters[f"down.{layer}.weight"].T @ parameters[f"up.{layer}.weight"].T
+    taps = parameters[f"convolution.{layer}.weight"][:, 0]  # (D, 3), the last for the token itself
+    w = []
+    for t in range(x.shape[1]):
+        mixed = sum(low[:, t - back] * taps[:, 2 - back] for back in range(3) if t >= back)
+        mixed = mixed * torch.sigmoid(mixed) if options["silu"] else mixed
+        heads = mixed.view(-1, shape.n_heads, shape.head_dim)
+        w.append(heads / heads.norm(dim=-1, keepdim=True))
+    beta = 2 * torch.sigmoid(x @ parameters[f"beta.{layer}.weight"].T + parameters[f"beta.{layer}.bias"])
+    output = naive.naive_path_attn(
+        *(part.transpose(1, 2) for part in (q, k, v)),
+        w=torch.stack(w, dim=1),
+        beta=beta,
+        g=torch.zeros_like(beta),
+        scale=shape.head_dim**-0.5,
+    )
+    return {"output": output.transpose(1, 2)}

@@ -1,0 +1,39 @@
+"""transformers: Llama's rotation for the half layout, GPT-J's for the interleaved one."""
+
+import torch
+
+from oracles import third_party
+
+CASES = [{}, {"layout": "interleaved"}, {"base": 500.0}]
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    if options["layout"] == "half":
+        return half(q, k, positions, shape, options["base"])
+    return interleaved(q, k, positions, options["base"])
+
+
+def half(q, k, positions, shape, base):
+    llama = third_party("transformers.models.llama.modeling_llama")
+    config = third_party("transformers").LlamaConfig(
+        hidden_size=shape.d_model,
+        num_attention_heads=shape.n_heads,
+        max_position_embeddings=shape.train_length,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, positions)
+    q, k = llama.apply_rotary_pos_emb(q, k, cos, sin)
+    return {"q": q, "k": k}
+
+
+def interleaved(q, k, positions, base):
+    gptj = third_party("transformers.models.gptj.modeling_gptj")
+    width = q.shape[-1]
+    # GPT-J's table function has base 10000 built in; its rotation takes any table.
+    angles = positions[..., None].double() * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    sin, cos = angles.sin().float(), angles.cos().float()
+    if base == 10000:
+        table = gptj.create_sinusoidal_positions(64, width)[positions]
+        sin, cos = table.chunk(2, dim=-1)
+    turned = [gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2) for a in (q, k)]
+    return {"q": turned[0], "k": turned[1]}

@@ -1,0 +1,21 @@
+"""Stick-breaking: the plain form in fla."""
+
+from oracles import third_party_file
+
+CASES = [
+    {},
+    {"attend_current": True},
+    {"remainder": True},
+    {"attend_current": True, "remainder": True},
+]
+
+naive = third_party_file("fla", "ops/stickbreaking_attn/naive.py")
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    output, rest = naive.naive_stickbreaking_attn(
+        *(part.transpose(1, 2) for part in (q, k, v)), attend_current=options["attend_current"]
+    )
+    if options["remainder"]:
+        output = output + rest[..., None] * v.transpose(1, 2)
+    return {"output": output.transpose(1, 2)}

@@ -1,0 +1,78 @@
+"""Schemes with randomised parameters and a one-layer model to put them in, for the contract and the oracle tests."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posbench import encodings
+from posbench.attention.run import attention
+from posbench.encodings.base import Encoding, Shape
+
+NAMES = encodings.names()
+
+
+def oracle_of(name: str) -> Any:
+    """The module tests/oracles/<name>.py."""
+    return importlib.import_module(f"oracles.{name}")
+
+
+def has_oracle(name: str) -> bool:
+    return (Path(__file__).parent / "oracles" / f"{name}.py").exists()
+
+
+def cases() -> list[tuple[str, dict[str, Any]]]:
+    """Every scheme with every option set that its oracle names; without an oracle, with its defaults."""
+    pairs = []
+    for name in NAMES:
+        pairs += [(name, case) for case in (oracle_of(name).CASES if has_oracle(name) else [{}])]
+    return pairs
+
+
+def label(case: tuple[str, dict[str, Any]]) -> str:
+    name, options = case
+    told = [f"{key}={'by_shape' if callable(value) else value}" for key, value in options.items()]
+    return "-".join([name, *told])
+
+
+def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> Encoding:
+    """A scheme whose learned parameters are drawn from a normal distribution: zeros would hide errors."""
+    resolved = {key: value(shape) if callable(value) else value for key, value in options.items()}
+    encoding = encodings.build(name, shape, resolved)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    return encoding
+
+
+def random(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3) -> Tensor:
+    """consecutive: (1, T) from 0; offset: (1, T) from `offset`; gaps: (B, T) increasing, not consecutive."""
+    if kind == "gaps":
+        draws = [torch.randperm(below, generator=torch.Generator().manual_seed(b))[:length] for b in range(batch)]
+        return torch.stack(draws).sort(dim=-1).values
+    return torch.arange(length)[None] + (offset if kind == "offset" else 0)
+
+
+def one_layer(encoding: Encoding, tokens: Tensor, positions: Tensor | None = None, layer: int = 0) -> Tensor:
+    """Token embeddings (B, T, token_dim) through embed, fixed projections and a layer's attention: (B, H, T, Dh)."""
+    shape = encoding.shape
+    if positions is None:
+        positions = encoding.positions(torch.zeros(tokens.shape[:2], dtype=torch.long), torch.Generator())
+    x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
+    q, k, v = project(x, shape)
+    return attention(encoding, q, k, v, x, positions, layer)
+
+
+def project(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
+    heads = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim))
+    q, k, v = heads.permute(2, 0, 3, 1, 4)
+    return q, k, v

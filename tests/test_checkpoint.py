@@ -1,0 +1,295 @@
+"""Checkpoints survive kills, damage and full disks, and are read without trust."""
+
+import builtins
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from disks import in_child, small_disk
+
+from posbench import checkpoint, files
+from posbench.errors import RunFailed, UserError
+
+
+def save(folder: Path, step: int, size: int = 64) -> Path:
+    model = {"a": torch.full((size,), float(step)), "b": torch.arange(6).reshape(2, 3)}
+    optimizer = {"state": {0: {"exp_avg": torch.full((4,), step / 2), "step": step}}, "param_groups": [{"lr": 0.1}]}
+    return checkpoint.save(folder, step, model, optimizer, {"tokens": step * 10, "rng": [1, [2, 3], None]})
+
+
+def newest_step(folder: Path) -> int | None:
+    loaded = checkpoint.newest(folder)
+    return None if loaded is None else loaded.step
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    loaded = checkpoint.newest(tmp_path)
+    assert loaded is not None and (loaded.step, loaded.path) == (3, path)
+    assert torch.equal(loaded.model["a"], torch.full((64,), 3.0)) and loaded.model["b"].dtype == torch.int64
+    assert torch.equal(loaded.optimizer["state"][0]["exp_avg"], torch.full((4,), 1.5))
+    assert loaded.state == {"tokens": 30, "rng": [1, [2, 3], None]}
+    step, model = checkpoint.load_model(tmp_path)
+    assert step == 3 and torch.equal(model["a"], loaded.model["a"])
+    assert path.name == "step-00000003"
+    assert {file.name for file in path.iterdir()} == {
+        "model.safetensors",
+        "optimizer.pt",
+        "state.json",
+        "manifest.json",
+    }
+
+
+def test_the_manifest_holds_size_and_digest_of_every_file(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    entries = json.loads((path / "manifest.json").read_text())["files"]
+    assert entries.keys() == {"model.safetensors", "optimizer.pt", "state.json"}
+    for name, entry in entries.items():
+        data = (path / name).read_bytes()
+        assert entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_equal_content_gives_bit_identical_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, 5)
+    assert snapshot(tmp_path / "one") == snapshot(tmp_path / "two")
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) is None
+    with pytest.raises(UserError, match="has no checkpoint"):
+        checkpoint.load_model(tmp_path)
+
+
+def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    foreign = tmp_path / "checkpoint" / "step-final"
+    foreign.mkdir()
+    link = tmp_path / "checkpoint" / "step-00000000"
+    link.symlink_to(outside)
+    for step in (9, 10, 100):
+        save(tmp_path, step)
+    assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == {
+        "step-00000010", "step-00000100", "step-final", "step-00000000"
+    }  # fmt: skip
+    assert link.is_symlink() and (outside / "kept").exists()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    rename = os.rename
+
+    def refusing(source: Path, target: Path) -> None:
+        if Path(source).name == "step-00000001":
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    save(tmp_path, 3)
+    assert "could not remove the old checkpoint" in caplog.text
+    assert newest_step(tmp_path) == 3
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o000])
+def test_files_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        path = save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o666 & ~mask}
+    assert path.stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"])
+def test_a_truncated_file_makes_the_older_checkpoint_win(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    whole = file.read_bytes()
+    for size in {0, 1, 7, 8, len(whole) // 2, len(whole) - 1}:
+        caplog.clear()
+        file.write_bytes(whole[:size])
+        assert newest_step(tmp_path) == 1, size
+        assert "step-00000002 is incomplete" in caplog.text and name in caplog.text
+    file.unlink()
+    assert newest_step(tmp_path) == 1
+    file.write_bytes(whole)
+    assert newest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"])
+def test_one_flipped_bit_is_always_detected(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    whole = file.read_bytes()
+    draw = random.Random(0)
+    for _ in range(60):
+        bit = draw.randrange(8 * len(whole))
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        assert newest_step(tmp_path) == 1, f"bit {bit} of {name}"
+
+
+def test_where_all_are_damaged_nothing_starts_over_and_nothing_is_written(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / "optimizer.pt").write_bytes(b"")
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match=r"step-00000002.*step-00000001.*--restart starts over"):
+        checkpoint.newest(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_evaluation_needs_the_weights_only(tmp_path: Path) -> None:
+    shutil.rmtree(save(tmp_path, 1))
+    (save(tmp_path, 2) / "optimizer.pt").unlink()
+    assert checkpoint.load_model(tmp_path)[0] == 2
+
+
+def test_a_run_that_continued_from_before_a_damaged_checkpoint_keeps_its_own(tmp_path: Path) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    (tmp_path / "checkpoint" / "step-00000020" / "state.json").write_bytes(b"")
+    assert newest_step(tmp_path) == 10
+    save(tmp_path, 15)
+    assert newest_step(tmp_path) == 15
+    assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == {"step-00000010", "step-00000015"}
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    (path / "state.json").write_bytes(b"")
+    save(tmp_path, 10)
+    assert newest_step(tmp_path) == 10
+
+
+@pytest.mark.parametrize("flag", ["", "1"])
+def test_a_pickle_that_calls_a_function_is_refused(tmp_path: Path, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
+    checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload()}, {})
+    with pytest.raises(UserError, match=r"optimizer\.pt is not an optimizer state"):
+        checkpoint.newest(tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+# -- kills and full disks ----------------------------------------------------------------------------------------------
+
+_CALLS = [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (builtins, "open")]
+
+
+def _dying(boundary: int, after: bool) -> None:
+    """Make this process kill itself at the n-th call that touches the disk, before or after it is done."""
+    count = 0
+    for module, name in _CALLS:
+        original = getattr(module, name)
+
+        def call(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+            nonlocal count
+            mine, count = count == boundary, count + 1
+            if mine and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if mine:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(module, name, call)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_any_boundary_of_a_save_loses_no_earlier_checkpoint(tmp_path: Path, after: bool) -> None:
+    killed = 0
+    while True:
+        folder = tmp_path / str(killed)
+        folder.mkdir()
+        for step in (1, 2):
+            save(folder, step)
+
+        def work(folder: Path = folder, boundary: int = killed) -> None:
+            _dying(boundary, after)
+            save(folder, 3)
+
+        status = in_child(work)
+        files.remove_stale(folder / "checkpoint")
+        assert newest_step(folder) == 3 if status == 0 else newest_step(folder) in (2, 3)
+        names = {path.name for path in (folder / "checkpoint").iterdir()}
+        assert names <= {"step-00000001", "step-00000002", "step-00000003"}, "no temporary is left"
+        save(folder, 3)  # and the run goes on
+        assert newest_step(folder) == 3
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        killed += 1
+    assert killed >= 12  # four files opened and forced, two folders, the rename, the pruning
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint_and_says_what_is_needed(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "300k") as disk:
+        save(disk, 1)
+        before = snapshot(disk)
+        with pytest.raises(RunFailed, match=r"no room to write .*step-00000002.*bytes needed, .* free") as failure:
+            save(disk, 2, size=200_000)
+        assert failure.value.reason == "disk"
+        assert snapshot(disk) == before
+        assert not list(disk.rglob(".tmp-*"))
+        save(disk, 2)  # space is there again
+        assert newest_step(disk) == 2
+
+
+def test_stale_temporaries_go_and_foreign_files_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ours = files.temporary(folder / "step-00000001")
+    ours.mkdir()
+    (ours / "model.safetensors").touch()
+    files.temporary(folder / "run.json").touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    link = files.temporary(folder / "link")
+    link.symlink_to(outside)
+    for foreign in (".tmp-notes", ".tmp-0123", "notes.txt"):
+        (folder / foreign).touch()
+    files.remove_stale(folder)
+    assert {path.name for path in folder.iterdir()} == {".tmp-notes", ".tmp-0123", "notes.txt", link.name}
+    assert (outside / "kept").exists()
+
+
+def test_no_other_module_loads_pickles() -> None:
+    package = pathlib.Path(checkpoint.__file__).parent
+    for path in package.rglob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            pickled = "torch.load(" in line and "safetensors.torch.load(" not in line
+            assert not pickled or "weights_only=True" in line, f"{path.name}: {line}"
+            assert not any(call in line for call in ("pickle.load", "allow_pickle=True", "weights_only=False")), line

@@ -1,0 +1,342 @@
+"""Configurations: every YAML composes, a run is its configuration, wrong values and hostile files end in one line."""
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posbench import config as configuration
+from posbench import encodings, preflight
+from posbench.config import Config, configs_dir, from_container, load, run_id, to_container
+from posbench.errors import UserError
+
+GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name != "tuned")
+CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs_dir() / group).glob("*.yaml"))]
+
+
+def refused(*overrides: str, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        preflight.check(list(overrides), **settings)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def composed(*overrides: str) -> Config:
+    return preflight.check(list(overrides))[0]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_of_every_group_composes(choice: str) -> None:
+    assert isinstance(composed(choice), Config)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(configs_dir().rglob("*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_key_is_explained(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = [line for line in lines if line.startswith("# ") and "@package" not in line]
+    assert comments, "no first comment"
+    if path.parent.name in ("experiment", "tuned", "demo"):
+        return  # their keys are explained where they are declared
+    own = "\n".join(lines).partition("\nhydra:")[0].splitlines()
+    for line in own:
+        key = re.match(r"\s*(\w+):(.*)", line)
+        if key and key[1] != "name" and key[2].strip():
+            assert " # " in line, f"{key[1]} is not explained"
+
+
+@pytest.mark.parametrize("path", sorted((configs_dir() / "encoding").glob("*.yaml")), ids=lambda path: path.stem)
+def test_encoding_yaml_repeats_the_constructor(path: Path) -> None:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert content.pop("name") == path.stem
+    assert content == encodings.options_of(path.stem)
+
+
+def test_schemes_and_yaml_files_match() -> None:
+    assert [path.stem for path in sorted((configs_dir() / "encoding").glob("*.yaml"))] == encodings.names()
+
+
+def test_the_default_is_the_demo_with_rope() -> None:
+    config = composed()
+    assert (config.study, config.encoding.name, config.model.d_model) == ("demo", "rope", 128)
+    assert config == composed("experiment=demo", "encoding=rope")
+    assert 450 <= config.training.tokens // config.training.tokens_per_step <= 500
+
+
+def test_command_line_choices_win_over_the_experiment() -> None:
+    config = composed("experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96")
+    assert (config.model.norm, config.model.mlp) == ("rmsnorm", "swiglu")  # the block is the model's
+    assert config.model.d_model == composed("experiment=small").model.d_model  # the size is the experiment's
+    assert config.data.name == "wikitext-2"
+    assert config.training.train_length == 96
+
+
+def test_an_experiment_may_tune_a_scheme_and_the_command_line_wins() -> None:
+    assert composed("encoding=t5").encoding.options["max_distance"] == 64  # the demo's training length
+    assert composed("encoding=t5", "experiment=small").encoding.options["max_distance"] == 128  # the default
+    assert composed("encoding=t5", "encoding.max_distance=40").encoding.options["max_distance"] == 40
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (configs_dir() / "experiment").glob("*.yaml")))
+def test_experiments_name_their_study_and_compose_with_every_model(experiment: str) -> None:
+    for model in sorted(path.stem for path in (configs_dir() / "model").glob("*.yaml")):
+        assert composed(f"experiment={experiment}", f"model={model}").study == experiment
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_id_ignores_what_does_not_shape_the_weights(tiny_config: Config) -> None:
+    assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", run_id(tiny_config))
+    moved = dataclasses.replace(tiny_config.runtime, outputs="elsewhere", threads=7)
+    assert run_id(dataclasses.replace(tiny_config, runtime=moved)) == run_id(tiny_config)
+    assert run_id(composed("tracking=none", "evaluation.blocks=9")) == run_id(composed())
+
+
+@pytest.mark.parametrize(
+    "change", ["encoding.base=9999", "seed=1", "training.clip=2", "study=other", "data.vocab_size=999"]
+)
+def test_run_id_changes_with_what_shapes_the_weights(change: str) -> None:
+    assert run_id(composed(change)) != run_id(composed())
+
+
+def test_a_number_is_the_same_run_however_it_is_spelt() -> None:
+    spellings = ["encoding.base=10000", "encoding.base=1e4", "encoding.base=10000.0"]
+    assert (
+        len({run_id(composed(spelling, "training.tokens=1e6")) for spelling in spellings} | {run_id(composed())}) == 1
+    )
+
+
+def test_containers_round_trip(tiny_config: Config) -> None:
+    assert from_container(to_container(tiny_config)) == tiny_config
+    assert from_container(yaml.safe_load(yaml.safe_dump(to_container(tiny_config)))) == tiny_config
+
+
+# -- one line, with the nearest choice ---------------------------------------------------------------------------------
+
+MISTAKES = {
+    "encoding=rop": "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)",
+    "model=gtp": "unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama)",
+    "encoding=null": "unknown encoding 'null'",
+    "encodin=rope": "unknown key 'encodin': did you mean 'encoding'?",
+    "training.lr=3": "unknown key 'training.lr': did you mean 'training.learning_rate'?",
+    "training.learning_rat=3": "did you mean 'training.learning_rate'?",
+    "learning_rate=3": "unknown key 'learning_rate': did you mean 'training.learning_rate'?",
+    "+training.token=3": "unknown key 'training.token': did you mean 'training.tokens'?",
+    "+training.tokens=3": "write it without a sign, training.tokens=3",
+    "++seed=3": "write it without a sign, seed=3",
+    "~training.clip": "'~training.clip' removes a key",
+    "~encoding": "a group is chosen without a sign",
+    "foo": "cannot read 'foo': expected key=value",
+    "seed=[": "cannot read 'seed=['",
+    "encoding=rope,alibi": "encoding=rope,alibi gives several values: add -m",
+    "evaluation.ratios=1,2": "(evaluation.ratios=[1,2] is one list)",
+    "seed=abc": "seed is 'abc': expected a whole number",
+    "seed=1.5": "seed is 1.5: expected a whole number",
+    "seed=-1": "seed is -1",
+    "study=null": "study is null: expected text",
+    "study=../x": "study is '../x': expected letters",
+    "study=/abs": "study is '/abs'",
+    "study=..": "study is '..'",
+    "study=''": "study is ''",
+    "study='a\nb'": "study is 'a\\nb'",
+    f"study={'x' * 300}": "at most 128",
+    "data.name=a/b": "data.name is 'a/b'",
+    "model.norm=layernrm": "expected layernorm or rmsnorm, did you mean 'layernorm'?",
+    "training.schedule=cosin": "expected cosine or constant, did you mean 'cosine'?",
+    "evaluation.protocols=[fixed]": "evaluation.protocols is 'fixed': expected fixed_target or nonoverlap",
+    "runtime.compile=maybe": "runtime.compile is 'maybe': expected true or false",
+    "model.n_layers=0": "model.n_layers is 0: expected at least 1",
+    "model.d_model=99": "model.d_model is 99: it does not divide into 4 heads, nearest: 96 or 100",
+    "model.attention.window=0": "model.attention.window is 0: expected at least 1",
+    "training.train_length=1": "training.train_length is 1: expected at least 2",
+    "training.tokens=10": "training.tokens is 10: expected at least 2048",
+    "training.learning_rate=0": "training.learning_rate is 0.0: expected a number above 0",
+    "training.learning_rate=nan": "training.learning_rate is nan: expected a number above 0",
+    "training.betas=[0.9,1]": "training.betas is [0.9, 1.0]",
+    "training.betas=0.9": "training.betas is 0.9: expected a list",
+    "training.warmup_tokens=9999999": "training.warmup_tokens is 9999999: expected at most tokens, 1000000",
+    "evaluation.ratios=[2,1]": "evaluation.ratios is [2.0, 1.0]: expected ascending numbers",
+    "evaluation.ratios=[0.5]": "evaluation.ratios is [0.5]",
+    "evaluation.targets=65": "evaluation.targets is 65: expected at most training.train_length, 64",
+    "runtime.threads=0": "runtime.threads is 0: expected at least 1",
+    "encoding.name=rop": "unknown encoding 'rop': did you mean 'rope'?",
+    "encoding.base=-1": "encoding.base is -1 for 'rope'",
+    "encoding.bse=2": "'rope' has no option 'bse'",
+    "data.name=???": "data.name has no value",
+    "training.tokens=${training.foo}": "training.foo",
+    "hydra/launcher=slurmy": "unknown hydra/launcher 'slurmy'",
+    "hydra.nothing=1": "hydra.nothing",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_is_named_in_one_line(override: str) -> None:
+    assert MISTAKES[override] in refused(override)
+
+
+def test_options_belong_to_the_chosen_scheme() -> None:
+    message = refused("encoding=alibi", "encoding.base=2")
+    assert (
+        message.startswith("'alibi' has no option 'base': it accepts slopes")
+        and "did you mean to choose 'rope'?" in message
+    )
+
+
+def test_each_value_of_a_sweep_is_checked() -> None:
+    assert "unknown encoding 'alib'" in refused("encoding=rope,alib", multirun=True)
+    assert "training.clip is 'x'" in refused("seed=0,1", "training.clip=1,x", multirun=True)
+    assert "'alibi' has no option 'base'" in refused("encoding=rope,alibi", "encoding.base=2", multirun=True)
+    assert "matches nothing" in refused("encoding=glob(zz*)", multirun=True)
+    tried = preflight.check(["encoding=rope,alibi", "seed=range(0,3)"], multirun=True)
+    assert [(config.encoding.name, config.seed) for config in tried] == [
+        ("rope", 0),
+        ("alibi", 0),
+        ("rope", 1),
+        ("rope", 2),
+    ]
+
+
+# -- code and secrets in configurations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "hydra.callbacks.x=1",
+        "+hydra.callbacks={a: {_target_: os.system}}",
+        "hydra={callbacks: {}}",
+        "+model._target_=os.system",
+        "data.path=${oc.env:HOME}",
+        "study=${oc.env:WANDB_API_KEY,x}",
+    ],
+)
+def test_code_and_environment_are_refused_in_overrides(override: str) -> None:
+    refused(override)
+
+
+@pytest.mark.parametrize("resolver", ["${oc.decode:'1'}", "${hydra:runtime.cwd}", "x${ oc.create:{} }"])
+def test_interpolations_name_keys_only(resolver: str) -> None:
+    assert "only other keys may be interpolated" in refused(f'data.path="{resolver}"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: rope\n_target_: os.system\n",
+        "# @package hydra.callbacks.x\n_target_: pandas.read_pickle\n",
+        'name: rope\ninner: [{a: {"_tar\\x67et_": os.system}}]\n',
+        "name: rope\nx: &a {_partial_: true}\ny: *a\n",
+    ],
+)
+def test_callables_in_a_users_yaml_are_refused_before_composing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "encoding").mkdir()
+    (tmp_path / "encoding" / "mine.yaml").write_text(text)
+    assert "is not allowed, a configuration is data only" in refused("seed=1", config_dir=tmp_path)
+    assert "is not allowed" in refused(f"hydra.searchpath=[file://{tmp_path}]")
+
+
+def test_environment_in_a_users_yaml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tracking").mkdir()
+    (tmp_path / "tracking" / "mine.yaml").write_text("defaults: [wandb]\nproject: ${oc.env:HOME}\n")
+    assert "tracking.project calls 'oc.env'" in refused("tracking=mine", config_dir=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["name: [rope\n", "name: rope\n\tx: 1\n", "- 1\n", "just text", ""])
+def test_a_broken_user_yaml_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "encoding").mkdir()
+    (tmp_path / "encoding" / "mine.yaml").write_text(text)
+    refused("encoding=mine", config_dir=tmp_path)
+
+
+# -- saved configurations, also from strangers -------------------------------------------------------------------------
+
+
+def saved(tmp_path: Path, config: Config, **changes: Any) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**to_container(config), **changes}))
+    return path
+
+
+def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config) -> None:
+    path = saved(tmp_path, tiny_config)
+    assert load(path) == tiny_config
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    assert load(path) == tiny_config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hydra": {"callbacks": {}}}, "'hydra' is not allowed"),
+        ({"model": {"_target_": "os.system"}}, "'_target_' is not allowed"),
+        ({"encoding": {"name": "rope", "x": [{"_partial_": True}]}}, "'_partial_' is not allowed"),
+        ({"study": "${oc.env:HOME}"}, "study holds an interpolation"),
+        ({"study": "../x"}, "study is '../x'"),
+        ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x'"),
+        ({"encoding": None}, "missing key 'encoding'"),
+        ({"encoding": "rope"}, "encoding is 'rope': expected a scheme"),
+        ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
+    ],
+)
+def test_a_hostile_or_wrong_saved_configuration_is_refused(
+    tmp_path: Path, tiny_config: Config, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(saved(tmp_path, tiny_config, **changes))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- 1",
+        "study: [",
+        "study: a\nstudy: b\n",
+        "encoding: {name: rope, name: alibi}",
+        "study: !!python/object/apply:os.system [true]",
+        "study: 2024-01-01",
+        "study: 2024-99-99",
+        "1: 2",
+        "study: !!binary aGVsbG8=",
+        "[" * 500,
+        "a: 1\n\tb: 2",
+        "x: " + "y" * 1_100_000,
+        "\x00",
+    ],
+)
+def test_what_is_not_plain_data_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_alias_expansion_is_refused_before_it_expands(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
+    levels += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    path = tmp_path / "config.yaml"
+    path.write_text("\n".join(levels))
+    before = time.process_time()
+    with pytest.raises(UserError, match="aliases are not allowed"):
+        load(path)
+    assert time.process_time() - before < 5  # expanding 9^9 leaves would take minutes
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*nix\.yaml"):
+        load(tmp_path / "nix.yaml")
+
+
+def test_fields_of_the_dataclasses_and_keys_of_the_yaml_are_the_same() -> None:
+    for group, name in {"model": "gpt", "training": "lm", "evaluation": "extrapolation", "tracking": "wandb"}.items():
+        cls = getattr(configuration, f"{group.capitalize()}Config")
+        content = yaml.safe_load((configs_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+        assert list(content) == [field.name for field in dataclasses.fields(cls)]

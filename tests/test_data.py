@@ -1,0 +1,697 @@
+"""Text, splits, tokenizers, the token cache and batches. No network: the hub is tested on local copies of its data."""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import yaml
+
+from posbench.config import DataConfig
+from posbench.data import batches, corpus, files, hub, tokenizer, tokens
+from posbench.errors import UserError
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "data"
+STRANGE = (
+    "naïve café\r\nпривет мир 你好 🙂👩‍👩‍👧 \u2028 \x00 e\u0301 \ufeff  two  spaces\n\n\tend 123 <|endoftext|> it's"  # noqa: RUF001
+)
+
+
+def config(name: str = "text", **changes: Any) -> DataConfig:
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    if "path" in changes:
+        changes["path"] = str(changes["path"])
+    return DataConfig(**{**values, **changes})
+
+
+def load(configuration: DataConfig, folder: Path) -> corpus.Corpus:
+    return corpus.load(configuration, corpus.locate(configuration, folder / "revisions"), folder / "scratch")
+
+
+def write(folder: Path, documents: dict[str, str]) -> Path:
+    for name, text in documents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+    return folder
+
+
+def write_parquet(file: Path, rows: list[str | None]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), file)
+
+
+def numbered(n: int) -> dict[str, str]:
+    return {f"{i:03}.txt": f"document number {i} says {i * i}\n" * 3 for i in range(n)}
+
+
+def stream(ids: list[int]) -> tokens.TokenSplit:
+    return tokens.TokenSplit(np.array(ids, dtype=np.uint16), np.array([0, len(ids)]))
+
+
+# --- configurations
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_data_config_has_exactly_the_known_keys_each_explained(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    assert set(values) == {field.name for field in dataclasses.fields(DataConfig)}
+    assert values["name"] == file.stem
+    lines = text.splitlines()
+    for key in values:
+        (number,) = (i for i, line in enumerate(lines) if line.startswith(f"{key}:"))
+        assert "#" in lines[number] or lines[number - 1].startswith("#"), key
+
+
+# --- the built-in corpus
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> corpus.Corpus:
+    return load(config("builtin"), tmp_path_factory.mktemp("builtin"))
+
+
+def test_builtin_corpus_is_the_same_on_every_load(builtin: corpus.Corpus, tmp_path: Path) -> None:
+    again = load(config("builtin"), tmp_path)
+    assert again.record == builtin.record
+    assert again.record["split"] == "document"
+    assert len(again.record["sha256"]) == 64
+
+
+def test_builtin_splits_share_no_document_and_no_passage_of_64_words(builtin: corpus.Corpus) -> None:
+    def passages(split: str) -> Iterator[str]:
+        for text in builtin.documents[split]:
+            words = text.split()
+            yield from (" ".join(words[i : i + 64]) for i in range(len(words) - 63))
+
+    held_out = {*passages("validation"), *passages("test")}
+    assert len(held_out) > 10_000
+    assert held_out.isdisjoint(passages("train"))
+    texts = [set(builtin.documents[split]) for split in corpus.SPLITS]
+    assert len(set.union(*texts)) == sum(map(len, texts))
+
+
+def test_builtin_corpus_has_text_enough_and_long_test_documents(builtin: corpus.Corpus) -> None:
+    assert sum(map(len, builtin.documents["train"])) > 4_000_000
+    # A document of 1,100 BPE tokens has about 3.2 bytes per token.
+    assert sum(len(text) > 3.5 * 1100 for text in builtin.documents["test"]) >= 12
+
+
+def test_builtin_modules_are_listed_once_in_order_without_code_tables_or_tests() -> None:
+    lines = Path(files.__file__).with_name("builtin.txt").read_text(encoding="utf-8").splitlines()
+    names = " ".join(line for line in lines if not line.startswith("#")).split()
+    assert names == sorted(set(names))
+    assert not [n for n in names if n.startswith(("encodings", "pydoc_data", "test", "idlelib", "lib2to3"))]
+
+
+def test_python_without_its_source_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    with pytest.raises(UserError, match=r"standard library's source is not in .*python311.zip.*data=text"):
+        load(config("builtin"), tmp_path)
+
+
+# --- splits of local text
+
+
+def test_few_documents_are_cut_so_that_the_pieces_join_to_the_original(tmp_path: Path) -> None:
+    texts = {"a.txt": "αβγ🙂\r\n" * 50, "b.txt": "x" * 999}
+    result = load(config(path=write(tmp_path / "books", texts)), tmp_path)
+    assert result.record["split"] == "contiguous"
+    joined = ["".join(pieces) for pieces in zip(*(result.documents[s] for s in corpus.SPLITS), strict=True)]
+    assert joined == list(texts.values())
+    assert len(result.documents["validation"][1]) == len(result.documents["test"][1]) == 49
+
+
+def test_many_documents_are_split_whole_and_each_goes_to_one_split(tmp_path: Path) -> None:
+    texts = numbered(60)
+    result = load(config(path=write(tmp_path / "many", texts)), tmp_path)
+    assert result.record["split"] == "document"
+    assert result.record["documents"] == {"train": 54, "validation": 3, "test": 3}
+    assert sorted(t for s in corpus.SPLITS for t in result.documents[s]) == sorted(texts.values())
+
+
+def test_equal_documents_never_part_between_splits(tmp_path: Path) -> None:
+    texts = {f"{i:02}.txt": f"text {i // 4}" for i in range(80)}  # each text four times
+    documents = load(config(path=write(tmp_path / "copies", texts)), tmp_path).documents
+    sets = [set(documents[s]) for s in corpus.SPLITS]
+    assert all(sets)
+    assert len(set.union(*sets)) == sum(map(len, sets)) == 20
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.txt", "wiki.valid.txt", "wiki.test.txt"),
+        ("train/a.txt", "dev/a.txt", "test/a.txt"),
+        ("train-00000-of-00001.txt", "validation-00000-of-00001.txt", "test-00000-of-00001.txt"),
+    ],
+)
+def test_given_splits_are_kept(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    folder = write(tmp_path / "given", dict(zip(names, ("to learn", "to check", "to test"), strict=True)))
+    result = load(config(path=folder), tmp_path)
+    assert {s: list(result.documents[s]) for s in corpus.SPLITS} == {
+        "train": ["to learn"],
+        "validation": ["to check"],
+        "test": ["to test"],
+    }
+    assert result.record["split"] == "given"
+
+
+def test_a_missing_test_split_is_half_of_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    folder = write(tmp_path / "given", {"train.txt": "to learn", "valid.txt": "0123456789"})
+    documents = load(config(path=folder), tmp_path).documents
+    assert [list(documents[s]) for s in corpus.SPLITS] == [["to learn"], ["01234"], ["56789"]]
+    assert "has no test split" in caplog.text
+
+
+def test_held_out_files_without_training_files_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "given", {"valid.txt": "a", "test.txt": "b"})
+    with pytest.raises(UserError, match="has test and validation files but no train file"):
+        load(config(path=folder), tmp_path)
+
+
+def test_a_title_that_holds_a_split_word_is_no_given_split(tmp_path: Path) -> None:
+    folder = write(tmp_path / "books", {"emma.txt": "a" * 100, "the-great-test.txt": "b" * 100})
+    assert load(config(path=folder), tmp_path).record["split"] == "contiguous"
+
+
+def test_jsonl_parquet_and_globs_hold_a_document_per_row(tmp_path: Path) -> None:
+    rows = [f"row {i} naïve" for i in range(25)]
+    lines = [json.dumps({"text": row, "id": 1}) for row in rows]
+    write(tmp_path / "data", {"rows.jsonl": "\n".join(lines) + "\n\n"})
+    write_parquet(tmp_path / "data" / "rows.parquet", [*rows, None, "  "])
+    for name in ("rows.jsonl", "rows.parquet", "*.parquet"):
+        result = load(config(path=tmp_path / "data" / name), tmp_path)
+        assert sorted(t for s in corpus.SPLITS for t in result.documents[s]) == sorted(rows)
+
+
+def test_max_documents_is_obeyed_and_changes_the_tokens(tmp_path: Path) -> None:
+    folder = write(tmp_path / "many", numbered(60))
+    assert sum(load(config(path=folder, max_documents=30), tmp_path).record["documents"].values()) == 30
+    with pytest.raises(UserError, match=r"max_documents is 0: expected at least 1"):
+        load(config(path=folder, max_documents=0), tmp_path)
+    source = corpus.locate(config(path=folder), tmp_path)
+    assert tokens._key(config(path=folder), source) != tokens._key(config(path=folder, max_documents=30), source)
+
+
+# --- wrong text ends in one clear line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "no text in '.*empty.txt'"),
+        ("blank.txt", b" \n\n\t\n", "no text in '.*blank.txt'"),
+        ("latin.txt", b"caf\xe9", r"latin.txt' is not UTF-8 text: byte 3 is 0xe9"),
+        ("mark.txt", b"\xef\xbb\xbfab\xff", r"mark.txt' is not UTF-8 text: byte 5 is 0xff"),
+        ("late.jsonl", b'{"text": "ok"}\n{"text": "\xff"}\n', r"late.jsonl' is not UTF-8 text: byte 25 is 0xff"),
+        (
+            "column.jsonl",
+            b'{"texts": "a", "id": 1}\n',
+            "line 1 has no column 'text': it has texts, id: did you mean 'te",
+        ),
+        ("broken.jsonl", b'{"text": "a"}\n{"te', "broken.jsonl' line 2 is not JSON"),
+        ("list.jsonl", b"[1]\n", "line 1 is not a JSON object"),
+        ("number.jsonl", b'{"text": 5}\n', "line 1: column 'text' holds int"),
+        ("half.jsonl", b'{"text": "\\ud83d"}\n', "line 1: .*surrogate"),
+        ("false.parquet", b"no parquet", "false.parquet' is not a parquet file"),
+        ("paper.pdf", b"%PDF", "ends in '.pdf': expected .txt, .jsonl or .parquet"),
+    ],
+)
+def test_unreadable_text_is_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load(config(path=tmp_path / name), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_parquet_column_names_the_nearest(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["x"])
+    with pytest.raises(UserError, match="has no column 'txt': it has text: did you mean 'text'"):
+        load(config(path=tmp_path / "a.parquet", column="txt"), tmp_path)
+
+
+def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:
+    write(tmp_path, {"dracula.txt": "x"})
+    with pytest.raises(UserError, match=r"no file matches '.*dracula.text': did you mean 'dracula.txt'"):
+        load(config(path=tmp_path / "dracula.text"), tmp_path)
+    with pytest.raises(UserError, match=r"no \.txt, \.jsonl or \.parquet file in the folder"):
+        load(config(path=write(tmp_path / "sub", {"a.csv": "x"})), tmp_path)
+    with pytest.raises(UserError, match=r"data\.path is missing"):
+        load(dataclasses.replace(config(), path=None), tmp_path)
+
+
+# --- data sets of the hub
+
+
+WIKITEXT = ["", " = First = \n", "", " Some words . \n", "", " = = Section = = \n", "", " More = words = \n", ""]
+WIKITEXT += ["", " = Second = \n", "", " Other words . \n", " = 3 = \n", ""]
+
+
+def test_wikitext_lines_are_joined_to_articles() -> None:
+    articles = [a for a in files.join_articles(WIKITEXT) if a.strip()]
+    assert [a.split("\n")[0] for a in articles] == [" = First = ", " = Second = "]
+    assert "Section" in articles[0] and "More" in articles[0]
+    assert " = 3 = " in articles[1]  # a line of text: no blank line before it
+    assert list(files.join_articles(["".join(line or "\n" for line in WIKITEXT)])) == list(
+        files.join_articles(WIKITEXT)
+    )
+
+
+@pytest.fixture
+def wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder laid out as the hub's Salesforce/wikitext is, and an empty cache for `datasets`."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
+    folder = tmp_path / "wikitext"
+    for split in corpus.SPLITS:
+        write_parquet(
+            folder / "wikitext-2-raw-v1" / f"{split}-00000-of-00001.parquet", [*WIKITEXT, f" in {split} . \n"]
+        )
+    subset = {
+        "config_name": "wikitext-2-raw-v1",
+        "data_files": [{"split": s, "path": f"wikitext-2-raw-v1/{s}-*"} for s in corpus.SPLITS],
+    }
+    write(folder, {"README.md": f"---\n{yaml.safe_dump({'configs': [subset]})}---\n# WikiText\n"})
+    return folder
+
+
+@pytest.mark.parametrize("key", ["dataset", "path"])
+def test_a_hub_data_set_is_read_from_a_local_copy(wikitext: Path, tmp_path: Path, key: str) -> None:
+    where = {"dataset": str(wikitext)} if key == "dataset" else {"path": wikitext}
+    result = load(config("wikitext-2", **where), tmp_path)
+    assert result.record["split"] == "given"
+    assert result.record["documents"] == {"train": 2, "validation": 2, "test": 2}
+    for split in corpus.SPLITS:
+        assert result.documents[split][1].endswith(f" in {split} . \n")
+    assert (result.record["revision"] is not None) == (key == "dataset")
+
+
+def test_with_a_limit_a_hub_data_set_is_streamed_to_whole_documents(wikitext: Path, tmp_path: Path) -> None:
+    result = load(config("wikitext-2", dataset=str(wikitext), max_documents=1), tmp_path)
+    assert result.record["documents"] == {"train": 1, "validation": 1, "test": 1}
+    assert "More" in result.documents["train"][0]
+
+
+def test_unknown_subset_split_and_column_of_a_data_set_are_one_line(wikitext: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"subset": "wikitext-3"}, "cannot be loaded: .*wikitext-3.*wikitext-2-raw-v1"),
+        ({"splits": {"train": "trian"}}, "has no split 'trian': it has train, .*did you mean 'train'"),
+        ({"column": "txt"}, "has no column 'txt': it has text: did you mean"),
+        ({"splits": {"tain": "train"}}, "data.splits names tain"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            load(config("wikitext-2", dataset=str(wikitext), **changes), tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_code_or_pickles_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
+    canary = tmp_path / "canary"
+    write(tmp_path / "evil", {"evil.py": f"open({str(canary)!r}, 'w')"})
+    write(tmp_path / "pickles", {"train.pkl": "cos\nsystem\n(S'touch canary'\ntR."})
+    for name in ("evil", "pickles"):
+        with pytest.raises(UserError):
+            load(config("pg19", dataset=str(tmp_path / name)), tmp_path)
+    assert not canary.exists()
+
+
+def hub_error(environment: dict[str, str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    code = (
+        "import sys, pathlib, yaml; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "values = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())\n"
+        "try: tokens.prepare(DataConfig(**values), pathlib.Path(sys.argv[2]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    home = {"HF_HOME": str(folder / "huggingface"), **environment}
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(CONFIGS / "wikitext-2.yaml"), str(folder)],
+        env={**os.environ, **home},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done, time.monotonic() - start
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """A host that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("network", ["offline", "refused", "silent"])
+def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server: str, network: str) -> None:
+    environment = {
+        "offline": {"HF_HUB_OFFLINE": "1"},
+        "refused": {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        "silent": {"HF_ENDPOINT": silent_server},
+    }[network]
+    done, seconds = hub_error(environment, tmp_path)
+    assert done.stdout.startswith("UserError 'Salesforce/wikitext' cannot be reached at http"), done.stderr
+    assert "data.path=FOLDER" in done.stdout
+    assert done.stdout.count("\n") == 1
+    # The library's own retries take 23 s. The rest is the import of `datasets` on a busy machine.
+    assert seconds < 15
+
+
+def test_what_was_downloaded_before_works_without_network(
+    wikitext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    builder = datasets.load_dataset_builder(str(wikitext), "wikitext-2-raw-v1")
+    builder.download_and_prepare()
+    cached = tmp_path / "huggingface" / "acme___wiki" / "wikitext-2-raw-v1" / "0.0.0" / commit
+    shutil.copytree(builder.cache_dir, cached)
+    for arrow in cached.glob("*.arrow"):
+        arrow.rename(arrow.with_name(arrow.name.replace("wikitext-", "wiki-")))
+    info = json.loads((cached / "dataset_info.json").read_text())
+    (cached / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "wiki"}))
+    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: None)
+    result = load(config("wikitext-2", dataset="acme/wiki"), tmp_path)
+    assert result.record["revision"] == commit
+    assert result.documents["test"][1].endswith(" in test . \n")
+    with pytest.raises(UserError, match=f"is cached here at {commit}, and f+ cannot be reached"):
+        load(config("wikitext-2", dataset="acme/wiki", revision="f" * 40), tmp_path)
+
+
+def test_a_resolved_revision_is_remembered_for_when_the_hub_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: "c0ffee")
+    assert hub.resolve("acme/wiki", None, None, tmp_path / "revisions") == "c0ffee"
+    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: None)
+    assert hub.resolve("acme/wiki", None, None, tmp_path / "revisions") == "c0ffee"
+    with pytest.raises(UserError, match="cannot be reached"):
+        hub.resolve("acme/wiki", None, "v2", tmp_path / "revisions")
+
+
+# --- tokenizers
+
+
+@pytest.fixture(scope="module")
+def bpe() -> tokenizer.Tokenizer:
+    return tokenizer.train_bpe(["the quick brown fox jumps over the lazy dog. привет мир 🙂 " * 20], 400)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bytes"])
+@pytest.mark.parametrize("text", [STRANGE, "", "\r\n", "a" * 10, "".join(map(chr, range(1, 0x2FF)))])
+def test_decoding_gives_the_text_back_and_bytes_are_counted(kind: str, text: str, bpe: tokenizer.Tokenizer) -> None:
+    made = bpe if kind == "bpe" else tokenizer.raw_bytes()
+    (ids,) = made.encode([text])
+    assert made.decode(ids) == text
+    assert made.token_bytes is not None
+    assert made.token_bytes[ids].sum() == len(text.encode())
+    assert made.separator not in ids
+
+
+def test_raw_bytes_are_their_own_ids() -> None:
+    made = tokenizer.raw_bytes()
+    assert (made.vocab_size, made.separator) == (257, 256)
+    assert made.encode([STRANGE])[0].tolist() == list(STRANGE.encode())
+
+
+def test_a_long_text_is_encoded_in_pieces_as_if_whole(
+    bpe: tokenizer.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (STRANGE + " the lazy dog isn't  quick . ") * 40
+    (whole,) = bpe.encode([text])
+    monkeypatch.setattr(tokenizer, "PIECE", 7)
+    assert len(list(tokenizer._pieces(text))) > 100
+    assert np.array_equal(bpe.encode([text])[0], whole)
+
+
+def test_bpe_training_is_deterministic_and_says_its_real_size() -> None:
+    first, second = (tokenizer.train_bpe(["tiny text"], 2048) for _ in range(2))
+    assert first.sha256 == second.sha256
+    assert 257 < first.vocab_size < 300
+    with pytest.raises(UserError, match="vocab_size is 200: expected at least 257"):
+        tokenizer.train_bpe(["x"], 200)
+
+
+def test_bpe_learns_from_the_training_split_only(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "given",
+        {"train.txt": "plain words " * 200, "valid.txt": "zyxwvut " * 500, "test.txt": "zyxwvut " * 500},
+    )
+    made = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
+    assert len(made.tokenizer.encode(["zyxwvut"])[0]) == len("zyxwvut")
+    assert len(made.tokenizer.encode(["plain words"])[0]) == 2
+
+
+def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
+    inner.save(str(folder / "mine.json"))
+    return folder / "mine.json"
+
+
+def test_a_tokenizer_file_gets_a_separator_and_never_pads_or_cuts(bpe: tokenizer.Tokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path / "bpe.json")
+    description = json.loads((tmp_path / "bpe.json").read_text())
+    del description["added_tokens"][0]
+    inner = tokenizers.Tokenizer.from_str(json.dumps(description))
+    inner.enable_truncation(3)
+    inner.enable_padding()
+    made = tokenizer.from_file(saved(inner, tmp_path))
+    ids, empty = made.encode(["the quick brown fox jumps over", ""])
+    assert made.decode(ids) == "the quick brown fox jumps over"
+    assert len(empty) == 0
+    assert made.separator not in made.encode([tokenizer.SEPARATOR])[0]
+
+
+def test_a_tokenizer_that_changes_text_counts_no_bytes(bpe: tokenizer.Tokenizer, tmp_path: Path) -> None:
+    def changed(**parts: Any) -> np.ndarray | None:
+        inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+        for name, part in parts.items():
+            setattr(inner, name, part)
+        return tokenizer.from_file(saved(inner, tmp_path)).token_bytes
+
+    assert changed() is not None
+    assert changed(normalizer=tokenizers.normalizers.NFC()) is None
+    assert changed(pre_tokenizer=tokenizers.pre_tokenizers.Whitespace()) is None
+    assert changed(pre_tokenizer=tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)) is None
+
+
+def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"expected bpe, bytes, or the path of a tokenizer\.json"):
+        tokenizer.from_file(tmp_path / "bep")
+    write(tmp_path, {"wrong.json": '{"a": 1}'})
+    with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
+        tokenizer.from_file(tmp_path / "wrong.json")
+    monkeypatch.setattr(tokenizer, "LARGEST_FILE", 4)
+    with pytest.raises(UserError, match="has 8 bytes: expected at most 4"):
+        tokenizer.from_file(tmp_path / "wrong.json")
+
+
+# --- the token cache
+
+
+def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path: Path) -> None:
+    texts = {f"{i:02}.txt": f"{i} {STRANGE}" for i in range(40)}
+    made = tokens.prepare(config(path=write(tmp_path / "many", texts), vocab_size=300), tmp_path)
+    found = []
+    for split in (made.train, made.validation, made.test):
+        assert split.starts[0] == 0 and split.starts[-1] == len(split.ids)
+        assert np.array_equal(np.flatnonzero(split.ids == made.tokenizer.separator), split.starts[:-1])
+        found += [
+            made.tokenizer.decode(split.ids[a + 1 : b]) for a, b in zip(split.starts, split.starts[1:], strict=False)
+        ]
+    assert sorted(found) == sorted(texts.values())
+    assert made.record["tokens"] == {s: len(getattr(made, s).ids) for s in corpus.SPLITS}
+    assert set(made.record) == {"name", "revision", "sha256", "split", "documents", "tokens"}
+
+
+def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) -> None:
+    folder = write(tmp_path / "many", numbered(30))
+    first = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
+    (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
+    stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir()}
+    code = (
+        "import sys, pathlib, json; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))\n"
+        "print(json.dumps(made.record)); print('datasets' in sys.modules, 'pyarrow' in sys.modules)"
+    )
+    values = json.dumps(dataclasses.asdict(config(path=folder, vocab_size=300)))
+    run = [sys.executable, "-c", code, values, str(tmp_path)]
+    record, imported = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert json.loads(record) == first.record
+    assert imported == "False False"
+    assert {p.name: p.stat().st_mtime_ns for p in made.iterdir()} == stamps
+
+
+def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path: Path) -> None:
+    folder = write(tmp_path / "many", numbered(30))
+    keys = set()
+    for changes in ({}, {"vocab_size": 301}, {"tokenizer": "bytes"}):
+        keys.add(tokens._key(config(path=folder, **changes), corpus.locate(config(path=folder), tmp_path)))
+    write(folder, {"000.txt": "other text"})
+    keys.add(tokens._key(config(path=folder), corpus.locate(config(path=folder), tmp_path)))
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize("file", ["train.ids", "test.starts.npy", "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_cache_is_made_again(
+    tmp_path: Path, file: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    configuration = config(path=write(tmp_path / "many", numbered(25)), tokenizer="bytes")
+    before = tokens.prepare(configuration, tmp_path)
+    expected = np.array(before.train.ids)
+    (victim,) = (tmp_path / "tokens").glob(f"*/{file}")
+    content = victim.read_bytes()
+    victim.unlink()
+    if damage != "remove":
+        middle = len(content) // 2
+        flipped = bytes([content[middle] ^ 0x80])
+        victim.write_bytes(content[:middle] + (flipped + content[middle + 1 :] if damage == "flip" else b""))
+    after = tokens.prepare(configuration, tmp_path)
+    assert "is damaged" in caplog.text
+    assert np.array_equal(after.train.ids, expected)
+    assert after.record == before.record
+
+
+def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:
+    folder = write(tmp_path / "many", numbered(30))
+    code = (
+        "import sys, pathlib, json; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])); print(made.record)"
+    )
+    values = json.dumps(dataclasses.asdict(config(path=folder, vocab_size=300)))
+    run = [sys.executable, "-c", code, values, str(tmp_path)]
+    running = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(printed) == 1
+    assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    configuration = config(path=write(tmp_path / "many", numbered(25)), tokenizer="bytes")
+    tokens.prepare(configuration, tmp_path)
+    (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
+    stale = write(made.with_name(f"{made.name}.abc.tmp"), {"train.ids": "half"})
+    foreign = write(made.with_name("0123456789abcdef.abc.tmp"), {"train.ids": "half"})
+    shutil.rmtree(made)
+    tokens.prepare(configuration, tmp_path)
+    assert not stale.exists()
+    assert foreign.exists()
+
+
+def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
+    words = {f"w{i}": i for i in range(70_000)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({**words, "?": 70_000}, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    file = saved(inner, tmp_path)
+    folder = write(tmp_path / "one", {"a.txt": "w69999 w65536 w1 " * 100})
+    made = tokens.prepare(config(path=folder, tokenizer=str(file)), tmp_path / "cache")
+    assert made.train.ids.dtype == np.uint32
+    assert made.train.ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
+    assert made.tokenizer.token_bytes is None
+
+
+def test_an_id_outside_of_the_vocabulary_is_refused(bpe: tokenizer.Tokenizer) -> None:
+    with pytest.raises(ValueError, match=f"token id {bpe.vocab_size} is outside of the vocabulary"):
+        tokens._check_ids(np.array([0, bpe.vocab_size]), bpe)
+
+
+def test_an_unwritable_cache_falls_back_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"file": "not a folder"})  # root may write anywhere, but no one can make a folder in a file
+    aside = tokens.cache_folder(str(tmp_path / "file" / "cache"))
+    assert aside.is_dir() and "cannot be written" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tokens.cache_folder(None) == tmp_path / "xdg" / "posbench"
+
+
+# --- batches
+
+
+def test_batches_are_a_function_of_seed_and_step_alone() -> None:
+    split = stream(list(range(1000)))
+    one, other = (batches.TrainingBatches(split, 16, 8, seed=3) for _ in range(2))
+    for step in (40, 2, 17, 40):
+        np.random.seed(step)
+        torch.manual_seed(step)
+        for step_before in range(step):
+            one.batch(step_before)
+        for a, b in zip(one.batch(step), other.batch(step), strict=True):
+            assert torch.equal(a, b)
+    assert not torch.equal(one.batch(0)[0], batches.TrainingBatches(split, 16, 8, seed=4).batch(0)[0])
+
+
+def test_labels_are_the_next_tokens() -> None:
+    inputs, labels = batches.TrainingBatches(stream(list(range(100))), 8, 4, seed=0).batch(1)
+    assert inputs.shape == labels.shape == (4, 8)
+    assert inputs.dtype == labels.dtype == torch.int64
+    assert torch.equal(labels, inputs + 1)
+
+
+def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
+    data = batches.TrainingBatches(stream(list(range(1000))), 16, 1, seed=0)
+    epochs = []
+    for epoch in range(3):
+        first = epoch * data.blocks_per_epoch
+        seen = torch.cat([data.batch(first + i)[0].flatten() for i in range(data.blocks_per_epoch)])
+        assert len(seen) == len(set(seen.tolist())) > 1000 - 2 * 16
+        epochs.append(seen)
+    assert not torch.equal(epochs[0], epochs[1])
+    assert len({int(epoch.min()) for epoch in epochs}) > 1
+
+
+def test_a_batch_may_span_epochs() -> None:
+    data = batches.TrainingBatches(stream(list(range(40))), 16, 5, seed=0)
+    assert data.blocks_per_epoch == 1
+    inputs, _ = data.batch(0)
+    assert torch.equal(
+        inputs, torch.cat([batches.TrainingBatches(stream(list(range(40))), 16, 1, 0).batch(i)[0] for i in range(5)])
+    )
+
+
+@pytest.mark.parametrize("n_tokens", [1, 16])
+def test_less_text_than_a_block_names_tokens_block_and_need(n_tokens: int) -> None:
+    message = f"text has {n_tokens} tokens: a block of 16 needs 17"
+    with pytest.raises(UserError, match=f"training {message}"):
+        batches.TrainingBatches(stream([0] * n_tokens), 16, 4, seed=0)
+    with pytest.raises(UserError, match=f"validation {message}"):
+        next(batches.validation_batches(stream([0] * n_tokens), 16, 4, 8))
+
+
+def test_one_block_and_its_last_label_are_enough() -> None:
+    inputs, labels = batches.TrainingBatches(stream(list(range(17))), 16, 2, seed=0).batch(5)
+    assert inputs[0].tolist() == list(range(16))
+    assert labels[1].tolist() == list(range(1, 17))
+
+
+def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
+    def read(limit: int) -> list[list[int]]:
+        pairs = batches.validation_batches(stream(list(range(1000))), 16, batch_size=5, limit=limit)
+        return [row for inputs, _ in pairs for row in inputs.tolist()]
+
+    assert read(12) == read(12)
+    assert len(read(12)) == 12
+    assert len({i for row in read(12) for i in row}) == 12 * 16
+    assert read(12)[0][0] == 0 and read(12)[-1][-1] > 900
+    assert len(read(10_000)) == 999 // 16

@@ -1,0 +1,411 @@
+"""The contract, for every scheme found, with randomised parameters (zero-initialised tables would hide errors)."""
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemes
+import torch
+import yaml
+from torch import Tensor
+
+from posbench import encodings
+from posbench.attention.reference import attention_output, logits_of, rows_of
+from posbench.attention.run import attention
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+
+SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
+CASES = pytest.mark.parametrize("case", schemes.cases(), ids=schemes.label)
+NAMES = pytest.mark.parametrize("name", schemes.NAMES)
+Case = tuple[str, dict[str, Any]]
+
+# fp32 sums in another order
+CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+
+
+# Learned parameters of a model. L train length, D width, H heads, d head width, N layers.
+def _fire(s: Shape) -> int:
+    return s.n_layers * (64 + 33 * s.n_heads + 2)
+
+
+def _path(s: Shape) -> int:
+    return s.n_layers * (32 * s.d_model + 32 * s.d_model + 3 * s.d_model + s.n_heads * (s.d_model + 1))
+
+
+PARAMETERS: dict[str, Callable[[Shape], int]] = {
+    "none": lambda s: 0,
+    "index": lambda s: 0,
+    "minmax": lambda s: 0,
+    "binary": lambda s: 0,
+    "sine": lambda s: 0,
+    "sinusoidal": lambda s: 0,
+    "learned": lambda s: s.train_length * s.d_model,
+    "rope": lambda s: 0,
+    "alibi": lambda s: 0,
+    "t5": lambda s: encodings.options_of("t5")["num_buckets"] * s.n_heads,
+    "shaw": lambda s: s.n_layers * 2 * (2 * 16 + 1) * s.head_dim,
+    "fox": lambda s: s.n_layers * s.n_heads * (s.d_model + 1),
+    "cope": lambda s: s.n_layers * 64 * s.head_dim,
+    "fire": _fire,
+    "path": _path,
+    "stick_breaking": lambda s: 0,
+}
+
+# Parameters of which a short causal input leaves a part without gradient, and why.
+PARTLY_UNUSED = {
+    "learned": "rows beyond the input",
+    "shaw": "rows of the future, and of distances beyond the input",
+    "t5": "buckets beyond the input",
+    "cope": "counts beyond the input",
+    "fire": "hidden units that are off at every distance",
+}
+
+# Schemes that torch.compile cannot take in one graph, and why.
+GRAPH_BREAKS = {"binary": "looks at the positions' values, to refuse those that it has no digits for"}
+
+
+def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Tensor:
+    return schemes.random(batch, length, encoding.token_dim(), seed=seed)
+
+
+def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    size = (batch, shape.n_heads, length, shape.head_dim)
+    q, k, v = (schemes.random(*size, seed=i) for i in range(3))
+    return q, k, v, schemes.random(batch, length, shape.d_model, seed=3)
+
+
+def rowwise(
+    encoding: Encoding, inputs: tuple[Tensor, ...], positions: Tensor, block: int | None = None, **which: Any
+) -> Tensor:
+    """Attention of layer 1 by the pairwise hooks, in blocks of rows."""
+    q, k, v, x = inputs
+    blocks = rows_of(encoding, q, k, v, x, positions, 1, block=block, **which)
+    return torch.cat([encoding.attend(logits_of(encoding, rows), rows) for rows in blocks], dim=2)
+
+
+# -- causality and length ----------------------------------------------------------------------------------------------
+
+
+@CASES
+def test_the_future_does_not_change_the_past(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    before = tokens(encoding, 20)
+    after = before.clone()
+    after[:, 12:] = tokens(encoding, 8, seed=6)
+    first, second = schemes.one_layer(encoding, before), schemes.one_layer(encoding, after)
+    torch.testing.assert_close(first[:, :, :12], second[:, :, :12], **CLOSE)
+    assert not torch.allclose(first[:, :, 12:], second[:, :, 12:])
+
+
+@CASES
+def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    long = tokens(encoding, 31)
+    short, whole = schemes.one_layer(encoding, long[:, :17]), schemes.one_layer(encoding, long)[:, :, :17]
+    if encoding.length_dependent:
+        assert not torch.allclose(short, whole, **CLOSE)
+    else:
+        torch.testing.assert_close(short, whole, **CLOSE)
+
+
+@CASES
+def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    if encoding.max_length is None:
+        assert schemes.one_layer(encoding, tokens(encoding, 4 * SHAPE.train_length)).isfinite().all()
+        return
+    assert schemes.one_layer(encoding, tokens(encoding, encoding.max_length)).isfinite().all()
+    length = encoding.max_length + 1
+    q, k, v, x = layer_inputs(SHAPE, length)
+    both = rf"(?=.*\b{length}\b)(?=.*\b{encoding.max_length}\b)"
+    with pytest.raises(UserError, match=both):
+        schemes.one_layer(encoding, tokens(encoding, length))
+    with pytest.raises(UserError, match=both):
+        attention_output(encoding, q, k, v, x)
+
+
+# -- every way to compute it is the same -------------------------------------------------------------------------------
+
+
+@CASES
+@pytest.mark.parametrize("kind", ["consecutive", "gaps"])
+@pytest.mark.parametrize("which", [{}, {"causal": False}, {"window": 6}], ids=["causal", "both_sides", "window"])
+def test_row_blocks_equal_the_whole(case: Case, kind: str, which: dict[str, Any]) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    positions = schemes.positions_of(kind, 2, 19, SHAPE.train_length)
+    inputs = layer_inputs(SHAPE, 19)
+    results = []
+    for block in (None, 5):
+        leaves = tuple(tensor.clone().requires_grad_() for tensor in inputs)
+        out = rowwise(encoding, leaves, positions, block, **which)
+        encoding.zero_grad()
+        (out * schemes.random(*out.shape, seed=4)).sum().backward()
+        named = dict(zip("qkvx", leaves, strict=True)) | dict(encoding.named_parameters())
+        gradients = {key: leaf.grad for key, leaf in named.items() if leaf.grad is not None}
+        results.append((out, gradients))
+    (whole, of_whole), (blocks, of_blocks) = results
+    torch.testing.assert_close(blocks, whole, **CLOSE)
+    assert of_blocks.keys() == of_whole.keys()
+    for key, gradient in of_whole.items():
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(
+            of_blocks[key], gradient, atol=1e-4 * scale, rtol=1e-4, msg=lambda m, key=key: f"gradient of {key}: {m}"
+        )
+
+
+@CASES
+@pytest.mark.parametrize("kind", ["consecutive", "gaps"])
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_the_chosen_attention_equals_the_reference(case: Case, kind: str, window: int | None) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    positions = schemes.positions_of(kind, 2, 19, SHAPE.train_length)
+    q, k, v, x = inputs = layer_inputs(SHAPE, 19)
+    results = []
+    for fast in (True, False):
+        leaves = tuple(tensor.clone().requires_grad_() for tensor in inputs)
+        q, k, v, x = leaves
+        out = attention(encoding, q, k, v, x, positions, 1, window) if fast else rowwise(
+            encoding, leaves, positions, window=window
+        )  # fmt: skip
+        encoding.zero_grad()
+        (out * schemes.random(*out.shape, seed=4)).sum().backward()
+        gradients = [leaf.grad for leaf in (*leaves, *encoding.parameters())]
+        results.append((out, gradients))
+    torch.testing.assert_close(results[0][0], results[1][0], **CLOSE)
+    for fast_gradient, gradient in zip(results[0][1], results[1][1], strict=True):
+        if gradient is None:
+            assert fast_gradient is None or not fast_gradient.any()
+        else:
+            scale = max(1.0, float(gradient.abs().max()))
+            torch.testing.assert_close(fast_gradient, gradient, atol=1e-4 * scale, rtol=1e-4)
+
+
+@pytest.mark.slow
+@NAMES
+def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
+    encoding = schemes.build(name, {}, SHAPE)
+    q, k, v, x = layer_inputs(SHAPE, 16)
+    embeddings, positions = tokens(encoding, 16), torch.arange(16)[None]
+
+    def step(embeddings: Tensor, q: Tensor) -> Tensor:
+        embedded = encoding.embed(embeddings, positions)
+        return attention(encoding, q, k, v, x, positions, 1) + embedded.sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=name not in GRAPH_BREAKS)
+    torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+@CASES
+def test_each_sequence_has_its_own_positions(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    positions = schemes.positions_of("gaps", 2, 19, SHAPE.train_length)
+    x = tokens(encoding, 19)
+    together = schemes.one_layer(encoding, x, positions)
+    for b in range(2):
+        alone = schemes.one_layer(encoding, x[b : b + 1], positions[b : b + 1])
+        torch.testing.assert_close(together[b : b + 1], alone, **CLOSE)
+
+
+@CASES
+def test_default_positions_count_from_zero(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    if "positions" in encoding.hooks:
+        pytest.skip("chooses its own positions")
+    x = tokens(encoding, 9)
+    given = schemes.one_layer(encoding, x, torch.arange(9)[None])
+    torch.testing.assert_close(given, schemes.one_layer(encoding, x), atol=0, rtol=0)
+
+
+@CASES
+def test_fractional_positions_are_used_or_refused(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    x = tokens(encoding, 9)
+    try:
+        out = schemes.one_layer(encoding, x, torch.arange(9)[None] + 0.25)
+    except UserError:
+        return
+    assert out.isfinite().all()
+
+
+# -- number formats ----------------------------------------------------------------------------------------------------
+
+
+@CASES
+def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    q, k, v, x = layer_inputs(SHAPE, 19)
+    positions = torch.arange(19)[None]
+    exact = attention_output(encoding, q, k, v, x, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q, k, v = (tensor.bfloat16() for tensor in (q, k, v))
+        out = attention(encoding, q, k, v, x, positions, 1)
+        embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
+    assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
+    # bf16 has 8 significant bits: 2^-8 per rounding, several of them, on logits of size up to 10
+    assert float((out.float() - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
+
+
+@CASES
+def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    q, k, v, x = layer_inputs(SHAPE, 19)
+    # far out, neighbouring positions are one number in bf16
+    positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
+
+    def everything() -> list[Tensor]:
+        rows = next(rows_of(encoding, q, k, v, x, positions, 1))
+        hooks = [encoding.distance_bias(rows.distance, 1), encoding.bias(rows)]
+        given = [encoding.embed(tokens(encoding, 19), positions), rows.q, rows.k]
+        return given + [tensor for tensor in hooks if tensor is not None]
+
+    plain = everything()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = everything()
+    for expected, actual in zip(plain, cast, strict=True):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)  # bf16 would differ by 4e-3
+
+
+# -- parameters and checkpoints ----------------------------------------------------------------------------------------
+
+
+@CASES
+def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    x = tokens(encoding, 19)
+    before = schemes.one_layer(encoding, x)
+    saved = {key: value.clone() for key, value in encoding.state_dict().items()}
+    assert saved.keys() == dict(encoding.named_parameters()).keys()
+    other = schemes.build(*case, SHAPE, seed=1)
+    other.load_state_dict(saved)
+    torch.testing.assert_close(schemes.one_layer(other, x), before, atol=0, rtol=0)
+
+
+@NAMES
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    assert name in PARAMETERS, f"add the formula of '{name}' to PARAMETERS in {__file__}"
+    for shape in (SHAPE, Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)):
+        encoding = encodings.build(name, shape)
+        assert sum(parameter.numel() for parameter in encoding.parameters()) == PARAMETERS[name](shape)
+
+
+@CASES
+def test_the_gradient_reaches_every_parameter(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    x = tokens(encoding, SHAPE.train_length)
+    outs = [schemes.one_layer(encoding, x, layer=layer) for layer in range(SHAPE.n_layers)]
+    total = sum((out * schemes.random(*out.shape, seed=4)).sum() for out in outs)
+    if isinstance(total, Tensor) and total.requires_grad:
+        total.backward()
+    for key, parameter in encoding.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        reached = parameter.grad != 0
+        assert reached.any() if case[0] in PARTLY_UNUSED else reached.all(), key
+
+
+@CASES
+def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
+    name, options = case
+    resolved = {key: value(SHAPE) if callable(value) else value for key, value in options.items()}
+    encoding = encodings.build(name, SHAPE, resolved)
+    outs = [schemes.one_layer(encoding, tokens(encoding, 19), layer=layer) for layer in range(SHAPE.n_layers)]
+    assert all(out.isfinite().all() for out in outs)
+    if any(True for _ in encoding.parameters()):
+        sum(out.sum() for out in outs).backward()
+    for key, parameter in encoding.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+
+
+@CASES
+def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
+    name, options = case
+    resolved = {key: value(SHAPE) if callable(value) else value for key, value in options.items()}
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        encoding = encodings.build(name, SHAPE, resolved)
+        outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))
+        schemes.one_layer(encoding, tokens(encoding, 32))  # leaves nothing behind
+        outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))
+    assert all(torch.equal(outputs[0], out) for out in outputs)
+
+
+@CASES
+@pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 5), (4, 1), (2, 2)])
+def test_one_head_and_one_token_are_no_special_case(case: Case, heads: int, length: int) -> None:
+    encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
+    out = schemes.one_layer(encoding, tokens(encoding, length, batch=1))
+    assert out.shape == (1, heads, length, 8)
+    assert out.isfinite().all()
+
+
+# -- what is written beside the code -----------------------------------------------------------------------------------
+
+
+@NAMES
+def test_yaml_repeats_the_constructor_defaults(name: str) -> None:
+    file = Path(__file__).parents[1] / "configs" / "encoding" / f"{name}.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
+    assert text.startswith("# ")
+    options = [line for line in text.splitlines() if re.match(r"\w+:", line) and not line.startswith("name:")]
+    assert all(" # " in line for line in options), "every option has a comment in plain words"
+
+
+def test_every_yaml_is_a_scheme() -> None:
+    folder = Path(__file__).parents[1] / "configs" / "encoding"
+    assert sorted(path.stem for path in folder.glob("*.yaml")) == schemes.NAMES
+
+
+@NAMES
+def test_docstring_tells_source_behaviour_beyond_training_and_check(name: str) -> None:
+    text = importlib.import_module(f"posbench.encodings.{name}").__doc__
+    assert text is not None
+    for start in ("Source: ", "Beyond training length: ", "Checked against: "):
+        assert re.search(rf"^{start}\S", text, re.MULTILINE), f"{name}: no line '{start}'"
+
+
+# -- the registry and its sentences ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("rop", {}, "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)"),
+        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': expected a number above 0 (default 10000)"),
+        (
+            "alibi",
+            {"base": 1},
+            "'alibi' has no option 'base': it accepts slopes; did you mean to choose 'rope'?",
+        ),
+        ("alibi", {"slopes": [1.0]}, "encoding.slopes is [1.0] for 'alibi': expected 4 finite numbers, one per head"),
+        ("shaw", {"max_distance": 0}, "encoding.max_distance is 0 for 'shaw': expected a whole number of at least 1"),
+        ("sinusoidal", {"scale": -2}, "encoding.scale is -2 for 'sinusoidal': expected 'token' or a number above 0"),
+    ],
+)
+def test_a_wrong_choice_is_answered_in_one_line(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        encodings.build(name, SHAPE, options)
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_an_odd_head_width_is_answered_with_the_nearest_model_widths() -> None:
+    with pytest.raises(UserError, match=r"head_dim is 33 \(d_model 99 / n_heads 3\): .* nearest d_model: 96 or 102"):
+        encodings.build("rope", Shape(99, 3, 1, 8))
+
+
+def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
+    encoding = encodings.build("fox", SHAPE)
+    q, k, _, _ = layer_inputs(SHAPE, 4)
+    with pytest.raises(UserError, match="pass x"):
+        encoding.prepare(q, k, None, torch.arange(4)[None], 0)

@@ -1,0 +1,96 @@
+"""One scheme is another in a limit, and invariants that no oracle states: checks of the schemes against each other."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from posbench import encodings
+from posbench.attention.reference import attention_logits, attention_output
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.alibi import default_slopes
+from posbench.encodings.base import Shape
+from posbench.encodings.rope import RoPE
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_rope_scores_depend_on_distance_alone_a_million_tokens_out(layout: rotary.Layout) -> None:
+    rope = RoPE(Shape(64, 1, 1, 64), layout=layout)
+    q, k = torch.randn(2, 1, 1, 1, 64)
+
+    def turned(x: Tensor, position: int) -> Tensor:
+        return rope.rotate(x, x, None, torch.tensor([[position]]), 0)[0]
+
+    def score(m: int, n: int) -> float:
+        return float((turned(q, m) * turned(k, n)).sum())
+
+    for shift in (1, 100, 1_000_000):  # angles built in fp32 are off by 0.06 there
+        assert math.isclose(score(10, 7), score(10 + shift, 7 + shift), abs_tol=1e-4)
+    assert not math.isclose(score(10, 7), score(7, 10), abs_tol=1e-2)  # and order is visible
+
+
+def test_rope_in_bf16_is_rope_in_fp32_rounded_once() -> None:
+    for layout in ("half", "interleaved"):
+        rope = encodings.build("rope", Shape(64, 1, 1, 64), {"layout": layout})
+        x = torch.randn(1, 1, 9, 64).bfloat16()
+        positions = torch.arange(9)[None] + 10_000
+        out = rope.rotate(x, x, None, positions, 0)[0]
+        assert torch.equal(out, rope.rotate(x.float(), x.float(), None, positions, 0)[0].bfloat16())
+
+
+def test_alibi_gives_every_head_its_own_slope_whatever_their_number() -> None:
+    for heads in range(1, 65):
+        slopes = default_slopes(heads)
+        assert len(set(slopes)) == heads and all(0 < slope < 1 for slope in slopes)
+
+
+def test_fox_with_blind_gates_is_alibi() -> None:
+    shape = Shape(16, 2, 1, 32)
+    fox = encodings.build("fox", shape, {"gate_bias": 0.7})
+    with torch.no_grad():
+        fox.get_parameter("weight").zero_()
+    slope = math.log1p(math.exp(-0.7))  # -ln sigmoid(b)
+    alibi = encodings.build("alibi", shape, {"slopes": [slope] * 2})
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    x = torch.randn(1, 20, 16)
+    ours = attention_output(fox, q, k, v, x)
+    torch.testing.assert_close(ours, attention_output(alibi, q, k, v), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
+def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
+    shape = Shape(16, 2, 1, 32)
+    encoding = encodings.build(name, shape, options)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.zero_()
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    ours = attention_output(encoding, q, k, v)
+    torch.testing.assert_close(ours, attention_output(encodings.build("none", shape), q, k, v))
+
+
+def test_cope_counts_gates_as_in_the_worked_example() -> None:
+    cope = encodings.build("cope", Shape(1, 1, 1, 8), {"max_position": 4})
+    with torch.no_grad():
+        cope.get_parameter("table").copy_(torch.tensor([1.3971, 1.1225, 5.8361, 6.9063]).view(1, 4, 1))
+    q, k = torch.ones(1, 1, 5, 1), torch.zeros(1, 1, 5, 1)  # zero logits: every gate is half open
+    expected = torch.tensor([6.3712, 5.8361, 3.4793, 1.1225, 1.2598])
+    torch.testing.assert_close(attention_logits(cope, q, k)[0, 0, 4], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_scale_token_keeps_the_papers_ratio_to_the_token_embeddings() -> None:
+    for token_rms in (0.02, 0.05):
+        shape = Shape(64, 4, 1, 64, token_rms=token_rms)
+        code = encodings.build("sinusoidal", shape).embed(torch.zeros(1, 64, 64), torch.arange(64)[None])
+        assert float(code.pow(2).mean().sqrt()) == pytest.approx(token_rms * math.sqrt(0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["index", "minmax", "binary", "sine", "sinusoidal"])
+def test_concatenation_keeps_the_models_width_and_leaves_the_tokens_alone(name: str) -> None:
+    encoding = encodings.build(name, Shape(64, 4, 1, 64), {"combine": "concat"})
+    width = encoding.token_dim()
+    x = torch.randn(2, 7, width)
+    out = encoding.embed(x, torch.arange(7)[None])
+    assert width < 64 and out.shape == (2, 7, 64)
+    assert torch.equal(out[..., :width], x)

@@ -1,0 +1,127 @@
+"""The model around the encoding: it knows no scheme, and schemes of one seed share their weights."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import posbench
+from posbench.config import Config
+from posbench.model import GPT, build, parameter_counts
+
+V = 50
+
+
+def with_encoding(config: Config, name: str, **options: object) -> Config:
+    return dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name=name, options=options))
+
+
+def built(config: Config, name: str, **options: object) -> GPT:
+    return build(with_encoding(config, name, **options), V)
+
+
+@pytest.mark.parametrize("name", posbench.encodings())
+def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: Config, name: str) -> None:
+    model = built(tiny_config, name)
+    with torch.no_grad():
+        for parameter in model.encoding.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(1))
+    changed = ids.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % V
+    torch.testing.assert_close(model(ids)[:, :7], model(changed)[:, :7], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(model(ids)[:, 7:], model(changed)[:, 7:])
+
+
+@pytest.mark.parametrize("name", posbench.encodings())
+def test_runs_of_one_seed_start_from_the_same_model_weights_whatever_the_encoding(
+    tiny_config: Config, name: str
+) -> None:
+    plain = dict(built(tiny_config, "none").named_parameters())
+    other = {k: v for k, v in built(tiny_config, name).named_parameters() if not k.startswith("encoding.")}
+    assert other.keys() == plain.keys()
+    assert all(torch.equal(weight, plain[key]) for key, weight in other.items())
+
+
+def test_another_seed_gives_other_weights(tiny_config: Config) -> None:
+    one, two = (built(dataclasses.replace(tiny_config, seed=seed), "none").tokens.weight for seed in (0, 1))
+    assert not torch.equal(one, two)
+
+
+def test_building_leaves_the_global_generator_alone(tiny_config: Config) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    built(tiny_config, "fox")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(("norm", "mlp"), [("layernorm", "gelu"), ("rmsnorm", "swiglu")])
+def test_both_block_styles_have_no_biases_and_a_tied_head(tiny_config: Config, norm: str, mlp: str) -> None:
+    shape = dataclasses.replace(tiny_config.model, norm=norm, mlp=mlp)
+    model = build(dataclasses.replace(with_encoding(tiny_config, "rope"), model=shape), V)
+    names = [name for name, _ in model.named_parameters()]
+    assert not [name for name in names if name.endswith("bias") or name.startswith("head")]
+    assert model(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, V)
+
+
+def test_the_two_mlps_cost_about_the_same_parameters(tiny_config: Config) -> None:
+    def mlp_size(mlp: str) -> int:
+        shape = dataclasses.replace(tiny_config.model, mlp=mlp, d_model=384, n_heads=6)
+        model = build(dataclasses.replace(with_encoding(tiny_config, "none"), model=shape), V)
+        return sum(p.numel() for name, p in model.named_parameters() if ".mlp." in name)
+
+    assert mlp_size("swiglu") == pytest.approx(mlp_size("gelu"), rel=0.02)
+
+
+def test_parameter_counts_separate_the_encoding_and_the_token_table(tiny_config: Config) -> None:
+    d, layers = tiny_config.model.d_model, tiny_config.model.n_layers
+    block = 2 * d + 3 * d * d + d * d + 2 * 4 * d * d
+    counts = parameter_counts(built(tiny_config, "learned"))
+    assert counts["encoding"] == tiny_config.training.train_length * d
+    assert counts["total"] == V * d + layers * block + d + counts["encoding"]
+    assert counts["non_embedding"] == counts["total"] - V * d
+
+
+def test_a_concatenated_code_narrows_the_token_table_and_the_head_with_it(tiny_config: Config) -> None:
+    d = tiny_config.model.d_model
+    model = built(tiny_config, "sinusoidal", combine="concat")
+    assert model.tokens.weight.shape == (V, d - d // 4)
+    assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)
+
+
+def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
+    wide = dataclasses.replace(tiny_config.model, d_model=256, n_heads=4)
+    for init, token_rms, qkv, out in (("fan_in", 0.05, 256**-0.5, 256**-0.5), ("gpt2", 0.02, 0.02, 0.02 / 2)):
+        shape = dataclasses.replace(wide, init=init)  # two layers: 0.02 / sqrt(2 x 2)
+        model = build(dataclasses.replace(with_encoding(tiny_config, "none"), model=shape), 500)
+        found = [model.tokens.weight, model.blocks[0].attention.qkv.weight, model.blocks[1].attention.out.weight]
+        assert [float(weight.detach().std()) for weight in found] == pytest.approx([token_rms, qkv, out], rel=0.03)
+
+
+def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config: Config) -> None:
+    """The whole block, not only the encoding: transformers' GPT-2 with its biases at zero."""
+    transformers = pytest.importorskip("transformers")
+    shape = tiny_config.model
+    model = built(tiny_config, "learned").eval()
+    settings = transformers.GPT2Config(
+        vocab_size=V, n_positions=tiny_config.training.train_length, n_embd=shape.d_model, n_layer=shape.n_layers,
+        n_head=shape.n_heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(settings).eval()
+    ours = dict(model.named_parameters())
+    weights = {name: torch.zeros_like(value) for name, value in theirs.state_dict().items()}
+    weights["transformer.wte.weight"] = weights["lm_head.weight"] = ours["tokens.weight"]
+    weights["transformer.wpe.weight"] = next(model.encoding.parameters())
+    weights["transformer.ln_f.weight"] = ours["norm.weight"]
+    for layer in range(shape.n_layers):
+        for name, source in {
+            "ln_1": "attention_norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out",
+            "ln_2": "mlp_norm", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down",
+        }.items():  # fmt: skip
+            weight = ours[f"blocks.{layer}.{source}.weight"]
+            weights[f"transformer.h.{layer}.{name}.weight"] = weight.mT if weight.dim() == 2 else weight
+    theirs.load_state_dict(weights)
+    ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
+    # 1e-5 tells tanh from exact GELU (2e-4) and a wrong norm epsilon apart from fp32 rounding.
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-5, rtol=0)

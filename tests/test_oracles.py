@@ -1,0 +1,152 @@
+"""Every scheme against an implementation that none of us wrote, in values and in gradients (see tests/oracles)."""
+
+import ast
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemes
+import torch
+from torch import Tensor
+
+from posbench.attention.reference import attention_logits, attention_output
+from posbench.encodings import options_of
+from posbench.encodings.base import Encoding, Shape
+
+BATCH, LAYERS, TRAIN_LENGTH = 2, 3, 64
+
+# Each length, head count, head width and kind of positions, in turn with the others.
+SETTINGS = [  # T, H, Dh, positions, seed
+    (1, 1, 8, "consecutive", 0),
+    (1, 4, 16, "offset", 1),
+    (2, 4, 8, "consecutive", 2),
+    (2, 6, 16, "gaps", 0),
+    (7, 6, 8, "consecutive", 1),
+    (7, 1, 16, "offset", 2),
+    (7, 4, 8, "gaps", 0),
+    (33, 4, 8, "offset", 1),
+    (33, 6, 16, "consecutive", 2),
+    (33, 1, 8, "gaps", 0),
+]
+
+
+@pytest.mark.parametrize("name", schemes.NAMES)
+def test_scheme_has_an_oracle(name: str) -> None:
+    assert schemes.has_oracle(name), (
+        f"'{name}' is unchecked: write tests/oracles/{name}.py (see tests/oracles/__init__.py)"
+    )
+
+
+@pytest.mark.parametrize("name", list(filter(schemes.has_oracle, schemes.NAMES)))
+def test_oracle_is_independent_of_posbench(name: str) -> None:
+    for node in ast.walk(ast.parse(inspect.getsource(schemes.oracle_of(name)))):
+        imported = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", [])]
+        assert not any(str(module).split(".")[0] in ("posbench", "schemes") for module in imported)
+
+
+def _comparisons() -> Iterator[Any]:
+    """Every scheme and option set in every setting that its oracle can compute."""
+    for case in schemes.cases():
+        if schemes.has_oracle(case[0]):  # else it fails above, by name
+            able = getattr(schemes.oracle_of(case[0]), "POSITIONS", ("consecutive", "offset", "gaps"))
+            for setting in SETTINGS:
+                if setting[3] in able:
+                    name = f"{schemes.label(case)}-T{setting[0]}-H{setting[1]}-d{setting[2]}-{setting[3]}"
+                    yield pytest.param(case, setting, id=name)
+
+
+@pytest.mark.parametrize(("case", "setting"), list(_comparisons()))
+def test_scheme_equals_its_oracle_in_values_and_gradients(
+    case: tuple[str, dict[str, Any]], setting: tuple[int, int, int, str, int]
+) -> None:
+    name, options = case
+    length, heads, width, kind, seed = setting
+    oracle = schemes.oracle_of(name)
+    shape = Shape(heads * width, heads, LAYERS, TRAIN_LENGTH)
+    encoding = schemes.build(name, options, shape, seed)
+    resolved = {key: value(shape) if callable(value) else value for key, value in options.items()}
+    positions = schemes.positions_of(kind, BATCH, length, TRAIN_LENGTH, offset=11)
+    for causal in getattr(oracle, "CAUSAL", (True, False)):
+        ours = _Inputs(encoding, length, seed, torch.float32)
+        theirs = _Inputs(encoding, length, seed, getattr(oracle, "DTYPE", torch.float32))
+        expected = oracle.reference(
+            theirs.parameters, shape, options_of(name) | resolved, *theirs.tensors, positions, seed, causal
+        )
+        assert expected and set(expected) <= {"embedded", "q", "k", "bias", "probabilities", "output"}
+        actual = {key: _ours(key, encoding, ours, positions, seed, causal) for key in expected}
+        tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
+        for key, value in expected.items():
+            close(actual[key], _comparable(key, value, causal, actual[key].shape), f"{name}: {key}", **tolerance)
+        ours.backward(actual)
+        theirs.backward({k: _comparable(k, value, causal, actual[k].shape) for k, value in expected.items()})
+        ours.take_gradients_of(encoding)
+        # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large terms that cancel.
+        scale = max([1.0, *(float(gradient.abs().max()) for gradient in theirs.gradients().values())])
+        for key, gradient in theirs.gradients().items():
+            close(ours.gradients()[key], gradient, f"{name}: gradient of {key}", atol=2e-5 * scale, rtol=1e-4)
+
+
+class _Inputs:
+    """The same random q, k, v, x and parameters, once for us and once for the oracle, with their gradients."""
+
+    def __init__(self, encoding: Encoding, length: int, seed: int, dtype: torch.dtype) -> None:
+        shape = encoding.shape
+        size = (BATCH, shape.n_heads, length, shape.head_dim)
+        drawn = [schemes.random(*size, seed=seed + i) for i in range(3)]
+        drawn.append(schemes.random(BATCH, length, shape.d_model, seed=seed + 3))
+        self.tensors = [tensor.to(dtype).requires_grad_() for tensor in drawn]
+        self.parameters = {
+            key: value.detach().clone().to(dtype).requires_grad_() for key, value in encoding.named_parameters()
+        }
+
+    def backward(self, outputs: dict[str, Tensor]) -> None:
+        total = sum(
+            (value * schemes.random(*value.shape, seed=i).to(value.dtype)).sum()
+            for i, value in enumerate(outputs.values())
+        )
+        if isinstance(total, Tensor) and total.requires_grad:
+            total.backward()
+
+    def take_gradients_of(self, encoding: Encoding) -> None:
+        for key, parameter in encoding.named_parameters():
+            self.parameters[key].grad = parameter.grad
+        encoding.zero_grad()
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = dict(zip("qkvx", self.tensors, strict=True)) | self.parameters
+        return {key: torch.zeros_like(value) if value.grad is None else value.grad for key, value in named.items()}
+
+
+def _ours(key: str, encoding: Encoding, inputs: _Inputs, positions: Tensor, layer: int, causal: bool) -> Tensor:
+    q, k, v, x = inputs.tensors
+    if key == "embedded":
+        return encoding.embed(x[..., : encoding.token_dim()], positions)
+    if key in ("q", "k"):
+        return encoding.rotate(q, k, x, positions, layer)["qk".index(key)]
+    if key == "output":
+        return attention_output(encoding, q, k, v, x, layer, positions, causal)
+    logits = attention_logits(encoding, q, k, x, layer, positions, causal)
+    if key == "probabilities":
+        return logits.softmax(-1)
+    rotated_q, rotated_k = encoding.rotate(q, k, x, positions, layer)
+    return _comparable("bias", logits - rotated_q @ rotated_k.mT * encoding.logit_scale, causal, logits.shape)
+
+
+def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Tensor:
+    """Biases that differ by a constant per row are the same bias, and a hidden pair has none."""
+    if key != "bias":
+        return value
+    value = value.expand(shape)
+    hidden = torch.ones(shape[-2:], dtype=torch.bool).triu(1) if causal else torch.zeros(shape[-2:], dtype=torch.bool)
+    return (value - value[..., :1]).masked_fill(hidden, 0)
+
+
+def close(actual: Tensor, expected: Tensor, what: str, atol: float, rtol: float) -> None:
+    assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} against {tuple(expected.shape)}"
+    scale = max(1.0, float(expected.detach().abs().max()))
+    assert math.isfinite(scale), what
+    torch.testing.assert_close(
+        actual.double(), expected.double(), atol=atol * scale, rtol=rtol, msg=lambda text: f"{what}: {text}"
+    )

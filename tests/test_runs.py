@@ -1,0 +1,390 @@
+"""The run folder: one owner, whole records, nothing secret, nothing lost."""
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from disks import in_child, small_disk, start_child
+
+from posbench import runs
+from posbench.config import Config, run_id
+from posbench.errors import RunFailed, UserError
+from posbench.redaction import redact
+from posbench.runs import EVALUATION_KEY, Run
+
+COMMAND = ["posbench", "train"]
+FAKE_SECRETS = (
+    "hf_" + "a1B2" * 8,
+    "ghp_" + "a1B2" * 9,
+    "sk-proj-" + "a1B2" * 8,
+    "AKIA" + "A1B2" * 4,
+    "0123456789" * 4,
+    "https://me:hunter2@example.org/x",
+)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    return dataclasses.replace(config, seed=seed)
+
+
+# -- run.json ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert list(record) == [
+        "schema", "id", "study", "encoding", "seed", "status", "reason", "message", "command", "attempts",
+        "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes", "data",
+        "tokenizer_sha256", "versions", "git",
+    ]  # fmt: skip
+    assert (
+        record["id"] == run_id(tiny_config) and record["status"] == "running" and record["command"] == "posbench train"
+    )
+    assert record["parameters"] == {"total": None, "encoding": None, "non_embedding": None}
+    assert record["git"].keys() == {"commit", "dirty"}
+    assert record["tokens"] is None and record["data"] is None
+
+
+def test_attempts_follow_each_other_and_times_are_utc(tmp_path: Path, tiny_config: Config) -> None:
+    for status in ("stopped", "done"):
+        with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+            run.begin_attempt("cpu", "fp32", 1)
+            assert runs.load_record(run.folder)["status"] == "running"
+            run.update_attempt(steps=7)
+            run.finish(status, "signal" if status == "stopped" else None, "stopped by SIGTERM")
+    record = runs.load_record(tmp_path / "run")
+    assert record["status"] == "done" and record["reason"] is None
+    assert len(record["attempts"]) == 2
+    for attempt in record["attempts"]:
+        assert list(attempt) == ["started", "ended", "host", "pid", "device", "dtype", "threads", "steps"]
+        assert attempt["steps"] == 7 and attempt["pid"] == os.getpid()
+        for time_ in (attempt["started"], attempt["ended"]):
+            assert datetime.fromisoformat(time_).utcoffset().total_seconds() == 0  # type: ignore[union-attr]
+
+
+def test_a_field_outside_the_schema_is_refused(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        with pytest.raises(ValueError, match="tokns"):
+            run.update(tokns=1)
+        run.update(tokens=1)
+    assert runs.load_record(tmp_path / "run")["tokens"] == 1
+
+
+def test_opening_a_finished_run_without_an_attempt_leaves_its_record(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        run.finish("done")
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with Run.open(tmp_path / "run", tiny_config, None):
+        pass
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_git_never_fails_without_git(tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        assert run.record["git"] == {"commit": None, "dirty": None}
+        assert {"posbench", "python", "torch"} <= run.record["versions"].keys()
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022])
+def test_files_follow_the_umask(tmp_path: Path, tiny_config: Config, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+            run.log_metrics({"step": 1})
+            run.log_to_file()
+            run.update(tokens=1)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
+    assert {".lock", "run.json", "config.yaml", "metrics.jsonl", "log.txt"} == modes.keys()
+    assert set(modes.values()) == {0o666 & ~mask}
+
+
+# -- configuration and identity ----------------------------------------------------------------------------------------
+
+
+def test_the_saved_configuration_is_the_configuration(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        assert runs.load_config(run.folder) == tiny_config
+
+
+def test_another_run_in_the_folder_is_refused_with_what_differs(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        pass
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(UserError, match=r"holds another run .*: seed 0 -> 5; .*--restart"):
+        Run.open(tmp_path / "run", with_seed(tiny_config, 5), COMMAND)
+    del before[".lock"]
+    after = snapshot(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
+
+
+def test_what_is_not_identity_may_change(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        pass
+    other = dataclasses.replace(tiny_config, runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99))
+    with Run.open(tmp_path / "run", other, COMMAND) as run:
+        assert runs.load_config(run.folder) == tiny_config
+
+
+def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:
+    folder = tmp_path / "run"
+    for number in range(3):
+        with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
+            assert not (folder / "metrics.jsonl").exists()
+            run.log_metrics({"step": number})
+            with pytest.raises(UserError, match="in use"):
+                Run.open(folder, tiny_config, COMMAND, restart=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1", "run.old-2"]
+    assert [runs.read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("run.old-1", "run.old-2", "run")] == [
+        [{"step": 0}], [{"step": 1}], [{"step": 2}]
+    ]  # fmt: skip
+
+
+def test_a_strangers_link_is_refused(tmp_path: Path, tiny_config: Config) -> None:
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    for name in ("metrics.jsonl", "log.txt", ".lock", "evaluation.jsonl"):
+        folder = tmp_path / f"run-{name}"
+        folder.mkdir()
+        (folder / name).symlink_to(target)
+        with pytest.raises(UserError, match="symbolic link"):
+            Run.open(folder, tiny_config, COMMAND)
+    assert target.read_text() == "precious"
+
+
+def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
+        runs.load_config(tmp_path)
+
+
+# -- one owner ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_by_name_and_changes_nothing(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        before = snapshot(tmp_path)
+        owner = rf"in use by process {os.getpid()} on '.*', started \d+:\d\d:\d\d ago"
+
+        def second() -> None:
+            with pytest.raises(UserError, match=owner):
+                Run.open(tmp_path / "run", tiny_config, COMMAND)
+
+        assert in_child(second) == 0
+        assert snapshot(tmp_path) == before
+
+
+def test_of_two_processes_started_at_once_exactly_one_wins(tmp_path: Path, tiny_config: Config) -> None:
+    for trial in range(20):
+        gate, answers, release = os.pipe(), os.pipe(), os.pipe()
+
+        def contend(
+            folder: Path = tmp_path / str(trial), gate: Any = gate, answers: Any = answers, release: Any = release
+        ) -> None:
+            os.close(gate[1])
+            os.close(release[1])
+            os.read(gate[0], 1)  # both go on when the parent closes its end
+            try:
+                run = Run.open(folder, tiny_config, COMMAND)
+                os.write(answers[1], b"W")
+                os.read(release[0], 1)  # owner until both have answered
+                run.close()
+            except UserError:
+                os.write(answers[1], b"L")
+
+        children = [start_child(contend), start_child(contend)]
+        os.close(gate[1])
+        told = os.read(answers[0], 1) + os.read(answers[0], 1)
+        os.close(release[1])
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+        for descriptor in (gate[0], *answers, release[0]):
+            os.close(descriptor)
+        assert sorted(told) == sorted(b"WL"), trial
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, tiny_config: Config) -> None:
+    def die() -> None:
+        Run.open(tmp_path / "run", tiny_config, COMMAND).log_metrics({"step": 1})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(die) == -signal.SIGKILL
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_temporary_left_by_a_kill_goes_at_the_next_start(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.update(tokens=1)
+
+        def die() -> None:
+            monkeypatch.setattr(os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            run.update(tokens=2)
+
+        assert in_child(die) == -signal.SIGKILL
+        assert list(run.folder.glob(".tmp-*"))
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        assert run.record["tokens"] == 1
+        assert not list(run.folder.glob(".tmp-*"))
+
+
+# -- line-by-line records ----------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.cut_metrics(0)
+        assert run.metrics_offset() == 0
+        run.log_metrics({"step": 1, "train/loss": 2.0})
+        offset = run.metrics_offset()
+        run.log_metrics({"step": 2, "train/loss": 1.0})
+        with open(run.folder / "metrics.jsonl", "a") as file:
+            file.write('{"step": 3, "tra')  # what a kill leaves
+        assert [row["step"] for row in runs.read_jsonl(run.folder / "metrics.jsonl")] == [1, 2]
+        run.cut_metrics(offset)
+        assert runs.read_jsonl(run.folder / "metrics.jsonl") == [{"step": 1, "train/loss": 2.0}]
+        assert run.metrics_offset() == offset
+        run.cut_metrics(offset - 3)  # the file system lost the end
+        assert run.metrics_offset() == 0
+
+
+def test_a_half_line_never_spoils_the_next(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log_metrics({"step": 1})
+        with open(run.folder / "metrics.jsonl", "a") as file:
+            file.write('{"step": 2, "x": "' + "y" * 70_000)
+        run.log_metrics({"step": 3})
+        assert [row["step"] for row in runs.read_jsonl(run.folder / "metrics.jsonl")] == [1, 3]
+
+
+def test_what_is_not_finite_is_null_and_tensors_are_numbers(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log_metrics({"a": float("nan"), "b": float("inf"), "c": torch.tensor(0.5), "d": 1 / 3, "e": 10**12 + 1})
+        assert (run.folder / "metrics.jsonl").read_text() == (
+            '{"a": null, "b": null, "c": 0.5, "d": 0.3333333, "e": 1000000000001}\n'
+        )
+
+
+def row(length: int, nll: float, **more: Any) -> dict[str, Any]:
+    return {"protocol": "fixed_target", "length": length, "stride": None, "window": None, "extension": None,
+            "task": None, "split": "test", "checkpoint_step": 12, "status": "ok", "nll": nll,
+            "targets_sha256": "ab", **more}  # fmt: skip
+
+
+def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log_evaluation(row(16, 1.0), [{"nll_sum": 0.1 * n, "n_tokens": 8, "n_bytes": 30} for n in range(3)])
+        run.log_evaluation(row(32, 2.0), [{"nll_sum": 1 / 3, "n_tokens": 8, "n_bytes": 30}])
+        run.log_evaluation(row(16, 3.0), [{"nll_sum": 5.0, "n_tokens": 8, "n_bytes": 30}])
+        run.log_evaluation(row(16, 4.0, window=16), [])
+        assert [(r["length"], r["nll"], r["window"]) for r in runs.evaluation_rows(run.folder)] == [
+            (16, 3.0, None), (32, 2.0, None), (16, 4.0, 16)
+        ]  # fmt: skip
+        blocks = runs.evaluation_blocks(run.folder)
+        assert [(b["length"], b["block"], b["nll_sum"]) for b in blocks] == [(16, 0, 5.0), (32, 0, 1 / 3)]
+        assert list(blocks[0]) == [*EVALUATION_KEY, "targets_sha256", "block", "nll_sum", "n_tokens", "n_bytes"]
+
+
+def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl"):
+        runs.read_jsonl(tmp_path / "metrics.jsonl")
+    assert runs.read_jsonl(tmp_path / "missing.jsonl") == []
+
+
+def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
+    tmp_path: Path, tiny_config: Config
+) -> None:
+    with small_disk(tmp_path / "disk", "200k") as disk, Run.open(disk / "run", tiny_config, COMMAND) as run:
+        run.log_metrics({"step": 0})  # has its page, which the next rows fill to the last byte
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"x" * 1024)
+        logged = 1
+        with pytest.raises(RunFailed, match=r"no room to write .*metrics\.jsonl.*free") as failure:
+            for _ in range(100_000):
+                run.log_metrics({"step": logged})
+                logged += 1
+        assert failure.value.reason == "disk"
+        assert (run.folder / "metrics.jsonl").read_bytes().endswith(b"\n")
+        assert len(runs.read_jsonl(run.folder / "metrics.jsonl")) == logged
+        assert logged > 1
+        record = (run.folder / "run.json").read_bytes()
+        with pytest.raises(RunFailed):
+            run.finish("failed", "disk")
+        assert (run.folder / "run.json").read_bytes() == record
+        filler.unlink()
+        run.finish("failed", "disk")
+        assert runs.load_record(run.folder)["reason"] == "disk"
+
+
+# -- secrets and logs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", FAKE_SECRETS)
+def test_secrets_are_redacted(secret: str) -> None:
+    told = redact(f"posbench train token={secret} data.path=x")
+    assert "[redacted]" in told and told.startswith("posbench train token=") and told.endswith(" data.path=x")
+    assert secret not in told and "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data.revision=" + "0123456789" * 4,
+        "hub/models--gpt2/snapshots/" + "0123456789" * 4 + "/tokenizer.json",
+        "num_tokens=1000000 token_dim=64 sha256:" + "0123456789abcdef" * 4,
+        "https://example.org/x@y",
+    ],
+)
+def test_what_only_resembles_a_secret_is_kept(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_secrets_of_the_command_line_and_of_git_stay_out_of_the_folder(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, [*COMMAND, *FAKE_SECRETS]) as run:
+        run.log_to_file()
+        run.begin_attempt("cpu", "fp32", 1)
+        for secret in FAKE_SECRETS:
+            logging.getLogger("posbench.train").warning("cannot reach %s", secret)
+        run.finish("failed", "error", f"no access with {FAKE_SECRETS[0]}")
+    for name, content in snapshot(tmp_path).items():
+        for secret in (*FAKE_SECRETS, "hunter2"):
+            assert secret.encode() not in content, name
+
+
+@pytest.mark.parametrize("secret", FAKE_SECRETS)
+def test_a_secret_in_the_configuration_is_refused(tmp_path: Path, tiny_config: Config, secret: str) -> None:
+    config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, path=secret))
+    with pytest.raises(UserError, match=r"data\.path looks like it holds a secret") as error:
+        Run.open(tmp_path / "run", config, COMMAND)
+    assert secret not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_log_has_one_line_per_record_and_ends_with_the_run(tmp_path: Path, tiny_config: Config) -> None:
+    logger = logging.getLogger("posbench.train")
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log_to_file()
+        logger.info("name é %s", "x\n2026-01-01 ERROR forged\x1b[2J")
+    logger.warning("after the run")
+    (line,) = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert line.endswith(r"INFO posbench.train: name é x\n2026-01-01 ERROR forged\x1b[2J")
+    assert "+00:00" in line

@@ -1,0 +1,280 @@
+"""What is particular to one scheme: worked numbers, limits in which it becomes another one, its own messages."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import third_party, third_party_file
+from torch import Tensor, nn
+
+from posbench import attention_logits, attention_output, encodings
+from posbench.attention.reference import logits_of, rows_of
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+
+SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
+FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order
+
+
+def build(name: str, shape: Shape = SHAPE, **options: Any) -> Any:
+    return encodings.build(name, shape, options)
+
+
+def layer_inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v = torch.randn(3, 2, SHAPE.n_heads, length, SHAPE.head_dim)
+    return q, k, v, torch.randn(2, length, SHAPE.d_model)
+
+
+# -- codes at the input -----------------------------------------------------------------------------------------------
+
+
+def test_index_on_all_channels_is_invisible_behind_a_layernorm_and_on_the_first_is_not() -> None:
+    x = torch.randn(1, 20, 32)
+    norm = nn.LayerNorm(32)
+    for direction, visible in (("ones", False), ("first", True)):
+        coded = build("index", direction=direction, scale=1.0).embed(x, torch.arange(20)[None])
+        assert torch.allclose(norm(coded), norm(x), atol=1e-4) != visible
+
+
+def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run() -> None:
+    torch.manual_seed(1)
+    first = build("index", direction="random").code(torch.ones(1, 1))
+    torch.manual_seed(2)
+    torch.testing.assert_close(build("index", direction="random").code(torch.ones(1, 1)), first, rtol=0, atol=0)
+    assert first.norm().item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["index", "minmax", "binary", "sine"])
+def test_the_token_scale_is_a_multiple_of_the_tokens_initial_rms(name: str) -> None:
+    x, positions = torch.zeros(1, 9, 32), torch.arange(9)[None]
+    raw = build(name, scale=1.0).embed(x, positions)
+    torch.testing.assert_close(build(name).embed(x, positions), SHAPE.token_rms * raw)
+
+
+def test_concatenated_codes_take_as_many_channels_as_they_need() -> None:
+    widths = {name: build(name, combine="concat").token_dim() for name in ("index", "minmax", "binary", "sine")}
+    assert widths == {"index": 31, "minmax": 31, "binary": 26, "sine": 24}
+
+
+def test_binary_counts_as_far_as_the_training_length_by_default() -> None:
+    lengths = {length: build("binary", Shape(32, 4, 1, length)).max_length for length in (1, 2, 3, 64, 65)}
+    assert lengths == {1: 2, 2: 2, 3: 4, 64: 64, 65: 128}
+
+
+@pytest.mark.parametrize("digits", [0, 33])
+def test_binary_refuses_digits_that_do_not_fit(digits: int) -> None:
+    with pytest.raises(UserError, match=rf"encoding.digits is {digits} for 'binary': expected 1 to 32"):
+        build("binary", digits=digits)
+
+
+# -- T5 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (32, 64), (32, 17), (32, 256), (8, 20), (64, 1000), (2, 2), (7, 40)]
+)
+def test_t5_buckets_equal_transformers_at_every_distance(num_buckets: int, max_distance: int) -> None:
+    bucket = third_party("transformers.models.t5.modeling_t5").T5Attention._relative_position_bucket
+    distance = torch.arange(-5, 4 * max_distance + 1)
+    expected = bucket(-distance, bidirectional=False, num_buckets=num_buckets, max_distance=max_distance)
+    encoding = build("t5", num_buckets=num_buckets, max_distance=max_distance)
+    assert torch.equal(encoding.bucket(distance), expected)
+
+
+def test_t5_refuses_a_max_distance_that_its_exact_buckets_already_cover() -> None:
+    with pytest.raises(UserError, match=r"encoding.max_distance is 16 for 't5': expected more than half of num_buck"):
+        build("t5", max_distance=16)
+    with pytest.raises(UserError, match=r"encoding.num_buckets is 1 for 't5': expected at least 2"):
+        build("t5", num_buckets=1)
+
+
+def test_t5_says_once_that_its_last_buckets_stay_untrained(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build("t5", max_distance=64)
+        assert not caplog.records
+        build("t5", max_distance=1001)
+        build("t5", max_distance=1001)
+    assert [record.getMessage() for record in caplog.records] == [
+        "t5: max_distance 1001 exceeds train_length 64: the last buckets are never trained; "
+        "encoding.max_distance=64 trains every bucket"
+    ]
+
+
+def test_t5_reaches_every_bucket_where_max_distance_is_the_training_length() -> None:
+    encoding = build("t5", Shape(32, 4, 1, 128), max_distance=128)
+    assert encoding.bucket(torch.arange(128)).unique().tolist() == list(range(32))
+
+
+# -- FIRE -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "share"), [(1, 0, 0.0240981), (100, 50, 0.4530270), (100, 0, 0.6062818), (1000, 500, 0.8519441)]
+)
+def test_fire_worked_shares(i: int, j: int, share: float) -> None:
+    encoding = build("fire", threshold=512)
+    actual = encoding.share(torch.tensor([[[i - j]]]), torch.tensor([[i]]), 0)
+    assert actual.item() == pytest.approx(share, abs=1e-6)
+
+
+def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_in_values_and_gradients() -> None:
+    encoding = build("fire")
+    with torch.no_grad():
+        first = encoding.networks[1][0]
+        first.weight.normal_()
+        first.bias.normal_()
+        first.weight[0], first.bias[0] = 0, 1  # a unit that is always on
+        first.weight[1], first.bias[1] = 0, -1  # and one that never is
+        first.weight[2], first.bias[2] = 0, 0
+    q, k, v, x = layer_inputs(200)
+    rows = next(rows_of(encoding, q, k, v, x, torch.arange(200)[None], 1))
+    by_pieces = encoding.bias(rows)
+    by_network = encoding.networks[1](encoding.share(rows.distance, rows.positions, 1)[..., None]).movedim(-1, 1)
+    torch.testing.assert_close(by_pieces, by_network, **FP32)
+    upstream = torch.randn_like(by_pieces)
+    parameters = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
+    for ours, expected in zip(
+        torch.autograd.grad((by_pieces * upstream).sum(), parameters, retain_graph=True),
+        torch.autograd.grad((by_network * upstream).sum(), parameters),
+        strict=True,
+    ):
+        # sums over 40 000 pairs and more, each rounded to fp32
+        torch.testing.assert_close(ours, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=1e-3)
+
+
+def test_fire_depends_on_distance_alone_up_to_its_threshold_and_never_leaves_0_to_1() -> None:
+    encoding = build("fire")
+    distance = torch.arange(5)[None, None].expand(1, 3, 5)
+    near = encoding.share(distance, torch.tensor([[4, 30, 64]]), 0)
+    torch.testing.assert_close(near[0, 0], near[0, 1], rtol=0, atol=0)
+    torch.testing.assert_close(near[0, 1], near[0, 2], rtol=0, atol=0)
+    far = encoding.share(torch.arange(10001)[None, None], torch.tensor([[10000]]), 0)
+    assert far.min() == 0 and 0.999 < far.max() <= 1
+    assert (far[0, 0, :5] - near[0, 0]).abs().max() > 0.01
+
+
+# -- PaTH -------------------------------------------------------------------------------------------------------------
+
+
+def path_by_products(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """The definition: every key through one reflection per token up to the query, in fp64."""
+    q, k, w, beta = (part.double() for part in (q, k, w, beta))
+    length = q.shape[2]
+    logits = torch.full((*q.shape[:2], length, length), -math.inf, dtype=torch.float64)
+    turned = k.clone()
+    for i in range(length):
+        along = (turned[:, :, :i] * w[:, :, i : i + 1]).sum(-1, keepdim=True)
+        reflected = turned[:, :, :i] - beta[:, :, i, None, None] * along * w[:, :, i : i + 1]
+        turned = torch.cat([reflected, turned[:, :, i:]], dim=2)
+        logits[:, :, i, : i + 1] = (turned[:, :, : i + 1] @ q[:, :, i, :, None])[..., 0] / q.shape[-1] ** 0.5
+    return logits
+
+
+@pytest.mark.parametrize(("block", "window"), [(None, None), (37, None), (37, 70)])
+def test_path_over_several_key_blocks_equals_the_product_of_its_reflections(
+    block: int | None, window: int | None
+) -> None:
+    encoding = build("path")
+    q, k, v, x = layer_inputs(150)
+    positions = torch.arange(150)[None]
+    expected = path_by_products(q, k, *encoding.prepare(q, k, x, positions, 1)).float()
+    for rows in rows_of(encoding, q, k, v, x, positions, 1, block=block, window=window):
+        part = expected[:, :, rows.queries, rows.keys].masked_fill(~rows.visible, -math.inf)
+        torch.testing.assert_close(logits_of(encoding, rows), part, **FP32)
+
+
+def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> None:
+    encoding = build("path")
+    q, k, v, x = (tensor.requires_grad_() for tensor in layer_inputs(150))
+    ours = attention_output(encoding, q, k, v, x)
+    w, beta = encoding.prepare(q, k, x, torch.arange(150)[None], 0)
+    naive = third_party_file("fla", "ops/path_attn/naive.py").naive_path_attn
+    given = [part.transpose(1, 2) for part in (q, k, v, w, beta)]
+    theirs = naive(*given, torch.zeros_like(given[-1]), encoding.logit_scale).transpose(1, 2)
+    torch.testing.assert_close(ours, theirs, **FP32)
+    leaves = [q, k, v, x, *(p for name, p in encoding.named_parameters() if ".0." in name)]
+    upstream = torch.randn_like(ours)
+    for mine, other in zip(
+        torch.autograd.grad((ours * upstream).sum(), leaves, retain_graph=True),
+        torch.autograd.grad((theirs * upstream).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5 * max(1, other.abs().max().item()), rtol=1e-4)
+
+
+def path_with_beta(beta: float) -> Encoding:
+    encoding = build("path")
+    with torch.no_grad():
+        encoding.beta[0].weight.zero_()
+        encoding.beta[0].bias.fill_(math.log(beta / (2 - beta)) if 0 < beta < 2 else math.copysign(1e4, beta - 1))
+    return encoding
+
+
+def test_path_without_reflections_is_no_encoding() -> None:
+    q, k, _, x = layer_inputs(20)
+    torch.testing.assert_close(attention_logits(path_with_beta(0), q, k, x), attention_logits(build("none"), q, k))
+
+
+def test_path_with_one_mirror_for_all_alternates_with_distance() -> None:
+    encoding = path_with_beta(2)
+    with torch.no_grad():
+        encoding.convolution[0].weight[..., :2] = 0  # each token alone makes its vector
+    q, k, _, _ = layer_inputs(12)
+    x = torch.randn(2, 1, 32).expand(2, 12, 32)
+    w, _ = encoding.prepare(q, k, x, torch.arange(12)[None], 0)
+    mirrored = k - 2 * (k * w).sum(-1, keepdim=True) * w
+    plain, odd = (attention_logits(build("none"), q, keys) for keys in (k, mirrored))
+    distance = torch.arange(12)[:, None] - torch.arange(12)
+    torch.testing.assert_close(attention_logits(encoding, q, k, x), torch.where(distance % 2 == 0, plain, odd), **FP32)
+
+
+def test_path_never_enlarges_a_key() -> None:
+    encoding = build("path")
+    q, k, _, x = layer_inputs(100)
+    logits = attention_logits(encoding, q, k, x).tril()
+    bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * encoding.logit_scale
+    assert (logits.nan_to_num(neginf=0).abs() <= bound * (1 + 1e-5)).all()
+
+
+def test_path_leaves_keys_after_the_query_alone() -> None:
+    q, k, _, x = layer_inputs(20)
+    after = torch.ones(20, 20, dtype=torch.bool).triu()
+    actual = attention_logits(build("path"), q, k, x, causal=False)[..., after]
+    torch.testing.assert_close(actual, attention_logits(build("none"), q, k, causal=False)[..., after], **FP32)
+
+
+# -- stick-breaking ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[0, 0, 0], [0.5, 0, 0], [0.25, 0.5, 0]]),
+        ({"attend_current": True}, [[0.5, 0, 0], [0.25, 0.5, 0], [0.125, 0.25, 0.5]]),
+        ({"remainder": True}, [[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]]),
+    ],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_stick_breaking_worked_weights(options: dict[str, bool], expected: list[list[float]], causal: bool) -> None:
+    encoding = build("stick_breaking", Shape(3, 1, 1, 8), **options)
+    zeros = torch.zeros(1, 1, 3, 3)
+    weights = attention_output(encoding, zeros, zeros, torch.eye(3)[None, None], causal=causal)
+    torch.testing.assert_close(weights[0, 0], torch.tensor(expected))
+
+
+def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:
+    q, k, v, _ = layer_inputs(30)
+    q, k = (100 * q).requires_grad_(), (100 * k).requires_grad_()
+    out = attention_output(build("stick_breaking"), q, k, v)
+    assert out.isfinite().all() and out.abs().max() <= v.abs().max() * (1 + 1e-5)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k)))
+
+
+def test_stick_breaking_prefers_the_nearest_of_equal_keys() -> None:
+    encoding = build("stick_breaking", Shape(8, 1, 1, 8))
+    same = F.normalize(torch.ones(1, 1, 8, 8), dim=-1)
+    weights = attention_output(encoding, same, same, torch.eye(8)[None, None])[0, 0, -1]
+    assert (weights[:-1].diff() > 0).all()

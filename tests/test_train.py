@@ -1,0 +1,246 @@
+"""Training as a whole, in processes of its own where signals are concerned."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from posbench import train as training
+from posbench.checkpoint import load_model
+from posbench.config import Config, to_container
+from posbench.errors import RunFailed, UserError
+from posbench.runs import evaluation_rows, read_jsonl
+from posbench.train import learning_rate
+
+STEPS = 12
+
+
+@pytest.fixture
+def config(tiny_config: Config, tmp_path: pathlib.Path) -> Config:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    data = dataclasses.replace(tiny_config.data, path=str(text))
+    runtime = dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache"))
+    return dataclasses.replace(tiny_config, data=data, runtime=runtime)
+
+
+def weights_sha256(folder: pathlib.Path) -> str:
+    newest = max((folder / "checkpoint").glob("step-*"))
+    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+
+
+def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in rows]
+
+
+def record_of(folder: pathlib.Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
+    saved = folder.parent / f"{folder.name}.yaml"
+    saved.write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
+    command = [sys.executable, "-m", "posbench.job", str(saved), "--run-dir", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(folder: pathlib.Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    metrics = folder / "metrics.jsonl"
+    while time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was not reached in {folder}")
+
+
+def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "run"
+    training.train(config, folder, ["posbench", "train"])
+    record = record_of(folder)
+    assert (record["status"], record["reason"]) == ("done", None)
+    assert record["tokens"] == config.training.tokens
+    assert record["parameters"]["encoding"] == 0 < record["parameters"]["total"]
+    assert record["data"]["tokens"]["train"] > 1000
+    assert record["evaluate_seconds"] > 0 and record["train_seconds"] > 0 and record["cpu_seconds"] > 0
+    assert len(losses(folder)) == STEPS
+    rows = evaluation_rows(folder)
+    assert len(rows) == 3 + 2 + 3 and {row["status"] for row in rows} == {"ok"}
+    assert {row["checkpoint_step"] for row in rows} == {STEPS}
+    blocks = read_jsonl(folder / "evaluation_blocks.jsonl")
+    assert len(blocks) == sum(row["n_blocks"] for row in rows)
+    assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["step-00000010", "step-00000012"]
+    assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
+
+
+def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
+    longer = dataclasses.replace(config.training, tokens=16 * 8 * 150)
+    training.train(dataclasses.replace(config, training=longer), tmp_path / "run", [])
+    history = [loss for _, loss, _ in losses(tmp_path / "run")]
+    assert history[0] == pytest.approx(5.55, abs=0.3)  # ln 257 = 5.55: nothing known at the start
+    assert sum(history[-10:]) / 10 < 2.9  # bytes of eight letters and a space: ln 9 = 2.2 and less when words are known
+
+
+def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    training.train(config, folder, [])
+    before, rows = weights_sha256(folder), (folder / "evaluation.jsonl").read_text(encoding="utf-8")
+    training.train(config, folder, [])
+    assert (folder / "evaluation.jsonl").read_text(encoding="utf-8") == rows
+    wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, bootstrap=50, ratios=(1, 2)))
+    training.train(wider, folder, [])
+    assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
+    assert len(record_of(folder)["attempts"]) == 3
+
+
+def test_restart_moves_the_old_run_aside(config: Config, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "study" / "run"
+    training.train(config, folder, [])
+    training.train(config, folder, [], restart=True)
+    assert len(list(folder.parent.iterdir())) == 2
+    assert len(record_of(folder)["attempts"]) == 1
+
+
+@pytest.mark.parametrize("at_step", [2, 7, 11])
+def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one(
+    config: Config, tmp_path: pathlib.Path, at_step: int
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    training.train(config, whole, [])
+    process = start(config, killed)
+    wait_for_step(killed, at_step)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert record_of(killed)["status"] == "running"
+    again = start(config, killed)
+    assert again.wait(timeout=120) == 0, again.communicate()[1]
+    assert weights_sha256(killed) == weights_sha256(whole)
+    assert losses(killed) == losses(whole)
+    for name in ("nll", "targets_sha256", "ci_low"):
+        assert [row[name] for row in evaluation_rows(killed)] == [row[name] for row in evaluation_rows(whole)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
+    config: Config, tmp_path: pathlib.Path, number: signal.Signals, code: int
+) -> None:
+    longer = dataclasses.replace(
+        config,
+        training=dataclasses.replace(config.training, tokens=16 * 8 * 400),
+        runtime=dataclasses.replace(config.runtime, checkpoint_every_steps=1000),
+        evaluation=dataclasses.replace(config.evaluation, ratios=(1,), windowed=False),
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    training.train(longer, whole, [])
+    process = start(longer, stopped)
+    wait_for_step(stopped, 20)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in errors
+    record = record_of(stopped)
+    assert (record["status"], record["reason"]) == ("stopped", "signal")
+    assert start(longer, stopped).wait(timeout=120) == 0
+    assert weights_sha256(stopped) == weights_sha256(whole)
+    assert losses(stopped) == losses(whole)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    plain = training._cross_entropy
+
+    def poisoned(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return plain(logits, labels) * (float("nan") if calls == 8 else 1.0)
+
+    monkeypatch.setattr(training, "_cross_entropy", poisoned)
+    with pytest.raises(RunFailed, match="loss is nan at step 8"):
+        training.train(config, tmp_path / "run", [])
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["reason"]) == ("failed", "diverged")
+    step, weights = load_model(tmp_path / "run")
+    assert step == 5 and all(torch.isfinite(weight).all() for weight in weights.values())
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
+    with pytest.raises(RunFailed, match="gradient norm is inf at step 1"):
+        training.train(config, tmp_path / "run", [])
+
+
+def test_accumulation_takes_the_same_step_as_one_large_batch(config: Config, tmp_path: pathlib.Path) -> None:
+    parts = dataclasses.replace(config.training, batch_size=2, accumulation=4)
+    training.train(config, tmp_path / "whole", [])
+    training.train(dataclasses.replace(config, training=parts), tmp_path / "parts", [])
+    for (_, one, _), (_, two, _) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
+        assert one == pytest.approx(two, abs=1e-4)
+
+
+def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Path) -> None:
+    half = dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
+    training.train(config, tmp_path / "fp32", [])
+    training.train(half, tmp_path / "bf16", [])
+    pairs = list(zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16"), strict=True))
+    assert max(abs(one - two) for (_, one, _), (_, two, _) in pairs) < 0.02  # bf16 has 8 bits: 0.4 % of a logit
+    assert record_of(tmp_path / "bf16")["attempts"][0]["dtype"] == "bf16"
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config) -> None:
+    schedule = dataclasses.replace(config.training, learning_rate=1.0, warmup_tokens=4 * 128, final_learning_rate=0.1)
+    cosine = [learning_rate(step, 100, schedule) for step in range(100)]
+    assert cosine[:4] == [0.25, 0.5, 0.75, 1.0] and cosine[4] == 1.0
+    assert cosine[99] == pytest.approx(0.1) and cosine[4:] == sorted(cosine[4:], reverse=True)
+    constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
+    values = [learning_rate(step, 100, constant) for step in range(101)]
+    assert set(values[4:81]) == {1.0} and values[90] == pytest.approx(0.55) and values[100] == pytest.approx(0.1)
+
+
+def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) -> None:
+    from posbench.model import build
+
+    with_table = dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name="learned"))
+    model = build(with_table, 257)
+    groups = training.optimizer_for(model, config.training).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in decayed}
+    assert names == {name for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("encoding.")}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_less_text_than_a_block_is_one_line(config: Config, tmp_path: pathlib.Path) -> None:
+    pathlib.Path(str(config.data.path)).write_text("too short", encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        training.train(config, tmp_path / "run", [])
+    assert "\n" not in str(error.value) and "16" in str(error.value)
+
+
+def test_a_second_process_on_one_folder_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
+    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=16 * 8 * 5000))
+    first = start(longer, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 3)
+    second = start(longer, tmp_path / "run")
+    _, errors = second.communicate(timeout=60)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert second.returncode != 0 and str(first.pid) in errors and "Traceback" not in errors
