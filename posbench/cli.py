@@ -174,6 +174,31 @@ def list_(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def properties(
+    names: Annotated[list[str] | None, typer.Argument(help="Encodings; default: all.")] = None, as_json: AsJson = False
+) -> None:
+    """Measure what tutorials ask of an encoding: order, uniqueness, relative, continuous, and so on."""
+    from posbench import properties
+
+    properties.main(names, as_json)
+
+
+@app.command()
+def show(
+    names: Annotated[list[str], typer.Argument(help="Encodings, drawn side by side.")],
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file (needs posbench[plots]).")] = None,
+    phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
+    words: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Two words of the phrase whose logit to watch.")
+    ] = None,
+) -> None:
+    """Draw what an encoding does, in the terminal or as a PNG file."""
+    from posbench import show
+
+    show.main(names, png, phrase, words)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Print what a bug report needs: versions, machine, devices. No secrets."""
     from posbench import doctor

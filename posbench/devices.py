@@ -37,17 +37,19 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 def bf16_is_fast(device: torch.device) -> bool:
     """Whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell: fp32
-        return any(capabilities.get(flag, False) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"))
+        capabilities: dict[str, object] = getattr(
+            torch.cpu, "get_capabilities", dict
+        )()  # torch before 2.12 cannot tell: fp32
+        return any(capabilities.get(flag) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"))
     return False
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     if dtype == torch.float32:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype)  # type: ignore[return-value]
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -181,16 +181,16 @@ def _measure(
     started = time.monotonic()
     devices.reset_peak_memory(device)
     nll = score(model, split, windows, device, dtype, config.evaluation.batch_tokens, cell.window)
-    targets = split.ids[windows.targets()]
-    token_bytes = tokens.tokenizer.token_bytes
-    per_block = {
-        "nll_sum": np.bincount(windows.blocks, nll.sum(1)),
-        "n_tokens": np.bincount(windows.blocks) * windows.scored,
-        "n_bytes": None if token_bytes is None else np.bincount(windows.blocks, token_bytes[targets].sum(1)),
-    }
-    n_bytes = None if per_block["n_bytes"] is None else int(per_block["n_bytes"].sum())
+    sums = np.bincount(windows.blocks, nll.sum(1))
+    counts = np.bincount(windows.blocks) * windows.scored
+    token_bytes = tokens.tokenizer.token_bytes  # None: this tokenizer's tokens are not pieces of the original text
+    sizes: list[int | None] = [None] * windows.n_blocks
+    if token_bytes is not None:
+        in_windows = token_bytes[split.ids[windows.targets()]].sum(1)
+        sizes = [int(size) for size in np.bincount(windows.blocks, in_windows)]
+    n_bytes = None if token_bytes is None else sum(size or 0 for size in sizes)
     mean = float(nll.mean())
-    low, high = block_bootstrap(per_block["nll_sum"], per_block["n_tokens"], config.evaluation.bootstrap)
+    low, high = block_bootstrap(sums, counts.astype(np.float64), config.evaluation.bootstrap)
     row |= {
         "n_tokens": nll.size,
         "n_bytes": n_bytes,
@@ -198,20 +198,15 @@ def _measure(
         "mean_context": windows.mean_context(cell.window),
         "nll": mean,
         "perplexity": math.exp(mean) if mean < 700 else None,
-        "bits_per_byte": nll.sum() / math.log(2) / n_bytes if n_bytes else None,
+        "bits_per_byte": float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None,
         "ci_low": low,
         "ci_high": high,
         "seconds": round(time.monotonic() - started, 3),
         "peak_memory_bytes": devices.peak_memory(device),
     }
     return [
-        {
-            "block": index,
-            "nll_sum": float(per_block["nll_sum"][index]),
-            "n_tokens": int(per_block["n_tokens"][index]),
-            "n_bytes": None if per_block["n_bytes"] is None else int(per_block["n_bytes"][index]),
-        }
-        for index in range(windows.n_blocks)
+        {"nll_sum": float(total), "n_tokens": int(count), "n_bytes": size}
+        for total, count, size in zip(sums, counts, sizes, strict=True)
     ]
 
 
@@ -246,7 +241,7 @@ def _same_cell(row: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _nll(model: GPT, hidden: Tensor, labels: Tensor) -> Tensor:
     """fp32 head and softmax whatever the model ran in; in pieces, since logits are the largest tensor of all."""
-    pieces = zip(hidden.split(HEAD_ROWS), labels.split(HEAD_ROWS), strict=True)
+    pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True)
     return torch.cat([F.cross_entropy(model.logits(h), y, reduction="none") for h, y in pieces])
 
 

@@ -214,8 +214,9 @@ def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, 
     """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
     model.eval()
     losses: list[Tensor] = []
+    training = config.training
     for inputs, labels in validation_batches(
-        tokens.validation, config.training.train_length, config.training.batch_size
+        tokens.validation, training.train_length, training.batch_size, limit=VALIDATION_BLOCKS
     ):
         with devices.autocast(device, dtype):
             losses.append(_cross_entropy(model.logits(model.hidden(inputs.to(device))), labels.to(device)))

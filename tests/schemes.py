@@ -54,8 +54,8 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 
 def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3) -> Tensor:
-    """consecutive: (1, T) from 0; offset: (1, T) from `offset`; gaps: (B, T) increasing, not consecutive."""
-    if kind == "gaps":
+    """consecutive: (1, T) from 0; offset: (1, T) from `offset`; gaps, far: (B, T) increasing, not consecutive."""
+    if kind in ("gaps", "far"):
         draws = [torch.randperm(below, generator=torch.Generator().manual_seed(b))[:length] for b in range(batch)]
         return torch.stack(draws).sort(dim=-1).values
     return torch.arange(length)[None] + (offset if kind == "offset" else 0)

@@ -1,31 +1,23 @@
 """Causal attention by tiles of scores, forward and backward written out in plain torch operations.
 
 On CPUs torch's fused kernel reaches about a third of what bf16 matrix products do, and a learned bias sends it down a
-path that stores every score. Here a *tile* of scores (some heads of a block of query rows, against the keys those rows
-may see) is small enough to stay in cache from the product to the softmax. Keys after the block, or before the window,
-are never touched. Biases are added to a tile, so neither they nor their gradients ever exist at (B, H, T, T).
+path that stores every score. Tiles (see `tiles`) stay in cache, and take up biases as they go, so that neither a bias
+nor its gradient ever exists at (B, H, T, T).
 
-Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). For the backward pass the
-probabilities are kept in the dtype of q up to `KEPT_BYTES`, above that recomputed; without gradients nothing is kept,
-so that memory grows with heads x block x length.
+Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). Probabilities are kept for the
+backward pass in the dtype of q, or computed again if they are many; without gradients nothing is kept, so that memory
+grows with heads x block x length.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Probabilities in a tile, per CPU thread, about a core's cache; accelerators rather want few launches.
-TILE_BYTES = 2**20
-TILE_BYTES_ACCELERATOR = 2**27
-# Query rows in a tile: more waste work above the diagonal, fewer make the products slim.
-MIN_ROWS, MAX_ROWS = 128, 256
-# Probabilities that one call (one layer) keeps for its backward pass.
-KEPT_BYTES = 128 * 2**20
+from posbench.attention.tiles import KEPT_BYTES, Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
 
 
 def blocked_attention(
@@ -46,21 +38,13 @@ def blocked_attention(
     bias = bias or Bias()
     inputs = (q, k, v, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    out: Tensor = _Blocked.apply(_Call(bias, scale, window, train), *inputs)  # type: ignore[no-untyped-call]
+    cut = Cut(q.detach(), window, bias.whole_heads)
+    call = _Call(cut, bias, scale, keep=train and cut.score_bytes() <= KEPT_BYTES)
+    out: Tensor = _Blocked.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
 
 
 # -- what can be added to the logits -----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """Scores computed together: some heads of a block of query rows, against the keys those rows may see."""
-
-    heads: slice
-    queries: slice
-    keys: slice
-    mask: Tensor  # (Tq, Tk): 0 where visible, -inf where hidden
 
 
 class Bias:
@@ -159,21 +143,42 @@ class Dense(Bias):
 # -- the kernel --------------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    cut: Cut
+    bias: Bias
+    scale: float
+    keep: bool  # hold the probabilities for the backward pass
+
+    def shared(self, tile: Tile) -> Tensor | None:
+        """Bias and mask of a tile where all sequences share them."""
+        return None if self.bias.per_sequence else self._added(tile, slice(None))
+
+    def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
+        """Softmax of a tile's logits: (sequences, heads, Tq, Tk), in q's dtype."""
+        added = self._added(tile, batch) if shared is None else shared
+        scores = product(q[tile.queries_of(batch)], k[tile.keys_of(batch)].mT)
+        return torch.softmax(torch.add(added, scores, alpha=self.scale), -1).to(q.dtype)
+
+    def _added(self, tile: Tile, batch: slice) -> Tensor:
+        bias = self.bias.of(tile, batch)
+        return tile.mask if bias is None else bias + tile.mask
+
+
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: "_Call", q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
-        out = _empty_like(v)
+    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        out = empty_like(v)
         kept: list[Tensor] = []
-        ctx.call, ctx.keep = call, call.train and call.score_bytes(q) <= KEPT_BYTES
         with torch.autocast(q.device.type, enabled=False):
-            for tile in call.tiles(q):
-                added = call.added_for_all(tile)
-                for batch in call.groups(tile, q):
-                    queries, keys = (batch, tile.heads, tile.queries), (batch, tile.heads, tile.keys)
-                    probabilities = call.probabilities(q[queries], k[keys], tile, batch, added)
-                    out[queries] = _product(probabilities, v[keys])
-                    if ctx.keep:
+            for tile in call.cut.tiles():
+                shared = call.shared(tile)
+                for batch in tile.batches:
+                    probabilities = call.probabilities(q, k, tile, batch, shared)
+                    out[tile.queries_of(batch)] = product(probabilities, v[tile.keys_of(batch)])
+                    if call.keep:
                         kept.append(probabilities)
+        ctx.call = call
         ctx.save_for_backward(q, k, v, *kept)
         return out
 
@@ -181,137 +186,44 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, *kept = ctx.saved_tensors
+        blocks = len(call.cut.blocks())
+        dq, dk, dv = empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
+        bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
         remaining = iter(kept)
-        dq, dk, dv = _empty_like(q), _KeyGradient(k, call), _KeyGradient(v, call)
-        sums = [torch.zeros_like(tensor) for tensor in call.bias.tensors]
-        learned = any(ctx.needs_input_grad[4:])
         with torch.autocast(q.device.type, enabled=False):
-            for tile in call.tiles(q):
-                added = None if ctx.keep else call.added_for_all(tile)
-                total = None
-                for batch in call.groups(tile, q):
-                    queries, keys = (batch, tile.heads, tile.queries), (batch, tile.heads, tile.keys)
-                    if ctx.keep:
-                        probabilities = next(remaining)
-                    else:
-                        probabilities = call.probabilities(q[queries], k[keys], tile, batch, added)
-                    grad = _product(grad_out[queries], v[keys].mT)
-                    grad = torch._softmax_backward_data(grad, probabilities, -1, q.dtype)
-                    dq[queries] = _product(grad, k[keys], call.scale)
-                    dk.add(keys, _product(grad.mT, q[queries], call.scale))
-                    dv.add(keys, _product(probabilities.mT, grad_out[queries]))
-                    if learned and call.bias.per_sequence:
-                        call.bias.pull(sums, tile, batch, grad)
-                    elif learned:
-                        total = _sum(grad, total)
-                if total is not None:
-                    call.bias.pull(sums, tile, slice(None), total)
-        return None, dq, dk.result(), dv.result(), *sums
+            for tile in call.cut.tiles():
+                shared = None if call.keep else call.shared(tile)
+                for batch in tile.batches:
+                    queries, keys = tile.queries_of(batch), tile.keys_of(batch)
+                    probabilities = next(remaining) if call.keep else call.probabilities(q, k, tile, batch, shared)
+                    grad = softmax_backward(product(grad_out[queries], v[keys].mT), probabilities)
+                    dq[queries] = product(grad, k[keys], call.scale)
+                    dk.add(keys, product(grad.mT, q[queries], call.scale))
+                    dv.add(keys, product(probabilities.mT, grad_out[queries]))
+                    bias_gradient.add(tile, batch, grad)
+                bias_gradient.close(tile)
+        return None, dq, dk.result(), dv.result(), *bias_gradient.sums
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """One call's settings, and how its scores are cut up."""
+class _BiasGradient:
+    """Sums a bias's gradients; where the sequences share the bias, over the sequences first."""
 
-    bias: Bias
-    scale: float
-    window: int | None
-    train: bool  # gradients will be asked for
+    def __init__(self, bias: Bias, wanted: bool) -> None:
+        self.bias = bias
+        self.wanted = wanted
+        self.sums = [torch.zeros_like(tensor) for tensor in bias.tensors]
+        self.total: Tensor | None = None  # of the tile, over the sequences so far
 
-    def blocks(self, q: Tensor) -> list[tuple[int, int, int]]:
-        """Blocks of query rows: first and last row (exclusive), first key."""
-        length = q.shape[2]
-        seen = min(length, self.window or length)
-        rows = max(MIN_ROWS, min(MAX_ROWS, TILE_BYTES // (seen * q.element_size())))
-        starts = range(0, length, rows)
-        return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
+    def add(self, tile: Tile, batch: slice, grad: Tensor) -> None:
+        if self.wanted and self.bias.per_sequence:
+            self.bias.pull(self.sums, tile, batch, grad)
+        elif self.wanted:
+            if self.total is None:
+                self.total, grad = grad[0].to(exact(grad), copy=True), grad[1:]
+            for sequence in grad:  # faster on CPUs than one sum that widens the dtype
+                self.total += sequence
 
-    def score_bytes(self, q: Tensor) -> int:
-        scores = sum((stop - start) * (stop - first) for start, stop, first in self.blocks(q))
-        return q.shape[0] * q.shape[1] * scores * q.element_size()
-
-    def tiles(self, q: Tensor) -> Iterator[Tile]:
-        n_heads = q.shape[1]
-        for start, stop, first in self.blocks(q):
-            mask = self._mask(stop - start, stop - first, q)
-            group = n_heads if self.bias.whole_heads else max(1, min(n_heads, _budget(q) // mask.numel()))
-            for head in range(0, n_heads, group):
-                yield Tile(slice(head, min(n_heads, head + group)), slice(start, stop), slice(first, stop), mask)
-
-    def groups(self, tile: Tile, q: Tensor) -> Iterator[slice]:
-        """Sequences that go through a tile together: several where the tile is small."""
-        batch = q.shape[0]
-        together = max(1, _budget(q) // ((tile.heads.stop - tile.heads.start) * tile.mask.numel()))
-        return (slice(first, min(batch, first + together)) for first in range(0, batch, together))
-
-    def _mask(self, rows: int, keys: int, like: Tensor) -> Tensor:
-        hidden = torch.full((rows, keys), -math.inf, dtype=_exact(like), device=like.device)
-        mask = hidden.triu(keys - rows + 1)
-        return mask + hidden.tril(keys - rows - self.window) if self.window else mask
-
-    def added_for_all(self, tile: Tile) -> Tensor | None:
-        """Bias and mask of a tile where all sequences share them."""
-        return None if self.bias.per_sequence else self._added(tile, slice(None))
-
-    def _added(self, tile: Tile, batch: slice) -> Tensor:
-        bias = self.bias.of(tile, batch)
-        return tile.mask if bias is None else bias + tile.mask
-
-    def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, added: Tensor | None) -> Tensor:
-        """Softmax of a tile's logits (sequences, heads, Tq, Tk), in q's dtype."""
-        if added is None:
-            added = self._added(tile, batch)
-        return torch.softmax(torch.add(added, _product(q, k.mT), alpha=self.scale), -1).to(q.dtype)
-
-
-class _KeyGradient:
-    """Gradient of keys or values. Where several blocks of queries add to it: summed in fp32, rounded once."""
-
-    def __init__(self, x: Tensor, call: _Call) -> None:
-        self.dtype = x.dtype
-        self.single = len(call.blocks(x)) == 1
-        self.total = _empty_like(x) if self.single else torch.zeros_like(_empty_like(x), dtype=_exact(x))
-
-    def add(self, keys: tuple[slice, ...], part: Tensor) -> None:
-        if self.single:
-            self.total[keys] = part
-        else:
-            self.total[keys] += part
-
-    def result(self) -> Tensor:
-        return self.total.to(self.dtype)
-
-
-def _budget(q: Tensor) -> int:
-    """Scores in a tile."""
-    per_tile = TILE_BYTES * torch.get_num_threads() if q.device.type == "cpu" else TILE_BYTES_ACCELERATOR
-    return per_tile // q.element_size()
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    """What logits and sums are computed in: fp32, or fp64 for fp64 inputs."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """An empty (B, H, T, D) that lies in memory as (B, T, H, D), the order the projections around attention use."""
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-    """scale a @ b for every sequence and head, rounded once."""
-    flat_a, flat_b = a.flatten(0, 1), b.flatten(0, 1)
-    if scale == 1.0:
-        return torch.bmm(flat_a, flat_b).view(*a.shape[:-1], b.shape[-1])
-    ignored = a.new_zeros(())  # beta=0
-    return torch.baddbmm(ignored, flat_a, flat_b, beta=0, alpha=scale).view(*a.shape[:-1], b.shape[-1])
-
-
-def _sum(parts: Tensor, total: Tensor | None) -> Tensor:
-    """`total` and all of `parts` (along the first axis), in fp32 or fp64."""
-    if total is None:
-        total, parts = parts[0].to(_exact(parts), copy=True), parts[1:]
-    for part in parts:
-        total += part
-    return total
+    def close(self, tile: Tile) -> None:
+        if self.total is not None:
+            self.bias.pull(self.sums, tile, slice(None), self.total)
+        self.total = None

@@ -42,6 +42,7 @@ def attention(
     """
     check_length(encoding, q.shape[2])
     pairwise = encoding.hooks & PAIRWISE
+    consecutive = consecutive and not torch.compiler.is_compiling()  # the compiler cannot see into hand-written kernels
     if consecutive and "attention" in encoding.hooks:
         out = encoding.attention(q, k, v, x, positions, layer, window)
     elif not pairwise or (consecutive and pairwise == {"distance_bias"}):
@@ -65,8 +66,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None, w
 
     Measured on CPUs: blocked wins in bf16 and, with a bias or gradients, in fp32; fused wins for the rest.
     """
-    fused = q.device.type != "cpu" or (q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None)
-    if table is not None or not fused:
+    by_hand = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    if q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None:
+        by_hand = False
+    if table is not None or by_hand:
         return blocked_attention(q, k, v, scale, None if table is None else Table(table), window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

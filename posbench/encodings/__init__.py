@@ -70,7 +70,6 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
     return cls(shape, **_checked(name, cls, dict(options or {})))
 
 
-
 @functools.cache
 def _installed() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=_GROUP)}

@@ -150,7 +150,7 @@ class Encoding(nn.Module):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
     ) -> Tensor:
-        """The whole causal attention (B, H, T, Dh) from raw q, k, v in one go.
+        """The whole causal attention (B, H, T, Dh) from raw q, k, v in one go; asked for positions 0 .. T-1 only.
 
         Override only with a form that is equal to what the other hooks define, and tested to be.
         """

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.attention.blocked import Dense, blocked_attention
 from posbench.encodings.base import Encoding, Rows, Shape
 
 HIDDEN = 32
@@ -42,17 +43,26 @@ class FIRE(Encoding):
 
     def bias(self, rows: Rows) -> Tensor:
         with torch.autocast(rows.distance.device.type, enabled=False):
-            share = self.share(rows.distance, rows.positions, rows.layer)  # (1|B, Tq, Tk)
-            kinks, slope, intercept = self.pieces(rows.layer)
-            piece = torch.bucketize(share.detach(), kinks)
-            bias = F.embedding(piece, slope) * share[..., None] + F.embedding(piece, intercept)
+            bias = _interpolated(rows.distance, rows.positions, *self.pieces(rows.layer), *self.scales(rows.layer))
             return bias.movedim(-1, 1)  # (1|B, H, Tq, Tk)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
+    ) -> Tensor:
+        def rows(queries: slice, keys: slice, *learned: Tensor) -> Tensor:
+            distance = (positions[0, queries, None] - positions[0, None, keys]).clamp(min=0)
+            return _interpolated(distance, positions[0, queries], kinks, *learned).movedim(-1, 0)  # (H, Tq, Tk)
+
+        kinks, *network = self.pieces(layer)
+        return blocked_attention(q, k, v, self.logit_scale, Dense(rows, (*network, *self.scales(layer))), window)
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""
-        threshold = (self.multiplier[layer] * self.threshold).abs()
-        farthest = torch.maximum(positions.float(), threshold)[..., None]
-        return self._psi(distance.float(), layer) / (self._psi(farthest, layer) + 1e-6)
+        return _share(distance, positions, *self.scales(layer))
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor]:
+        """c, and the position up to which the bias depends on the distance alone."""
+        return self.c[layer], (self.multiplier[layer] * self.threshold).abs()
 
     def pieces(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """The network as straight pieces: kinks (32,), slopes and intercepts (33, H) between them."""
@@ -68,5 +78,20 @@ class FIRE(Encoding):
         out = last.weight.float().mT  # (32, H)
         return kinks, (active * weight) @ out, (active * bias) @ out + last.bias.float()
 
-    def _psi(self, distance: Tensor, layer: int) -> Tensor:
-        return torch.log1p((self.c[layer] * distance).abs())
+
+def _interpolated(
+    distance: Tensor, positions: Tensor, kinks: Tensor, slope: Tensor, intercept: Tensor, c: Tensor, threshold: Tensor
+) -> Tensor:
+    """Bias (..., Tq, Tk, H) of distances (..., Tq, Tk) from the queries' positions (..., Tq)."""
+    share = _share(distance, positions, c, threshold)
+    piece = torch.bucketize(share.detach(), kinks)
+    return F.embedding(piece, slope) * share[..., None] + F.embedding(piece, intercept)
+
+
+def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
+    farthest = torch.maximum(positions.float(), threshold)[..., None]
+    return _psi(distance.float(), c) / (_psi(farthest, c) + 1e-6)
+
+
+def _psi(distance: Tensor, c: Tensor) -> Tensor:
+    return torch.log1p((c * distance).abs())

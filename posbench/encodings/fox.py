@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.attention.blocked import Decay, blocked_attention
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 
@@ -40,3 +41,9 @@ class FoX(Encoding):
     def bias(self, rows: Rows) -> Tensor:
         (total,) = rows.state
         return total[:, :, rows.queries, None] - total[:, :, None, rows.keys]
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
+    ) -> Tensor:
+        (total,) = self.prepare(q, k, x, positions, layer)
+        return blocked_attention(q, k, v, self.logit_scale, Decay(total), window)

@@ -1,30 +1,39 @@
 """`posbench show`: pictures of schemes, in the terminal or as a PNG file."""
 
+import logging
 from pathlib import Path
 
 from posbench.errors import UserError
 from posbench.show import panels
 
 
-def main(
-    names: list[str], png: Path | None = None, phrase: str | None = None, words: tuple[str, str] | None = None
-) -> None:
+def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
     """Draw schemes side by side.
 
     Args:
         names: schemes.
         png: write the picture here; default: draw in the terminal.
-        phrase, words: instead, move this phrase along a sentence and watch its two words' logit.
+        phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
+        words: those two, separated by a comma.
 
     Raises:
         UserError: an unknown scheme or word, `phrase` without `words` or the other way round, or no matplotlib.
     """
-    if (phrase is None) != (words is None):
-        raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
-    if phrase is not None and words is not None:
-        _show_moved([panels.moved(name, phrase, words) for name in names], phrase, words, png)
-    else:
+    logging.getLogger("posbench.encodings").setLevel(logging.ERROR)  # warnings about training do not concern a picture
+    if phrase is None and words is None:
         _show_pictures([panels.picture(name) for name in names], png)
+        return
+    if phrase is None or words is None:
+        raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
+    pair = _pair(words)
+    _show_moved([panels.moved(name, phrase, pair) for name in names], phrase, pair, png)
+
+
+def _pair(words: str) -> tuple[str, str]:
+    parts = tuple(word.strip() for word in words.split(","))
+    if len(parts) != 2 or parts[0].lower() == parts[1].lower():
+        raise UserError(f"--words is '{words}': expected two different words of the phrase, such as daughter,called")
+    return parts[0], parts[1]
 
 
 def _show_pictures(pictures: list[panels.Picture], png: Path | None) -> None:

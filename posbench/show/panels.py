@@ -22,8 +22,9 @@ Numbers = NDArray[np.float64]
 # A small model, whose pictures are readable: heads of 16 channels, and room to show as much again as was trained.
 SHAPE = Shape(d_model=64, n_heads=4, n_layers=2, train_length=64)
 LENGTH = 2 * SHAPE.train_length
-DECAY_SAMPLES = 16
+DECAY_SAMPLES = 64
 DECAY_QUERIES = 16  # the last queries, which see the most keys
+FAINTEST = 1e-4  # attention, in multiples of an even share; below, a curve leaves the picture
 STAYS = 1e-5  # of the logit: less is rounding
 SHIFTS = 30
 
@@ -79,8 +80,8 @@ def picture(name: str) -> Picture:
         if encoding.hooks & probe.PAIRWISE:
             panels.append(_by_distance(encoding))
         panels.append(_decay(encoding))
-    learned = "learned tables drawn from N(0,1)" if any(True for _ in encoding.parameters()) else "nothing learned"
-    return Picture(name, learned, tuple(panels))
+    learns = any(True for _ in encoding.parameters())
+    return Picture(name, "untrained: random parameters" if learns else "", tuple(panels))
 
 
 def defined(encoding: Encoding, length: int = LENGTH) -> int:
@@ -142,7 +143,11 @@ def _rotary(encoding: Encoding) -> list[Panel]:
         limit=SHAPE.train_length,
     )
     turned = Heatmap(
-        "Cosine of the angle turned", "position (tokens)", "pair", np.ascontiguousarray(phases.real.T), SHAPE.train_length
+        "Cosine of the angle turned",
+        "position (tokens)",
+        "pair",
+        np.ascontiguousarray(phases.real.T),
+        SHAPE.train_length,
     )
     return [turned, wave, decay]
 
@@ -178,22 +183,22 @@ def _by_distance(encoding: Encoding) -> Curves:
 
 
 def _decay(encoding: Encoding) -> Curves:
-    """Mean weight by distance for random tokens under random projections."""
+    """Mean weight by distance for random tokens under random projections; 1 is an even share."""
     length = defined(encoding)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(DECAY_SAMPLES, length, encoding.token_dim(), generator=generator)
     q, k, x = _project(encoding, tokens, generator)
     weights = probe.arriving(encoding, q, k, x, probe.positions_of(encoding, length))
-    last = weights[:, :, -DECAY_QUERIES:].mean(1)  # (B, queries, T)
     rows = torch.arange(length - DECAY_QUERIES, length)[:, None]
     distance = torch.arange(length - DECAY_QUERIES + 1)
-    by_distance = last[:, torch.arange(DECAY_QUERIES)[:, None], rows - distance].mean((0, 1)).numpy()
+    share = weights.mean((0, 1))[rows, rows - distance] * (rows + 1)  # (queries, distance)
+    by_distance = share.mean(0).numpy()
     return Curves(
         title="Mean attention, random tokens",
         x_label="distance (tokens)",
-        y_label="attention weight",
+        y_label="times an even share",
         x=np.arange(len(by_distance), dtype=np.float64),
-        series={"mean over heads": np.where(by_distance > 0, by_distance, np.nan)},
+        series={"mean over heads": np.where(by_distance > FAINTEST, by_distance, np.nan)},
         limit=SHAPE.train_length,
         log_y=True,
     )
@@ -209,11 +214,12 @@ def _project(encoding: Encoding, tokens: Tensor, generator: torch.Generator) -> 
 
 def _projections(encoding: Encoding, generator: torch.Generator) -> Tensor:
     width = encoding.shape.d_model
-    return torch.randn(2, width, width, generator=generator) / width**0.5
+    projections: Tensor = torch.randn(2, width, width, generator=generator) / width**0.5
+    return projections
 
 
 def _heads(encoding: Encoding, x: Tensor) -> Tensor:
-    return x.unflatten(-1, (encoding.shape.n_heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:2], encoding.shape.n_heads, -1).transpose(1, 2)
 
 
 # -- a pair of words moved along a sentence ----------------------------------------------------------------------------
@@ -227,7 +233,7 @@ class Moved:
     where: Numbers  # position of the querying word
     contribution: Numbers  # logit with the scheme less logit without, first head
     change: float  # its range
-    stays: bool
+    stays_until: float | None  # the last place before it first changes; None: it never does
 
 
 def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
@@ -243,14 +249,25 @@ def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
         length = defined(encoding)
         if len(tokens) >= SHAPE.train_length:
             raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
-        starts = torch.linspace(0, length - len(tokens), SHIFTS).long().unique()
+        starts = torch.linspace(0, length - len(tokens), SHIFTS).long()
         logits, bare = _phrase_logits(encoding, tokens, starts, length)
         rows = torch.arange(len(starts))
         with_scheme = logits[rows, 0, starts + query, starts + key]
         part = with_scheme - bare[rows, 0, starts + query, starts + key]
     change = float(part.max() - part.min())
-    stays = change < STAYS * max(1.0, float(with_scheme.abs().max()))
-    return Moved(name, (starts + query).numpy().astype(np.float64), part.numpy(), change, stays)
+    where = (starts + query).numpy().astype(np.float64)
+    differs = (part - part[0]).abs() > STAYS * max(1.0, float(with_scheme.abs().max()))
+    until = where[int(differs.int().argmax()) - 1] if differs.any() else None
+    return Moved(name, where, part.numpy(), change, until)
+
+
+def verdict(row: Moved) -> str:
+    """In words: whether the positional part stays as the phrase moves."""
+    if row.stays_until is None:
+        return "stays"
+    if row.stays_until >= SHAPE.train_length / 2:
+        return f"stays up to {row.stays_until:g}, then changes by {row.change:.2g}"
+    return f"changes by {row.change:.2g}"
 
 
 def _place(word: str, tokens: list[str]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.errors import UserError
-from posbench.show.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture
+from posbench.show.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which the colour-blind tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 BEYOND = "#8a8a8a"
-STYLE = {"font.size": 11, "axes.titlesize": 12, "axes.labelsize": 11, "legend.fontsize": 9, "figure.titlesize": 14}
-DPI = 100
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.labelsize": 11,
+    "legend.fontsize": 9,
+    "figure.titlesize": 14,
+}
+DPI = 90
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
@@ -30,7 +36,8 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
         figure = _figure(width=4.1 * columns, height=3.5 * len(pictures))
         rows = figure.subfigures(len(pictures), 1, squeeze=False)[:, 0]
         for row, picture in zip(rows, pictures, strict=True):
-            row.suptitle(f"{picture.name}  ({picture.subtitle})", fontsize=13, fontweight="bold")
+            note = f"  ({picture.subtitle})" if picture.subtitle else ""
+            row.suptitle(picture.name + note, fontsize=13, fontweight="bold")
             axes = row.subplots(1, columns, squeeze=False)[0]
             for axis, panel in zip(axes, picture.panels, strict=False):
                 _heatmap(axis, panel) if isinstance(panel, Heatmap) else _curves(axis, panel)
@@ -45,7 +52,10 @@ def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Pat
     height = -(-len(rows) // columns)
     with _style():
         figure = _figure(width=3.9 * columns, height=3.2 * height + 0.7)
-        figure.suptitle(f"“{phrase}”, moved along a sentence:\nhow much of the logit of “{words[0]}” and “{words[1]}” is due to position")
+        first, second = words
+        figure.suptitle(
+            f"“{phrase}”, moved along a sentence:\nwhat position adds to the logit between “{first}” and “{second}”"
+        )
         axes = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
         for axis, row in zip(axes, rows, strict=False):
             _moved(axis, row)
@@ -84,10 +94,11 @@ def _heatmap(axis: "Axes", panel: Heatmap) -> None:
     if np.isnan(panel.values).any():
         start = int(np.isnan(panel.values[0]).argmax())
         axis.axvspan(start - 0.5, panel.values.shape[1] - 0.5, facecolor="white", hatch="///", edgecolor=BEYOND, lw=0)
-        _note(axis, (start + panel.values.shape[1]) / 2, panel.values.shape[0] / 2, "undefined")
+        _undefined(axis)
     _label(axis, panel)
     if panel.limit is not None:
         axis.axvline(panel.limit - 0.5, color="black", linestyle="--")
+        axis.set_xlabel(f"{panel.x_label}; dashed: trained to {panel.limit:g}")
 
 
 def _curves(axis: "Axes", panel: Curves) -> None:
@@ -96,53 +107,63 @@ def _curves(axis: "Axes", panel: Curves) -> None:
         axis.plot(panel.x, values, color=colour, label=name, **style)
     if panel.band is not None and np.ptp(np.subtract(*panel.band)) > 1e-9:
         axis.fill_between(panel.x, *panel.band, color=COLOURS[0], alpha=0.25, lw=0, label="lowest to highest")
+    _label(axis, panel)
     if panel.log_y:
         axis.set_yscale("log")
-    _label(axis, panel)
-    _beyond(axis, panel)
-    if len(panel.series) > 1 or panel.band is not None:
-        axis.legend(loc="best", framealpha=0.85)
-
-
-def _beyond(axis: "Axes", panel: Curves) -> None:
-    """Mark the training length and shade what lies beyond it."""
     if panel.limit is not None:
-        axis.set_xlim(0, LENGTH - 1)
         _training_end(axis, panel.limit)
-        end = panel.x[-1]
-        if end < panel.limit:
-            axis.annotate("undefined", (0.75, 0.5), xycoords="axes fraction", ha="center", color="#444444")
+        if panel.x[-1] < panel.limit:
+            _undefined(axis)
     if panel.limit_y is not None:
-        top = max(axis.get_ylim()[1], 2 * panel.limit_y)
-        axis.set_ylim(axis.get_ylim()[0], top)
-        axis.axhspan(panel.limit_y, top, color=BEYOND, alpha=0.15, lw=0)
-        axis.axhline(panel.limit_y, color="black", linestyle="--", linewidth=1.2)
-        axis.annotate(
-            f"training length {panel.limit_y:g}:\nabove, no full turn is ever seen",
-            (0.97, panel.limit_y), xycoords=("axes fraction", "data"), xytext=(0, -4), textcoords="offset points",
-            ha="right", va="top", fontsize=9,
-        )  # fmt: skip
+        _never_turns(axis, panel.limit_y)
+    if panel.log_y and panel.limit_y is None:  # attention: at least a factor of 4 either way, or noise fills the panel
+        low, high = axis.get_ylim()
+        low, high = min(low, 0.25), max(high, 4)
+        axis.set_ylim(low, high)
+        _plain_ticks(axis, fine=high / low < 100)
+        axis.axhline(1, color=BEYOND, linewidth=1, linestyle=":")
+    axis.legend(loc="best", framealpha=0.85)
+
+
+def _plain_ticks(axis: "Axes", fine: bool) -> None:
+    """0.5, 1, 2 in place of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if fine else (1,)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def _training_end(axis: "Axes", limit: float) -> None:
+    """Mark the training length on the x axis and shade what lies beyond it."""
+    axis.set_xlim(0, LENGTH - 1)
     axis.axvspan(limit, LENGTH, color=BEYOND, alpha=0.15, lw=0)
-    axis.axvline(limit, color="black", linestyle="--", linewidth=1.2)
-    axis.annotate(
-        f"trained to {limit:g}", (limit, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -4),
-        textcoords="offset points", va="top", fontsize=9,
-    )  # fmt: skip
+    axis.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
+
+
+def _never_turns(axis: "Axes", limit: float) -> None:
+    """Mark the training length on the y axis and shade the wavelengths beyond it."""
+    low, high = axis.get_ylim()
+    high = max(high, 2 * limit)
+    axis.axhspan(limit, high, color=BEYOND, alpha=0.15, lw=0)
+    axis.axhline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
+    axis.set_ylim(low, high)
+    axis.set_xticks(range(0, int(axis.get_xlim()[1]) + 1))
+    axis.annotate("never a full turn in training", (0.04, 0.9), xycoords="axes fraction", fontsize=9)
 
 
 def _moved(axis: "Axes", row: Moved) -> None:
-    axis.plot(row.where, row.contribution, color=COLOURS[0 if row.stays else 1], marker="o", markersize=3)
+    axis.plot(row.where, row.contribution, color=COLOURS[0 if row.stays_until is None else 1], marker="o", markersize=3)
     middle = (row.contribution.max() + row.contribution.min()) / 2
     half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding shall not look like change
     axis.set_ylim(middle - half, middle + half)
-    axis.set_xlim(0, LENGTH - 1)
-    axis.set_title(f"{row.name}: {'stays' if row.stays else f'changes by {row.change:.2g}'}")
+    _training_end(axis, SHAPE.train_length)
+    if row.where[-1] < SHAPE.train_length:
+        _undefined(axis)
+    axis.set_title(f"{row.name}: {verdict(row)}", fontsize=11)
+    axis.legend(loc="best", framealpha=0.85)
     axis.set_xlabel("position of the phrase's later word (tokens)", fontsize=9)
     axis.set_ylabel("positional part of the logit", fontsize=9)
-    _training_end(axis, SHAPE.train_length)
 
 
 def _label(axis: "Axes", panel: Heatmap | Curves) -> None:
@@ -151,5 +172,7 @@ def _label(axis: "Axes", panel: Heatmap | Curves) -> None:
     axis.set_ylabel(panel.y_label)
 
 
-def _note(axis: "Axes", x: float, y: float, text: str) -> None:
-    axis.text(x, y, text, ha="center", va="center", backgroundcolor="white", color="#444444")
+def _undefined(axis: "Axes") -> None:
+    """Say so beyond the training length, the right half of the panel."""
+    axis.text(0.75, 0.5, "undefined", transform=axis.transAxes, ha="center", va="center", color="#444444",
+              bbox={"facecolor": "white", "edgecolor": "none"})  # fmt: skip

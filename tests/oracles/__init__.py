@@ -17,7 +17,7 @@ randomised parameters, over lengths, head counts, head widths, position offsets 
         layer       whose parameters to use
         causal      whether keys after the query are hidden
 
-    All positions stay below shape.train_length = 64; the batch is 2, n_layers 3.
+    All positions stay below shape.train_length, which is 64 or 1024; the batch is 2, n_layers 3.
     It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
 
         "embedded"       (B, T, D)      what `embed` returns
@@ -30,7 +30,8 @@ Optional names in a module, with what holds without them:
 
     DTYPE = torch.float32             float64: inputs and parameters are handed over in fp64 (ours stays fp32)
     CAUSAL = (True, False)            which masks it can compare
-    POSITIONS = ("consecutive", "offset", "gaps")   which positions; "gaps" is (B, T), increasing, not consecutive
+    POSITIONS = ("consecutive", "offset", "gaps", "far")   which positions: (1, T) from 0, (1, T) from elsewhere,
+                                      (B, T) increasing but not consecutive, and that up to 1024
     TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
     UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
 

@@ -3,6 +3,7 @@
 import torch
 
 CASES = [{}, {"digits": 7, "scale": 1.0}, {"combine": "concat", "scale": 2.0}]
+POSITIONS = ("consecutive", "offset", "gaps")  # seven digits end at 127
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

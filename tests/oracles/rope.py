@@ -5,12 +5,13 @@ import torch
 from oracles import third_party
 
 CASES = [{}, {"layout": "interleaved"}, {"base": 500.0}]
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # Llama's angles are fp32: off by 1000 · 2^-24 = 6e-5 at position 1000
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     if options["layout"] == "half":
         return half(q, k, positions, shape, options["base"])
-    return interleaved(q, k, positions, options["base"])
+    return interleaved(q, k, positions, options["base"], shape.train_length)
 
 
 def half(q, k, positions, shape, base):
@@ -26,14 +27,14 @@ def half(q, k, positions, shape, base):
     return {"q": q, "k": k}
 
 
-def interleaved(q, k, positions, base):
+def interleaved(q, k, positions, base, length):
     gptj = third_party("transformers.models.gptj.modeling_gptj")
     width = q.shape[-1]
     # GPT-J's table function has base 10000 built in; its rotation takes any table.
     angles = positions[..., None].double() * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     sin, cos = angles.sin().float(), angles.cos().float()
     if base == 10000:
-        table = gptj.create_sinusoidal_positions(64, width)[positions]
+        table = gptj.create_sinusoidal_positions(length, width)[positions]
         sin, cos = table.chunk(2, dim=-1)
     turned = [gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2) for a in (q, k)]
     return {"q": turned[0], "k": turned[1]}

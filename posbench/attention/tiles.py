@@ -1,0 +1,126 @@
+"""How the scores of causal attention are cut into tiles, and the few operations that both kernels do on them.
+
+A tile is the scores of some heads of a block of query rows, against the keys those rows may see. It is small enough to
+stay in a core's cache from the product to the softmax. Keys after the block, or before the window, are in no tile.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Probabilities in a tile, per CPU thread: about a core's cache. Accelerators rather want few launches.
+TILE_BYTES = 2**20
+TILE_BYTES_ACCELERATOR = 2**27
+# Query rows in a tile: more waste work above the diagonal, fewer make the products slim.
+MIN_ROWS, MAX_ROWS = 128, 256
+# Probabilities that one call (one layer) keeps for its backward pass; above that it computes them again.
+KEPT_BYTES = 128 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    heads: slice
+    queries: slice
+    keys: slice
+    mask: Tensor  # (Tq, Tk): 0 where visible, -inf where hidden
+    batches: tuple[slice, ...]  # sequences that are computed together: several where the tile is small
+
+    def queries_of(self, batch: slice) -> tuple[slice, slice, slice]:
+        """Index of the tile's queries in (B, H, T, D)."""
+        return batch, self.heads, self.queries
+
+    def keys_of(self, batch: slice) -> tuple[slice, slice, slice]:
+        return batch, self.heads, self.keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How one call's scores (B, H, T, T) are cut up."""
+
+    like: Tensor  # the queries
+    window: int | None = None  # keys a query may see, itself included
+    whole_heads: bool = False  # keep all heads in one tile
+
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """Blocks of query rows: first row, last row (exclusive), first key."""
+        length = self.like.shape[2]
+        seen = min(length, self.window or length)
+        rows = max(MIN_ROWS, min(MAX_ROWS, TILE_BYTES // (seen * self.like.element_size())))
+        starts = range(0, length, rows)
+        return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
+
+    def score_bytes(self) -> int:
+        """Memory that the probabilities of all tiles take."""
+        batch, heads, _, _ = self.like.shape
+        scores = sum((stop - start) * (stop - first) for start, stop, first in self.blocks())
+        return batch * heads * scores * self.like.element_size()
+
+    def tiles(self) -> Iterator[Tile]:
+        batch, n_heads, _, _ = self.like.shape
+        for start, stop, first in self.blocks():
+            mask = self._mask(stop - start, stop - first)
+            fitting = max(1, self._tile_scores() // mask.numel())  # heads of one sequence, or of several
+            heads = n_heads if self.whole_heads else min(n_heads, fitting)
+            batches = tuple(_slices(batch, max(1, fitting // heads)))
+            for part in _slices(n_heads, heads):
+                yield Tile(part, slice(start, stop), slice(first, stop), mask, batches)
+
+    def _tile_scores(self) -> int:
+        on_cpu = self.like.device.type == "cpu"
+        size = TILE_BYTES * torch.get_num_threads() if on_cpu else TILE_BYTES_ACCELERATOR
+        return size // self.like.element_size()
+
+    def _mask(self, rows: int, keys: int) -> Tensor:
+        hidden = torch.full((rows, keys), -math.inf, dtype=exact(self.like), device=self.like.device)
+        mask = hidden.triu(keys - rows + 1)
+        return mask + hidden.tril(keys - rows - self.window) if self.window else mask
+
+
+class KeyGradient:
+    """Gradient of keys or values (B, H, T, D). Where several blocks of queries add to it, summed in fp32."""
+
+    def __init__(self, x: Tensor, blocks: int) -> None:
+        self.dtype = x.dtype
+        self.single = blocks == 1
+        self.total = empty_like(x) if self.single else torch.zeros_like(empty_like(x), dtype=exact(x))
+
+    def add(self, keys: tuple[slice, ...], part: Tensor) -> None:
+        if self.single:
+            self.total[keys] = part
+        else:
+            self.total[keys] += part
+
+    def result(self) -> Tensor:
+        return self.total.to(self.dtype)
+
+
+def exact(x: Tensor) -> torch.dtype:
+    """What logits and sums are computed in: fp32, or fp64 for fp64 inputs."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """An empty (B, H, T, D) that lies in memory as (B, T, H, D), the order the projections around attention use."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """scale a @ b for every sequence and head, rounded once."""
+    flat_a, flat_b = a.flatten(0, 1), b.flatten(0, 1)
+    if scale == 1.0:
+        return torch.bmm(flat_a, flat_b).view(*a.shape[:-1], b.shape[-1])
+    ignored = a.new_zeros(())  # beta=0
+    return torch.baddbmm(ignored, flat_a, flat_b, beta=0, alpha=scale).view(*a.shape[:-1], b.shape[-1])
+
+
+def softmax_backward(grad: Tensor, probabilities: Tensor) -> Tensor:
+    """Gradient of the logits from that of their softmax, both in the dtype of the probabilities."""
+    return torch._softmax_backward_data(grad, probabilities, -1, probabilities.dtype)
+
+
+def _slices(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(size, start + step)) for start in range(0, size, step))

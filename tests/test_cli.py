@@ -1,0 +1,399 @@
+"""The command line as a user meets it: output, one-line errors, exit codes, and real runs into an empty folder."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posbench import cli, encodings, exits, listing, preflight
+from posbench.config import load, run_id
+
+# Two updates of a very small model, from an empty folder.
+TINY = [
+    "tracking=none",
+    "data=text",
+    "data.tokenizer=bytes",
+    "model.n_layers=1",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "training.train_length=16",
+    "training.batch_size=4",
+    "training.tokens=128",
+    "training.warmup_tokens=0",
+    "evaluation.ratios=[1,2]",
+    "evaluation.targets=8",
+    "evaluation.blocks=8",
+    "evaluation.bootstrap=20",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+    "runtime.cache=cache",
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty current folder with a text in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # so that what a command sets is undone
+    monkeypatch.delenv("HYDRA_FULL_ERROR")
+    words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
+    Path("text.txt").write_text(" ".join(words), encoding="utf-8")
+
+
+def posbench(*arguments: str) -> int:
+    """Run the command line in this process; returns the exit code."""
+    before, sys.argv = sys.argv, ["posbench", *arguments]
+    try:
+        return cli.main()
+    finally:
+        sys.argv = before
+        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES"):
+            os.environ.pop(name, None)
+
+
+def train(*overrides: str) -> int:
+    return posbench("train", *TINY, "data.path=text.txt", *overrides)
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr that a failed command leaves."""
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line]
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def runs(study: str = "demo") -> list[str]:
+    return sorted(path.name for path in (Path("outputs") / study).iterdir() if path.is_dir())
+
+
+# -- help, version, completion -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from posbench.cli import main; code = main(); "
+        "print(*(name for name in sys.modules if '.' not in name), file=sys.stderr); sys.exit(code)"
+    )
+    done = process("-c", code, *arguments)
+    assert done.returncode == 0 and "posbench" in done.stdout
+    heavy = {"torch", "hydra", "omegaconf", "numpy", "datasets", "tokenizers", "wandb"}
+    if arguments != ["train", "--help"]:  # newer Typer itself uses pydantic for a command's arguments
+        heavy.add("pydantic")
+    assert not heavy & set(done.stderr.split())
+
+
+def test_help_of_train_lists_the_encodings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "--help") == 0
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert all(name in shown for name in encodings.names())
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench() == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def completion(words: str, at: int) -> list[str]:
+    bash = {"COMP_WORDS": words, "COMP_CWORD": str(at), "_POSBENCH_COMPLETE": "complete_bash"}
+    done = process("-m", "posbench", **bash)
+    return done.stdout.split()
+
+
+def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign() -> None:
+    assert completion("posbench train enc", 2) == ["encoding="]
+    assert completion("posbench train encoding =", 3) == encodings.names()
+    assert completion("posbench train encoding = al", 4) == ["alibi"]
+    assert completion("posbench train encoding = rope,al", 4) == ["rope,alibi"]
+    assert completion("posbench train seed=1 model = ll", 5) == ["llama"]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", "--nix"], "No such option: --nix"),
+        (["train", "encoding=rop"], "unknown encoding 'rop': did you mean 'rope'?"),
+        (["train", "encoding=alibi", "encoding.base=2"], "'alibi' has no option 'base'"),
+        (["train", "-m", "encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
+        (["train", "--cfg", "jbo"], "--cfg is 'jbo': expected job, hydra, all"),
+        (["train", "--resolve"], "--resolve goes with --cfg"),
+        (["train", "--cfg", "job", "-m"], "leave out --multirun"),
+        (["train", "--config-dir", "nix"], "no folder"),
+        (["evaluate"], "Missing argument"),
+        (["evaluate", "nix"], "nix is not a run folder"),
+        (["evaluate", "."], "is not a run folder: it has no config.yaml"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert posbench(*arguments) == 2
+    assert message in error_line(capsys)
+    assert not Path("outputs").exists()
+
+
+def test_a_traceback_is_shown_only_with_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "encoding=rop", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert posbench("train", "encoding=rop") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_control_characters_in_an_error_are_spelt_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "study='\x1b[2J\u202ex'") == 2
+    line = error_line(capsys)
+    assert "\x1b" not in line and "\u202e" not in line
+
+
+def test_an_unforeseen_error_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise ValueError("two\nlines")
+
+    assert exits.run(broken) == 1
+    assert error_line(capsys) == "error: ValueError: two lines (posbench --debug shows where)"
+
+
+def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert exits.run(interrupted) == 130
+    assert error_line(capsys) == "error: interrupted"
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    command = f"'{sys.executable}' -m posbench list --json | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_a_terminal_without_unicode_is_no_error() -> None:
+    done = process("-m", "posbench", "list", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- cfg, list, doctor -------------------------------------------------------------------------------------------------
+
+
+def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "--cfg", "job", "--resolve", "encoding=t5", "seed=3") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["encoding"]["name"], shown["encoding"]["max_distance"], shown["seed"]) == ("t5", 64, 3)
+    assert not Path("outputs").exists()
+
+
+def test_cfg_shows_the_run_folder_that_hydra_will_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "--cfg", "all", "--resolve") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["hydra"]["run"]["dir"] == f"outputs/demo/{run_id(preflight.check([])[0])}"
+
+
+def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in shown["encodings"]] == encodings.names()
+    for row in shown["encodings"]:
+        assert row["title"] and row["beyond"] and row["source"] and row["checked_against"], row["name"]
+    rows = {row["name"]: row for row in shown["encodings"]}
+    assert (rows["none"]["acts"], rows["none"]["parameters"], rows["none"]["max_length"]) == ("nowhere", 0, None)
+    assert (rows["learned"]["acts"], rows["learned"]["parameters"], rows["learned"]["max_length"]) == (
+        "input",
+        8192,
+        64,
+    )
+    assert (rows["rope"]["acts"], rows["alibi"]["acts"]) == ("queries and keys", "scores")
+    assert {"builtin", "text"} <= {row["name"] for row in shown["data"]}
+    assert {"demo", "small", "gpt124m"} == {row["name"] for row in shown["experiments"]}
+
+
+def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "encodings:" and "data:" in lines and "experiments:" in lines
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_parameters_are_listed_at_the_size_of_the_demo() -> None:
+    demo = preflight.check(["experiment=demo"])[0]
+    sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}
+    assert {**sizes, "train_length": demo.training.train_length} == listing.DEMO
+
+
+def test_doctor_reports_and_keeps_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert posbench("doctor", "--json") == 0
+    text = capsys.readouterr().out
+    shown = json.loads(text)
+    assert shown["packages"]["torch"] and shown["wandb_mode"] == "online" and shown["configs_found"] > 10
+    assert "0123456789" not in text
+    assert posbench("doctor") == 0
+    assert "posbench:" in capsys.readouterr().out
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_train_writes_the_run_folder_of_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("encoding=alibi") == 0
+    (name,) = runs()
+    config = load(Path("outputs/demo") / name / "config.yaml")
+    assert name == run_id(config) and name.startswith("alibi-s0-")
+    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    assert record["status"] == "done" and record["command"].startswith("posbench train tracking=none")
+    assert not list(Path("outputs").rglob(".hydra")) and not list(Path("outputs").rglob("*.log"))
+    assert train("encoding=alibi") == 0  # the same command is the same run
+    assert runs() == [name]
+
+
+def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() -> None:
+    assert train("hydra.run.dir=mine/a") == 0
+    assert load(Path("mine/a/config.yaml")).encoding.name == "rope"
+    assert train("hydra.run.dir=mine/a", "--restart") == 0
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["a", "a.old-1"]
+    assert not Path("outputs").exists()
+
+
+def test_another_run_in_the_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("hydra.run.dir=mine/a") == 0
+    capsys.readouterr()
+    assert train("hydra.run.dir=mine/a", "encoding=none") == 2
+    assert "holds another run" in error_line(capsys)
+
+
+def test_a_diverged_run_is_exit_code_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("training.learning_rate=1e35") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
+    assert "step 2" in lines[-1] and not any("Traceback" in line or "HYDRA" in line for line in lines)
+
+
+def test_a_mistake_found_inside_the_job_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", *TINY, "data.path=nix.txt") == 2
+    err = capsys.readouterr().err
+    assert "nix.txt" in err.splitlines()[-1] and "Error executing job" not in err and "HYDRA_FULL_ERROR" not in err
+
+
+def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("-m", "encoding=none,rope", "training.learning_rate=1e35,1e-3") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: 2 runs failed: ")
+    records = {name: json.loads((Path("outputs/demo") / name / "run.json").read_text()) for name in runs()}
+    assert sorted(record["status"] for record in records.values()) == ["done", "done", "failed", "failed"]
+    for name, record in records.items():
+        assert (name in last) == (record["status"] == "failed")
+    assert not list(Path("outputs").glob(".failures*"))
+
+
+def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs() -> None:
+    assert train("-m", "seed=0,1") == 0
+    first = runs()
+    assert len(first) == 2
+    assert train("-m", "seed=0,1", "--restart") == 0
+    assert runs() == sorted([*first, *(f"{name}.old-1" for name in first)])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_multirun_at_once_and_the_run_is_saved(number: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "posbench", "train", "-m", *TINY, "data.path=text.txt", "seed=0,1"]
+    long = ["training.tokens=100000000", "runtime.log_every_steps=1"]
+    with subprocess.Popen([*command, *long], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr
+        for line in running.stderr:
+            if "step" in line:
+                running.send_signal(number)
+                break
+        rest = running.stderr.read()
+        assert running.wait(timeout=60) == code
+    assert rest.splitlines()[-1].startswith("error: stopped by")
+    (name,) = runs()
+    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    assert (record["status"], record["reason"]) == ("stopped", "signal")
+
+
+def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    (name,) = runs()
+    folder = f"outputs/demo/{name}"
+    assert posbench("evaluate", folder, "length=24,64", "protocol=fixed_target", "windowed=false") == 0
+    rows = [json.loads(line) for line in (Path(folder) / "evaluation.jsonl").read_text().splitlines()]
+    assert {16, 24, 32, 64} == {row["length"] for row in rows if row["protocol"] == "fixed_target"}
+    assert {16, 32} == {row["length"] for row in rows if row["protocol"] == "nonoverlap"}
+    assert load(Path(folder) / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
+    capsys.readouterr()
+    for override, message in {
+        "length=3": "from the training length 16 on",
+        "lenght=32": "unknown key 'lenght': did you mean 'length'?",
+        "protocol=fixed": "evaluation.protocols is 'fixed'",
+        "split=tset": "did you mean 'test'?",
+        "targets=17": "evaluation.targets is 17: expected at most training.train_length, 16",
+        "threads=0": "threads is 0: expected at least 1",
+        "length": "cannot read 'length'",
+    }.items():
+        assert posbench("evaluate", folder, override) == 2
+        assert message in error_line(capsys)
+
+
+def test_a_saved_configuration_runs_without_hydra(tmp_path: Path) -> None:
+    assert train() == 0
+    (name,) = runs()
+    shutil.copy(Path("outputs/demo") / name / "config.yaml", "saved.yaml")
+    done = process("-X", "importtime", "-m", "posbench.job", "saved.yaml", "--run-dir", "again")
+    assert done.returncode == 0, done.stderr
+    assert "hydra.main" not in done.stderr
+    again = Path("again/checkpoint/step-00000002/model.safetensors").read_bytes()
+    assert again == (Path("outputs/demo") / name / "checkpoint/step-00000002/model.safetensors").read_bytes()
+    Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
+    refused = process("-m", "posbench.job", "saved.yaml")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: saved.yaml: 'hydra' is not allowed in a saved file, which is data only\n"
+
+
+def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    (package / "mine-1.0.dist-info").mkdir(parents=True)
+    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[posbench.encodings]\nmine = mine:Mine\n")
+    (package / "mine.py").write_text(
+        '"""Mine.\n\nSource: me.\n"""\n'
+        "from posbench.encodings.base import Encoding, Shape\n\n\n"
+        "class Mine(Encoding):\n"
+        "    def __init__(self, shape: Shape, strength: float = 1.0, hidden: int = 1) -> None:\n"
+        "        super().__init__(shape)\n"
+        "        self.strength = strength\n\n"
+        "    def distance_bias(self, distance, layer):\n"
+        "        return (-self.strength * distance.float()).expand(self.shape.n_heads, *distance.shape)\n"
+    )
+    (tmp_path / "extra" / "encoding").mkdir(parents=True)
+    (tmp_path / "extra" / "encoding" / "mine.yaml").write_text("name: mine\nstrength: 1.0\n")
+    command = ["-m", "posbench", "train", "--config-dir", "extra", "encoding=mine", *TINY, "data.path=text.txt"]
+    done = process(*command, "encoding.strength=0.5", PYTHONPATH=str(package))
+    assert done.returncode == 0, done.stderr
+    (name,) = runs()
+    assert load(Path("outputs/demo") / name / "config.yaml").encoding.options == {"strength": 0.5}
+    unlisted = process(*command, "encoding.hidden=2", PYTHONPATH=str(package))
+    assert unlisted.stderr == "error: 'mine' takes hidden, but its YAML does not list it: write +encoding.hidden=...\n"

@@ -1,0 +1,194 @@
+"""Pictures: the numbers behind them, what the terminal prints, and the PNG file."""
+
+import builtins
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import posbench
+from posbench import show
+from posbench.errors import UserError
+from posbench.show import panels
+
+PHRASE = "my daughter called her brother last night"
+
+
+def _titles(name: str) -> list[str]:
+    return [panel.title for panel in panels.picture(name).panels]
+
+
+@pytest.mark.parametrize("name", posbench.encodings())
+def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
+    picture = panels.picture(name)
+    assert picture.panels[-1].title == "Mean attention, random tokens"
+    for panel in picture.panels:
+        assert panel.title and panel.x_label and panel.y_label
+        drawn = [panel.values] if isinstance(panel, panels.Heatmap) else list(panel.series.values())
+        assert all(np.isfinite(values).any() for values in drawn)
+
+
+def test_panels_are_chosen_by_what_the_scheme_does() -> None:
+    assert _titles("sinusoidal")[:2] == ["Code of each position", "Dot product of two codes"]
+    assert _titles("rope")[:3] == [
+        "Cosine of the angle turned",
+        "Tokens until a pair has turned once",
+        "Long-term decay",
+    ]
+    assert _titles("alibi")[:1] == ["Added to the logit, equal tokens"]
+    assert len(_titles("none")) == 1
+
+
+def test_rope_wavelengths_are_those_of_the_formula() -> None:
+    wavelengths = panels.picture("rope").panels[1]
+    assert isinstance(wavelengths, panels.Curves)
+    expected = 2 * np.pi * 10000 ** (np.arange(8) / 8)  # head_dim 16: theta = base^(-2p/16)
+    np.testing.assert_allclose(wavelengths.series["wavelength"], expected, rtol=1e-6)
+    assert wavelengths.limit_y == 64
+
+
+def test_alibi_heads_fall_by_their_slopes() -> None:
+    bias = panels.picture("alibi").panels[0]
+    assert isinstance(bias, panels.Curves)
+    for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256), start=1):
+        np.testing.assert_allclose(bias.series[f"head {head}"], -slope * np.arange(128), atol=1e-12)
+
+
+def test_the_dot_product_band_is_a_line_for_sinusoids_and_wide_for_sines() -> None:
+    width = {}
+    for name in ("sinusoidal", "sine"):
+        panel = panels.picture(name).panels[1]
+        assert isinstance(panel, panels.Curves) and panel.band is not None
+        width[name] = float((panel.band[1] - panel.band[0]).max())
+    assert width["sinusoidal"] < 1e-9 < 1 < width["sine"]
+
+
+def test_learned_is_undefined_beyond_its_table() -> None:
+    code = panels.picture("learned").panels[0]
+    assert isinstance(code, panels.Heatmap)
+    assert np.isfinite(code.values[:, :64]).all() and np.isnan(code.values[:, 64:]).all()
+
+
+def test_attention_without_positions_is_an_even_share() -> None:
+    decay = panels.picture("none").panels[-1]
+    assert isinstance(decay, panels.Curves)
+    np.testing.assert_allclose(decay.series["mean over heads"], 1, atol=0.15)  # the mean of 4096 random weights
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("rope", True),
+        ("alibi", True),
+        ("t5", True),
+        ("shaw", True),
+        ("fox", True),
+        ("cope", True),
+        ("path", True),
+        ("stick_breaking", True),
+        ("none", True),
+        ("sinusoidal", False),
+        ("learned", False),
+        ("minmax", False),
+        ("index", False),
+    ],
+)
+def test_daughter_and_called_keep_their_logit_under_relative_schemes_only(name: str, stays: bool) -> None:
+    row = panels.moved(name, PHRASE, ("daughter", "called"))
+    assert (row.stays_until is None) == stays
+    assert (panels.verdict(row) == "stays") == stays
+
+
+def test_fire_keeps_it_up_to_its_threshold() -> None:
+    row = panels.moved("fire", PHRASE, ("daughter", "called"))
+    assert row.stays_until is not None and row.stays_until <= 64 < row.stays_until + 5  # shifts are 4 or 5 apart
+    assert panels.verdict(row).startswith("stays up to 64")
+
+
+def test_the_order_of_words_does_not_matter() -> None:
+    first, second = (panels.moved("alibi", PHRASE, pair) for pair in (("daughter", "called"), ("called", "daughter")))
+    np.testing.assert_array_equal(first.contribution, second.contribution)
+    np.testing.assert_allclose(first.contribution, -1 / 4)  # one token apart, first head
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+def test_terminal_pictures_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show.main(["sinusoidal", "rope", "alibi"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert "64 tokens" in lines[-1]
+
+
+def test_terminal_pictures_survive_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
+    show.main(["learned", "rope"])
+    show.main(["rope"], phrase=PHRASE, words="daughter,called")
+    sys.stdout.flush()
+    assert "|" in raw.getvalue().decode("ascii")
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    show.main(["alibi"])
+    assert "\x1b[94m" in capsys.readouterr().out  # bright blue
+    monkeypatch.setenv("NO_COLOR", "1")
+    show.main(["alibi"])
+    assert "\x1b[94m" not in capsys.readouterr().out
+
+
+def test_terminal_says_who_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    show.main(["rope", "sinusoidal"], phrase=PHRASE, words="daughter,called")
+    out = capsys.readouterr().out
+    assert "stays" in out and "changes by" in out
+
+
+# -- PNG files and mistakes --------------------------------------------------------------------------------------------
+
+
+def test_png_holds_schemes_side_by_side(tmp_path: Path) -> None:
+    show.main(["sinusoidal", "learned", "none"], tmp_path / "a.png")
+    show.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
+    for name in ("a.png", "b.png"):
+        data = (tmp_path / name).read_bytes()
+        assert data.startswith(b"\x89PNG") and len(data) > 10_000
+
+
+def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"posbench\[plots\]"):
+        show.main(["none"], tmp_path / "a.png")
+
+
+def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot write .*: No such file"):
+        show.main(["none"], tmp_path / "nowhere" / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("names", "phrase", "words", "message"),
+    [
+        (["rop"], None, None, "did you mean 'rope'"),
+        (["rope"], PHRASE, None, "go together"),
+        (["rope"], None, "a,b", "go together"),
+        (["rope"], PHRASE, "daughter", "two different words"),
+        (["rope"], PHRASE, "doughter,called", "did you mean 'daughter'"),
+        (["rope"], "a b " * 40, "a,b", "expected fewer than 64"),
+    ],
+)
+def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        show.main(names, None, phrase, words)
