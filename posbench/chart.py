@@ -13,7 +13,7 @@ from rich.text import Text
 from posbench import runs
 
 HEIGHT = 12
-COLUMN = 13  # characters between two lengths
+COLUMN = 14  # characters between two lengths
 # name -> (mark, mark without Unicode, style); the colours are told apart by the colour-blind, too
 SERIES = {
     "fixed_target": ("●", "o", "bright_blue"),
@@ -48,15 +48,16 @@ def _points(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
 
 
 def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
-    table = Table(title=title, box=box.ASCII2 if plain else box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("context")
-    for name in ("fixed_target", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
-        table.add_column(name, justify="right")
+    style = box.ASCII2 if plain else box.SIMPLE_HEAD
+    table = Table(title=title, box=style, title_justify="left", pad_edge=False, collapse_padding=True)
+    table.add_column("context", no_wrap=True)
+    for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
+        table.add_column(name, justify="right", no_wrap=True)
     cells = {(series_of(row), row["length"]): row for row in rows}
     for length in sorted({row["length"] for row in rows}):
         target = cells.get(("fixed_target", length), {})
         ratio = next(row["length_ratio"] for row in rows if row["length"] == length)
-        interval = f"{target['ci_low']:.3f}..{target['ci_high']:.3f}" if target.get("ci_low") is not None else ""
+        interval = f"{target['ci_low']:.2f}..{target['ci_high']:.2f}" if target.get("ci_low") is not None else ""
         table.add_row(
             f"{length} ({ratio:g}x)",
             _number(target),
@@ -66,7 +67,10 @@ def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
             _number(cells.get(("windowed", length), {})),
             _number(cells.get(("nonoverlap", length), {})),
         )
-    table.caption = "nll in nats per token; windowed = fixed_target with attention narrowed to the training length"
+    table.caption = (
+        "nats per token of the same target tokens at every context (fixed_target);\n"
+        "windowed: those with attention narrowed to the training length; nonoverlap: whole windows"
+    )
     table.caption_justify = "left"
     return table
 
@@ -116,8 +120,8 @@ def _render(
         for x in range((len(lengths) - 1) * COLUMN + 1):
             text.append(*grid.get((x, y), (" ", "")))
         text.append("\n")
-    text.append(" " * 10 + "".join(f"{length:<{COLUMN}}" for length in lengths).rstrip() + "  tokens of context\n")
-    text.append(" " * 10)
+    text.append(" " * 10 + "".join(f"{length:<{COLUMN}}" for length in lengths).rstrip() + "\n")
+    text.append(" " * 10 + "tokens of context    ")
     for name in series:
         text.append(f"{SERIES[name][1 if plain else 0]} {name}   ", SERIES[name][2])
     return text

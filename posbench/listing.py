@@ -98,8 +98,8 @@ def _first_comments(group: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    shown = [row[column] for column in _COLUMNS if column in row]
+def _cells(row: dict[str, Any], columns: tuple[str, ...] = _COLUMNS) -> list[str]:
+    shown = [row[column] for column in columns if column in row]
     return ["-" if value is None else f"{value:,}" if isinstance(value, int) else str(value) for value in shown]
 
 
@@ -115,12 +115,13 @@ def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
     from rich.table import Table
 
     console = Console(markup=False, emoji=False, highlight=False)
+    columns = _COLUMNS if console.width >= 120 else _COLUMNS[:-1]  # the longest texts need a wide terminal
     for group, entries in rows.items():
         if not entries:
             continue
         table = Table(title=group, title_justify="left", show_lines=False)
-        for column in (column for column in _COLUMNS if column in entries[0]):
+        for column in (column for column in columns if column in entries[0]):
             table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column == "name")
         for row in entries:
-            table.add_row(*_cells(row))
+            table.add_row(*_cells(row, columns))
         console.print(table)

@@ -2,6 +2,8 @@
 
 import builtins
 import io
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import posbench
-from posbench import show
+from posbench import cli, show
 from posbench.errors import UserError
 from posbench.show import panels
 
@@ -105,7 +107,7 @@ def test_daughter_and_called_keep_their_logit_under_relative_schemes_only(name: 
 def test_fire_keeps_it_up_to_its_threshold() -> None:
     row = panels.moved("fire", PHRASE, ("daughter", "called"))
     assert row.stays_until is not None and row.stays_until <= 64 < row.stays_until + 5  # shifts are 4 or 5 apart
-    assert panels.verdict(row).startswith("stays up to 64")
+    assert panels.verdict(row).startswith("stays to 64")
 
 
 def test_the_order_of_words_does_not_matter() -> None:
@@ -122,6 +124,7 @@ def test_terminal_pictures_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsy
     show.main(["sinusoidal", "rope", "alibi"])
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 80
+    assert any("Added to the logit" in line and "Mean attention" in line for line in lines)  # two side by side
     assert "64 tokens" in lines[-1]
 
 
@@ -129,7 +132,7 @@ def test_terminal_pictures_survive_an_ascii_terminal(monkeypatch: pytest.MonkeyP
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
     show.main(["learned", "rope"])
-    show.main(["rope"], phrase=PHRASE, words="daughter,called")
+    show.main(["rope"], phrase="ma fille a appelé son frère", words="fille,appelé")
     sys.stdout.flush()
     assert "|" in raw.getvalue().decode("ascii")
 
@@ -174,7 +177,7 @@ def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot write .*: No such file"):
+    with pytest.raises(UserError, match=r"cannot write .*: No such file"):
         show.main(["none"], tmp_path / "nowhere" / "a.png")
 
 
@@ -192,3 +195,26 @@ def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
 def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         show.main(names, None, phrase, words)
+
+
+# -- the command, and the gallery --------------------------------------------------------------------------------------
+
+
+def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "gallery.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = [shlex.split(line) for line in re.findall(r"^    posbench (show .*)$", page, re.MULTILINE)]
+    pictures = re.findall(r"\]\(gallery/(.*)\)", page)
+    assert pictures == [words[-1] for words in commands]
+    assert {path.name for path in (docs / "gallery").iterdir()} == set(pictures)
+    assert all((docs / "gallery" / name).stat().st_size < 200_000 for name in pictures)
+    shown = {word for words in commands for word in words if word in posbench.encodings()}
+    assert shown >= {"sinusoidal", "sine", "binary", "learned", "index", "minmax", "rope", "alibi", "t5", "shaw"}
+
+
+def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "alibi"])
+    with pytest.raises(SystemExit) as stop:
+        sys.exit(cli.main())
+    assert not stop.value.code
+    assert "alibi" in capsys.readouterr().out

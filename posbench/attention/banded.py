@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import KEPT_BYTES, Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
 
 
 def banded_attention(
@@ -43,7 +43,7 @@ def banded_attention(
         near_values = near_keys.new_zeros(near_keys.shape)
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, near_keys, near_values))
     cut = Cut(q.detach(), window)
-    call = _Call(cut, scale, keep=train and cut.score_bytes() <= KEPT_BYTES)
+    call = _Call(cut, scale, keep=train and cut.is_kept())
     out: Tensor = _Banded.apply(call, q, k, v, near_keys, near_values)  # type: ignore[no-untyped-call]
     return out
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import KEPT_BYTES, Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
 
 
 def blocked_attention(
@@ -39,7 +39,7 @@ def blocked_attention(
     inputs = (q, k, v, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     cut = Cut(q.detach(), window, bias.whole_heads)
-    call = _Call(cut, bias, scale, keep=train and cut.score_bytes() <= KEPT_BYTES)
+    call = _Call(cut, bias, scale, keep=train and cut.is_kept())
     out: Tensor = _Blocked.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
 
@@ -162,7 +162,7 @@ class _Call:
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
         bias = self.bias.of(tile, batch)
-        return tile.mask if bias is None else bias + tile.mask
+        return tile.mask if bias is None else (bias + tile.mask).contiguous()  # many sequences are added to it
 
 
 class _Blocked(torch.autograd.Function):

@@ -64,12 +64,12 @@ def distance_table(encoding: Encoding, length: int, layer: int, device: torch.de
 def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None, window: int | None) -> Tensor:
     """Attention with at most a bias by distance, by the fastest kernel for the device.
 
-    Measured on CPUs: blocked wins in bf16 and, with a bias or gradients, in fp32; fused wins for the rest.
+    Measured on CPUs: blocked wins in bf16 and, with a bias or gradients, in fp32; fused wins for the rest
+    (and is what the compiler can see into).
     """
-    by_hand = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    if q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None:
-        by_hand = False
-    if table is not None or by_hand:
+    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
+    if table is not None or (on_cpu and not fp32_evaluation):
         return blocked_attention(q, k, v, scale, None if table is None else Table(table), window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

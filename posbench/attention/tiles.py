@@ -52,11 +52,11 @@ class Cut:
         starts = range(0, length, rows)
         return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
 
-    def score_bytes(self) -> int:
-        """Memory that the probabilities of all tiles take."""
+    def is_kept(self) -> bool:
+        """Whether the probabilities of all tiles are few enough to be kept for the backward pass."""
         batch, heads, _, _ = self.like.shape
         scores = sum((stop - start) * (stop - first) for start, stop, first in self.blocks())
-        return batch * heads * scores * self.like.element_size()
+        return batch * heads * scores * self.like.element_size() <= KEPT_BYTES
 
     def tiles(self) -> Iterator[Tile]:
         batch, n_heads, _, _ = self.like.shape

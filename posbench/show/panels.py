@@ -91,9 +91,11 @@ def defined(encoding: Encoding, length: int = LENGTH) -> int:
 
 def _code(encoding: Encoding) -> Heatmap:
     code = probe.input_code(encoding, probe.positions_of(encoding, defined(encoding)))
-    values = np.full((code.shape[1], LENGTH), np.nan)
-    values[:, : len(code)] = code.mT.numpy()
-    return Heatmap("Code of each position", "position (tokens)", "dimension", values, SHAPE.train_length)
+    used = int(code.any(0).nonzero().max()) + 1
+    values = np.full((used, LENGTH), np.nan)
+    values[:, : len(code)] = code[:, :used].mT.numpy()
+    dimension = "dimension" if used == code.shape[1] else "dimension (all others: 0)"
+    return Heatmap("Code of each position", "position (tokens)", dimension, values, SHAPE.train_length)
 
 
 def _similarity(encoding: Encoding) -> Curves:
@@ -266,8 +268,8 @@ def verdict(row: Moved) -> str:
     if row.stays_until is None:
         return "stays"
     if row.stays_until >= SHAPE.train_length / 2:
-        return f"stays up to {row.stays_until:g}, then changes by {row.change:.2g}"
-    return f"changes by {row.change:.2g}"
+        return f"stays to {row.stays_until:g}, then changes by {row.change:.3g}"
+    return f"changes by {row.change:.3g}"
 
 
 def _place(word: str, tokens: list[str]) -> int:

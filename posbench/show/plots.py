@@ -80,7 +80,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> None:
     try:
-        figure.savefig(path, dpi=DPI, format="png")
+        figure.savefig(path, dpi=DPI, format="png", pil_kwargs={"optimize": True})
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
@@ -91,6 +91,8 @@ def _heatmap(axis: "Axes", panel: Heatmap) -> None:
         panel.values, aspect="auto", cmap="PuOr", vmin=-size, vmax=size, interpolation="nearest", origin="upper"
     )
     axis.figure.colorbar(image, ax=axis, pad=0.02)
+    if len(panel.values) <= 8:
+        axis.set_yticks(range(len(panel.values)))
     if np.isnan(panel.values).any():
         start = int(np.isnan(panel.values[0]).argmax())
         axis.axvspan(start - 0.5, panel.values.shape[1] - 0.5, facecolor="white", hatch="///", edgecolor=BEYOND, lw=0)
@@ -122,7 +124,7 @@ def _curves(axis: "Axes", panel: Curves) -> None:
         axis.set_ylim(low, high)
         _plain_ticks(axis, fine=high / low < 100)
         axis.axhline(1, color=BEYOND, linewidth=1, linestyle=":")
-    axis.legend(loc="best", framealpha=0.85)
+    axis.legend(loc="best", framealpha=0.7)
 
 
 def _plain_ticks(axis: "Axes", fine: bool) -> None:
@@ -161,7 +163,7 @@ def _moved(axis: "Axes", row: Moved) -> None:
     if row.where[-1] < SHAPE.train_length:
         _undefined(axis)
     axis.set_title(f"{row.name}: {verdict(row)}", fontsize=11)
-    axis.legend(loc="best", framealpha=0.85)
+    axis.legend(loc="best", framealpha=0.7)
     axis.set_xlabel("position of the phrase's later word (tokens)", fontsize=9)
     axis.set_ylabel("positional part of the logit", fontsize=9)
 

@@ -21,14 +21,20 @@ class Signs:
     """The characters of a picture, as plain as the terminal's encoding asks."""
 
     def __init__(self, encoding: str) -> None:
+        self.encoding, self.times = encoding, "·"
         try:
             "░▒▓█│─●·".encode(encoding)
         except (UnicodeEncodeError, LookupError):
+            self.encoding, self.times = "ascii", "."
             self.shades, self.band = " .:-=+*#%@", "."
             self.bar, self.line, self.dot, self.undefined = "|-*/"
         else:
             self.shades, self.band = " ░▒▓█", "░"
             self.bar, self.line, self.dot, self.undefined = "│─●·"
+
+    def say(self, text: str) -> str:
+        """Text as the terminal can carry it."""
+        return text.replace("·", self.times).encode(self.encoding, "replace").decode(self.encoding)
 
 
 def print_pictures(pictures: list[Picture]) -> None:
@@ -43,7 +49,10 @@ def print_pictures(pictures: list[Picture]) -> None:
 def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
     """What position adds to a pair's logit, for each scheme, wherever the phrase stands."""
     console, signs = _console()
-    console.print(f"'{phrase}', moved along a sentence: what position adds to the logit of {words[0]} and {words[1]}.")
+    first, second = words
+    console.print(
+        signs.say(f"'{phrase}', moved along a sentence: what position adds to the logit of {first} and {second}.")
+    )
     drawn = []
     for row in rows:
         half = max(row.change / 2, abs(float(row.contribution.mean())) / 2, 0.5)  # rounding shall not look like change
@@ -56,7 +65,7 @@ def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
             series={"": row.contribution},
             limit=SHAPE.train_length,
         )
-        drawn.append(_curves(curves, signs, (middle - half, middle + half)))
+        drawn.append(_curves(curves, signs, (middle - 1.2 * half, middle + half)))  # the middle is not between two rows
     console.print(Columns(drawn, padding=(1, 3)))
     console.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
 
@@ -116,9 +125,13 @@ def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = N
             if np.isfinite(value):
                 cells[column, _row(value, low, high)] = (mark, COLOURS[index % len(COLOURS)])
     labels = tuple(f"{10**edge if panel.log_y else edge:.3g}" for edge in (high, low))
-    names = ", ".join(f"{index + 1} {name}" for index, name in enumerate(series)) if len(series) > 1 else panel.y_label
+    names = panel.y_label
+    if len(series) > 1:
+        heads = all(name.startswith("head ") for name in series)
+        numbered = ", ".join(f"{index + 1} {name}" for index, name in enumerate(series))
+        names = f"{names}, by head" if heads else numbered
     if panel.limit_y is not None:
-        names += f"; line: trained to {panel.limit_y:g}"
+        names = f"{signs.line} trained to {panel.limit_y:g}; {names}"
     x_end = f"{end:g}"
     return _framed(panel.title, cells, labels, names, panel.x_label, signs, x_end)
 
@@ -162,4 +175,4 @@ def _framed(
         text.append("\n")
     axis = f"{'0':<{WIDTH // 2 - len(x_label) // 2}}{x_label}"
     text.append(f"{' ' * MARGIN}{axis:<{WIDTH - len(x_end)}}{x_end}", style="not bold")
-    return Group(text, Text(f"{' ' * MARGIN}{legend}"[: width + 20], style="bright_black"))
+    return Group(text, Text(signs.say(f"{legend:^{width}}")[:width], style="bright_black"))

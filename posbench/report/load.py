@@ -1,0 +1,283 @@
+"""Run folders, read and sorted: which runs may be compared, and what each of them is called.
+
+Runs are compared only where data, tokenizer, model and budget are equal; each such set is a `Group`. Within it runs of
+one encoding with equal options are a `Scheme`, told apart by seed. Folders may come from strangers.
+"""
+
+import dataclasses
+import glob
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbench import config as configuration
+from posbench import runs
+from posbench.config import Config
+from posbench.errors import UserError
+from posbench.statistics import Floats
+
+REFERENCE = "rope"
+
+PLAIN, WINDOWED = "plain", "windowed"
+# What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
+_SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
+_NOT_COMPARED = (*configuration.NOT_IDENTITY, "study", "seed")
+_ASIDE = re.compile(r".+\.old-\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One row of `evaluation.jsonl` with the fixed_target protocol, and its blocks."""
+
+    status: str
+    reason: str | None
+    nll: float | None
+    row: dict[str, Any]
+    sums: Floats | None  # of nll per block, in nats
+    counts: Floats | None  # tokens per block
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """A run folder's content. `cells`: kind of curve (plain, windowed, an extension) and length -> cell."""
+
+    folder: Path
+    record: dict[str, Any]
+    config: Config
+    rows: list[dict[str, Any]]
+    cells: dict[tuple[str, int], Cell]
+
+    @property
+    def done(self) -> bool:
+        return self.record.get("status") == "done"
+
+    @property
+    def outcome(self) -> str:
+        """done, running, stopped, or why it failed."""
+        status, reason = self.record.get("status"), self.record.get("reason")
+        return str(reason or status) if status == "failed" else str(status)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        tokens, seconds = number(self.record.get("tokens")), number(self.record.get("train_seconds"))
+        return tokens / seconds if tokens and seconds else None
+
+    def parameters(self, kind: str) -> int | None:
+        counts = self.record.get("parameters")
+        value = number(counts.get(kind)) if isinstance(counts, dict) else None
+        return None if value is None else int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Runs that differ in nothing but the seed. `label` is the name, with options where those tell schemes apart."""
+
+    name: str
+    label: str
+    runs: list[RunData]
+
+    @property
+    def by_seed(self) -> dict[int, RunData]:
+        """Runs that ended well; those that did not are counted elsewhere."""
+        return {run.config.seed: run for run in self.runs if run.done}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Schemes that may be compared, and what sets them apart from the other groups of the report."""
+
+    schemes: list[Scheme]
+    settings: dict[str, str]  # only keys that differ between groups
+    lost: list[str]  # cells of a sweep that have no run folder
+
+    @property
+    def runs(self) -> list[RunData]:
+        return [run for scheme in self.schemes for run in scheme.runs]
+
+    @property
+    def train_length(self) -> int:
+        return self.runs[0].config.training.train_length
+
+    @property
+    def reference(self) -> Scheme | None:
+        """`rope` with its default options, if several were run."""
+        found = [scheme for scheme in self.schemes if scheme.name == REFERENCE]
+        return min(found, key=lambda scheme: (scheme.label != REFERENCE, not _default(scheme), scheme.label), default=None)
+
+
+def number(value: object) -> float | None:
+    """A number from a file, None if it is anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# -- finding and reading -----------------------------------------------------------------------------------------------
+
+
+def find(paths: Iterable[Path]) -> list[Path]:
+    """Run folders under the given run folders, study folders and globs; those moved aside (`.old-1`) are left out.
+
+    Raises:
+        UserError: a path that does not exist, or no run folder at all.
+    """
+    found: dict[Path, Path] = {}
+    for path in _globbed(paths):
+        inside = [path] if (path / "run.json").is_file() else [p.parent for p in _records(path)]
+        found |= {folder.resolve(): folder for folder in inside if not _aside(folder, path)}
+    if not found:
+        raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a run.json in them")
+    return sorted(found.values())
+
+
+def _globbed(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path)))]
+        if not matches:
+            raise UserError(f"{path} does not exist: expected run folders or study folders, such as outputs/demo")
+        yield from (match for match in matches if match.is_dir())
+
+
+def _records(folder: Path) -> list[Path]:
+    return sorted(record for pattern in ("*/run.json", "*/*/run.json") for record in folder.glob(pattern))
+
+
+def _aside(folder: Path, under: Path) -> bool:
+    """Whether the folder, or one between it and what the user named, was moved aside; what the user named counts."""
+    inner = folder.relative_to(under).parts
+    return any(_ASIDE.fullmatch(part) for part in (*inner, folder.name))
+
+
+def read(folder: Path) -> RunData:
+    """One run folder.
+
+    Raises:
+        UserError: its files cannot be read as what they should be.
+    """
+    rows = runs.evaluation_rows(folder)
+    config = runs.load_config(folder)
+    return RunData(folder, runs.load_record(folder), config, rows, _cells(rows, runs.evaluation_blocks(folder), config))
+
+
+def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Cell]:
+    """The fixed_target cells of the newest checkpoint, on the split that the configuration names."""
+    by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for block in blocks:
+        by_key[_key(block)].append(block)
+    own = [row for row in rows if row.get("protocol") == "fixed_target" and row.get("task") is None]
+    splits = {row.get("split") for row in own}
+    split = config.evaluation.split if config.evaluation.split in splits else min(splits, key=str, default=None)
+    newest = max((number(row.get("checkpoint_step")) or 0 for row in own), default=0)
+    cells = {}
+    for row in own:
+        length = number(row.get("length"))
+        if row.get("split") == split and (number(row.get("checkpoint_step")) or 0) == newest and length:
+            cells[_kind(row), int(length)] = _cell(row, by_key.get(_key(row), []))
+    return cells
+
+
+def _kind(row: dict[str, Any]) -> str:
+    parts = [str(row["extension"])] if row.get("extension") else []
+    parts += [WINDOWED] if row.get("window") else []
+    return " ".join(parts) or PLAIN
+
+
+def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
+    nll, status = number(row.get("nll")), str(row.get("status"))
+    sums = np.array([number(block.get("nll_sum")) for block in blocks], dtype=np.float64)
+    counts = np.array([number(block.get("n_tokens")) for block in blocks], dtype=np.float64)
+    usable = len(blocks) >= 2 and bool(np.isfinite(sums).all() and (counts > 0).all())
+    reason = str(row["reason"]) if row.get("reason") else None
+    if status == "ok" and nll is None:  # written as null because it was not finite
+        status, reason = "failed", "its nll is not a finite number"
+    return Cell(status, reason, nll, row, sums if usable else None, counts if usable else None)
+
+
+def _key(row: dict[str, Any]) -> str:
+    return json.dumps([row.get(name) for name in (*runs.EVALUATION_KEY, "targets_sha256")])
+
+
+# -- sorting -----------------------------------------------------------------------------------------------------------
+
+
+def groups(found: list[RunData]) -> list[Group]:
+    """Runs sorted into sets that may be compared, the largest first."""
+    sets: dict[str, list[RunData]] = defaultdict(list)
+    for run in found:
+        sets[json.dumps(_comparable(run), sort_keys=True)].append(run)
+    ordered = sorted(sets.items(), key=lambda item: (-len(item[1]), item[0]))
+    all_settings = [json.loads(key) for key, _ in ordered]
+    differing = _differing(all_settings)
+    made = []
+    for settings, (_, members) in zip(all_settings, ordered, strict=True):
+        shown = {key: _spelt(settings.get(key)) for key in differing}
+        made.append(Group(_schemes(members), shown, []))
+    if made:
+        made[0].lost.extend(_lost(found))
+    return made
+
+
+def repeated(found: list[RunData]) -> list[RunData]:
+    """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
+    seen, twice = set(), []
+    for run in found:
+        key = json.dumps([_comparable(run), _scheme_options(run), run.config.seed], sort_keys=True)
+        if key in seen:
+            twice.append(run)
+        seen.add(key)
+    return twice
+
+
+def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in container.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def _comparable(run: RunData) -> dict[str, Any]:
+    """What must be equal for two runs to be compared: corpus, tokenizer, model, initialisation, budget, evaluation."""
+    plain = {k: v for k, v in configuration.to_container(run.config).items() if k not in _NOT_COMPARED}
+    settings = {k: v for k, v in flat(plain).items() if not k.startswith(_SCHEME_KEYS)}
+    data = run.record.get("data")
+    if run.done:  # one that failed early may not know its data yet
+        settings["data.sha256"] = data.get("sha256") if isinstance(data, dict) else None
+        settings["tokenizer_sha256"] = run.record.get("tokenizer_sha256")
+    return settings
+
+
+def _scheme_options(run: RunData) -> dict[str, Any]:
+    plain = configuration.to_container(run.config)
+    return {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
+
+
+def _schemes(members: list[RunData]) -> list[Scheme]:
+    variants: dict[str, dict[str, list[RunData]]] = defaultdict(lambda: defaultdict(list))
+    for run in members:
+        variants[run.config.encoding.name][json.dumps(_scheme_options(run), sort_keys=True)].append(run)
+    schemes = []
+    for name, by_options in variants.items():
+        options = [json.loads(key) for key in by_options]
+        differing = _differing(options)
+        for chosen, same in zip(options, by_options.values(), strict=True):
+            parts = [f"{key.rpartition('.')[2]}={_spelt(chosen.get(key))}" for key in differing]
+            same.sort(key=lambda run: run.config.seed)
+            schemes.append(Scheme(name, " ".join([name, *parts]), same))
+    return sorted(schemes, key=lambda scheme: scheme.label)
+
+
+def _differing(settings: list[dict[str, Any]]) -> list[str]:
+    keys = sorted({key for one in settings for key in one})
+    return [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in settings}) > 1]
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _default(scheme: Scheme) -> bool:
+    return scheme.runs[0].config.encoding.options.get("base") in (None, 10000)

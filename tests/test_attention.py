@@ -1,0 +1,347 @@
+"""The fast kernels against attention by the definition in fp64, and the choice between them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemes
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posbench.attention import blocked, run, tiles
+from posbench.attention.banded import banded_attention
+from posbench.attention.blocked import Decay, Dense, Table, blocked_attention
+from posbench.attention.reference import attention_output
+from posbench.attention.run import attention
+from posbench.encodings.base import Shape
+
+KINDS = ("none", "table", "decay", "dense", "banded", "banded keys")
+
+# (B, H, T, Dq, Dh): one token, below a block, odd, one head, wider queries, several blocks, several sequences per tile
+SIZES = [
+    (1, 1, 1, 4, 4),
+    (2, 3, 37, 8, 8),
+    (3, 1, 5, 8, 6),
+    (2, 2, 300, 8, 12),
+    (1, 3, 515, 4, 4),
+    (9, 2, 64, 8, 8),
+]
+NEAR = 6  # distances with a vector of their own in the banded kind
+
+# Relative error (root of summed squares) in bf16: products round at 2^-9 = 2e-3, the probabilities once more. A bias's
+# gradient sums differences that cancel (rows of the softmax gradient sum to zero), which magnifies rounding.
+BF16, BF16_BIAS = 1e-2, 4e-2
+
+
+class Case:
+    """Inputs of one kind of bias, its fast form, and its definition."""
+
+    def __init__(self, kind: str, size: tuple[int, ...], dtype: torch.dtype, window: int | None = None) -> None:
+        self.kind, self.window = kind, window
+        batch, heads, length, width, value_width = size
+        if kind.startswith("banded"):
+            value_width = width
+        exact = torch.promote_types(dtype, torch.float32)
+        draw = torch.Generator().manual_seed(0)
+
+        def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            # Drawn in the time-major layout that a model's projections give.
+            order = shape if len(shape) != 4 else (shape[0], shape[2], shape[1], shape[3])
+            x = torch.randn(order, generator=draw, dtype=torch.float64).to(dtype)
+            return (x.transpose(1, 2) if len(shape) == 4 else x).requires_grad_()
+
+        self.scale = 0.7 * width**-0.5
+        self.qkv = [leaf(batch, heads, length, width), leaf(batch, heads, length, width)]
+        self.qkv.append(leaf(batch, heads, length, value_width))
+        self.learned: list[Tensor] = []
+        if kind == "table":
+            self.learned = [leaf(heads, length, dtype=exact)]
+        elif kind == "decay":
+            gates = torch.randn(batch, heads, length, generator=draw, dtype=torch.float64)
+            self.learned = [torch.nn.functional.logsigmoid(gates + 2).cumsum(-1).to(exact).requires_grad_()]
+        elif kind == "dense":
+            self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
+        elif kind.startswith("banded"):
+            tables = 1 if kind == "banded keys" else 2
+            self.learned = [leaf(NEAR, width, dtype=exact) for _ in range(tables)]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return self.qkv + self.learned
+
+    def fast(self, *inputs: Tensor) -> Tensor:
+        q, k, v, *learned = inputs
+        if self.kind.startswith("banded"):
+            return banded_attention(q, k, v, self.scale, *learned, window=self.window)
+        kinds: dict[str, Callable[..., blocked.Bias]] = {
+            "none": blocked.Bias,
+            "table": Table,
+            "decay": Decay,
+            "dense": lambda *parameters: Dense(dense_rows, parameters),
+        }
+        return blocked_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
+
+    def exact(self, *inputs: Tensor) -> Tensor:
+        q, k, v, *learned = (x.double() for x in inputs)
+        index = torch.arange(q.shape[2])
+        distance = index[:, None] - index
+        visible = (distance >= 0) & (distance < (self.window or math.inf))
+        logits = q @ k.mT
+        near = (distance >= 0) & (distance < NEAR)
+        if self.kind.startswith("banded"):
+            row = (NEAR - 1 - distance).clamp(0, NEAR - 1)
+            keys = learned[0][row] * near[..., None]
+            logits = logits + torch.einsum("bhid,ijd->bhij", q, keys)
+        logits = logits * self.scale
+        if self.kind == "table":
+            logits = logits + learned[0][:, distance.clamp(min=0)]
+        elif self.kind == "decay":
+            logits = logits + learned[0][..., :, None] - learned[0][..., None, :]
+        elif self.kind == "dense":
+            every = slice(0, q.shape[2])
+            logits = logits + dense_rows(every, every, *learned)
+        weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
+        out = weights @ v
+        if self.kind == "banded":
+            out = out + torch.einsum("bhij,ijd->bhid", weights, learned[1][row] * near[..., None])
+        return out
+
+
+def dense_rows(queries: slice, keys: slice, a: Tensor, b: Tensor) -> Tensor:
+    """A bias that depends on both places, not on their distance."""
+    return torch.sin(a[:, queries, None] * 2 + b[:, None, keys])
+
+
+def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Output and the gradients of a fixed weighting of it."""
+    out = function(*inputs)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, inputs, weight)]
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Relative, by the root of summed squares; absolute below 1, for what is zero but for rounding."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1))
+
+
+def names(case: Case) -> list[str]:
+    return ["output", "q", "k", "v", *(f"learned {n}" for n in range(len(case.learned)))]
+
+
+# -- values and gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 70, 1000])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp32_equals_the_definition_in_values_and_gradients(
+    kind: str, size: tuple[int, ...], window: int | None
+) -> None:
+    case = Case(kind, size, torch.float32, window)
+    expected = gradients(case.exact, case.inputs)
+    for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
+        assert error(x, y) < 1e-5, name
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size: tuple[int, ...]) -> None:
+    case = Case(kind, size, torch.bfloat16)
+    expected = gradients(case.exact, case.inputs)
+    for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
+        assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_agree_with_finite_differences(
+    monkeypatch: pytest.MonkeyPatch, kind: str, kept: bool, window: int | None
+) -> None:
+    small_tiles(monkeypatch, rows=3, scores=40)
+    if not kept:
+        monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
+    case = Case(kind, (2, 3, 8, 2, 3), torch.float64, window)
+    assert torch.autograd.gradcheck(case.fast, case.inputs)
+
+
+@pytest.mark.parametrize(("rows", "scores"), [(256, 2**30), (16, 700), (7, 1), (1, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_scores_are_cut_up_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int, scores: int
+) -> None:
+    case = Case(kind, (5, 3, 41, 8, 8), torch.float32)
+    expected = gradients(case.exact, case.inputs)
+    small_tiles(monkeypatch, rows, scores)
+    for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
+        assert error(x, y) < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_computing_probabilities_again_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    case = Case(kind, (2, 2, 300, 8, 8), torch.bfloat16)
+    kept = gradients(case.fast, case.inputs)
+    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
+    for name, x, y in zip(names(case), gradients(case.fast, case.inputs), kept, strict=True):
+        assert torch.equal(x, y), name
+
+
+def test_biases_stay_in_fp32_until_they_are_added() -> None:
+    """Two keys whose biases differ by less than bf16 can tell apart at that size."""
+    q = k = torch.zeros(1, 1, 2, 4, dtype=torch.bfloat16)
+    v = torch.tensor([1.0, 0.0], dtype=torch.bfloat16)[None, None, :, None].expand(1, 1, 2, 4)
+    table = torch.tensor([[1000.0, 1001.0]])  # bf16 knows 1000 and 1004
+    weight = blocked_attention(q, k, v, 1.0, Table(table))[0, 0, 1, 0].item()
+    assert weight == pytest.approx(1 / (1 + math.exp(-1)), rel=2**-8)
+
+
+def small_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, scores: int) -> None:
+    monkeypatch.setattr(tiles, "MIN_ROWS", rows)
+    monkeypatch.setattr(tiles, "MAX_ROWS", rows)
+    monkeypatch.setattr(tiles.Cut, "_tile_scores", lambda self: scores)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class LargestTensor(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
+    batch, heads, length = 1, 2, 4096
+    case = Case(kind, (batch, heads, length, 4, 4), torch.bfloat16)
+    with torch.no_grad(), LargestTensor() as largest:
+        case.fast(*case.inputs)
+    assert largest.numel <= heads * tiles.MAX_ROWS * (length + tiles.MAX_ROWS)  # all scores: 16 times as many
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_above_the_budget_training_keeps_no_scores(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
+    case = Case(kind, (1, 2, 300, 4, 4), torch.float32)
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        case.fast(*case.inputs)
+    assert max(saved) <= 2 * 310 * 4  # q, k, v, padded by a few keys
+
+
+def test_without_gradients_no_probabilities_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(tiles.Cut, "is_kept", lambda self: bool(asked.append(True)) or True)
+    case = Case("table", (1, 2, 9, 4, 4), torch.float32)
+    with torch.no_grad():
+        case.fast(*case.inputs)
+    assert not asked
+    case.fast(*case.inputs)
+    assert asked
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
+LENGTH = 45  # beyond train_length, where FIRE's rows begin to differ
+FAST = ("none", "rope", "alibi", "t5", "fox", "fire", "shaw")
+
+
+def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v = (schemes.random(2, 3, length, 8, seed=i).requires_grad_() for i in range(3))
+    return q, k, v, schemes.random(2, length, 24, seed=3).requires_grad_()
+
+
+@pytest.mark.parametrize("options", [{}, {"values": False}], ids=str)
+@pytest.mark.parametrize("name", FAST)
+def test_consecutive_positions_give_what_the_hooks_define(name: str, options: dict[str, Any]) -> None:
+    if options and name != "shaw":
+        pytest.skip("an option of shaw")
+    encoding = schemes.build(name, {**options, **({"max_distance": 40} if name == "t5" else {})}, SHAPE)
+    q, k, v, x = layer_inputs()
+    positions = torch.arange(LENGTH)[None]
+    learned = list(encoding.parameters())
+
+    inputs = [q, k, v, x, *learned]
+    fast = attention(encoding, q, k, v, x, positions, 1, consecutive=True)
+    exact = attention_output(encoding, q, k, v, x, 1)
+    assert error(fast, exact) < 1e-5
+    weight = schemes.random(*fast.shape, seed=4)
+    actual = torch.autograd.grad(fast, inputs, weight, materialize_grads=True, allow_unused=True)
+    expected = torch.autograd.grad(exact, inputs, weight, materialize_grads=True, allow_unused=True)
+    for x, y in zip(actual, expected, strict=True):
+        assert error(x, y) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "fire", "shaw", "fox"])
+def test_positions_with_gaps_take_no_form_that_counts_tokens(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    encoding = schemes.build(name, {"max_distance": 40} if name == "t5" else {}, SHAPE)
+    q, k, v, x = layer_inputs()
+    positions = schemes.positions_of("gaps", 2, LENGTH, 200)
+    expected = attention_output(encoding, q, k, v, x, 1, positions)
+    assert error(attention(encoding, q, k, v, x, positions, 1), expected) < 1e-5
+    if name != "fox":  # which counts tokens whatever their positions
+        wrong = attention(encoding, q, k, v, x, positions, 1, consecutive=True)
+        if name == "fire":  # looks at the positions it is given: of the first sequence
+            wrong = wrong[1:]
+            expected = expected[1:]
+        assert error(wrong, expected) > 1e-3
+
+
+@pytest.mark.parametrize("window", [1, 10, 64])
+@pytest.mark.parametrize("name", ["none", "alibi", "fox", "shaw"])
+def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> None:
+    encoding = schemes.build(name, {}, SHAPE)
+    q, k, v, x = layer_inputs()
+    positions = torch.arange(LENGTH)[None]
+    fast = attention(encoding, q, k, v, x, positions, 0, window, consecutive=True)
+    rows = run._by_rows(encoding, q, k, v, x, positions, 0, window)
+    assert error(fast, rows) < 1e-5
+    with torch.no_grad():
+        assert error(attention(encoding, q, k, v, x, positions, 0, window, consecutive=True), rows) < 1e-5
+        if name == "none":
+            assert error(run.windowed(q, k, v, encoding.logit_scale, window), rows) < 1e-5
+
+
+def test_on_cpus_only_fp32_evaluation_without_a_bias_goes_to_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    real = run.blocked_attention
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        called.append("blocked")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(run, "blocked_attention", spy)
+
+    def used(name: str, dtype: torch.dtype, train: bool) -> bool:
+        called.clear()
+        q, k, v, x = (tensor.detach().to(dtype) for tensor in layer_inputs())
+        with torch.set_grad_enabled(train):
+            attention(schemes.build(name, {}, SHAPE), q, k, v, x, torch.arange(LENGTH)[None], 0, consecutive=True)
+        return called == ["blocked"]
+
+    assert not used("none", torch.float32, train=False)
+    assert used("none", torch.float32, train=True)
+    assert used("none", torch.bfloat16, train=False)
+    assert used("alibi", torch.float32, train=False)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_bf16_autocast_keeps_the_dtype_and_stays_close_to_fp32(name: str) -> None:
+    encoding = schemes.build(name, {"max_distance": 40} if name == "t5" else {}, SHAPE)
+    q, k, v, x = layer_inputs()
+    expected = attention_output(encoding, q, k, v, x, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = [tensor.bfloat16() for tensor in (q, k, v)]
+        out = attention(encoding, *half, x, torch.arange(LENGTH)[None], 0, consecutive=True)
+    assert out.dtype == torch.bfloat16
+    # Learned parameters drawn at unit size make logits of ten and more, whose bf16 products are off by some 0.03.
+    assert error(out, expected) < 0.03
