@@ -8,13 +8,16 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev test test-all lint format types build clean
+.PHONY: help demo compare install dev test test-all lint format types build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about 2 minutes)
 	$(BIN)/posbench train
+
+compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about 4 minutes)
+	$(BIN)/posbench sweep sweep=compare --n-jobs 2
 
 install: $(VENV)/.core ## the environment that the commands need
 dev: $(VENV)/.dev ## that, and what tests and linters need
@@ -39,6 +42,13 @@ types: $(VENV)/.dev ## mypy, strict
 build: $(VENV)/.dev ## wheel and source archive into dist/
 	$(BIN)/python -m build
 
+bench: $(VENV)/.core ## speed and memory of every encoding, side by side (a quiet machine, some minutes)
+	$(BIN)/posbench bench
+
+bench-peers: $(VENV)/.core ## training speed beside other implementations
+	$(INSTALL) --group peers
+	$(BIN)/python scripts/bench_peers.py
+
 clean: ## remove the environment and what was built (never outputs/)
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
 
@@ -53,6 +63,6 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --group oracles --group test --group lint
+	$(INSTALL) --group oracles --group test --group lint --group launchers
 	$(INSTALL) --no-deps --group oracles-no-deps
 	@touch $@

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench import runs
+from posbench import runs, tracking
 
 HEIGHT = 12
 COLUMN = 14  # characters between two lengths
@@ -40,7 +40,7 @@ def print_curves(folder: pathlib.Path) -> None:
 
 def series_of(row: dict[str, Any]) -> str:
     """Which curve an evaluation row belongs to."""
-    return "windowed" if row["window"] else str(row["protocol"])
+    return tracking.curve_name(row)
 
 
 def _points(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
@@ -54,7 +54,7 @@ def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
     for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
         table.add_column(name, justify="right", no_wrap=True)
     cells = {(series_of(row), row["length"]): row for row in rows}
-    for length in sorted({row["length"] for row in rows}):
+    for length in sorted({length for name, length in cells if name in SERIES}):
         target = cells.get(("fixed_target", length), {})
         ratio = next(row["length_ratio"] for row in rows if row["length"] == length)
         interval = f"{target['ci_low']:.2f}..{target['ci_high']:.2f}" if target.get("ci_low") is not None else ""

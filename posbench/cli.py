@@ -145,6 +145,23 @@ def _multirun(arguments: list[str], outputs: Path) -> None:
         raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
 
 
+@app.command(epilog=_ENCODINGS)
+def sweep(
+    overrides: Overrides = None,
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
+    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+) -> None:
+    """Compare: run every combination, such as encoding=rope,alibi seed=0,1,2, and report.
+
+    sweep=NAME takes the list from configs/sweep; tune=true chooses each scheme's learning rate first. A run that fails
+    does not stop the others; the same command does what is missing or failed. hydra/launcher=submitit_slurm runs them
+    elsewhere.
+    """
+    from posbench import sweep as comparison
+
+    comparison.sweep(overrides or [], n_jobs, config_dir)
+
+
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, outputs/STUDY/RUN.")],
@@ -163,6 +180,17 @@ def evaluate(
 
     console.log_to_terminal()
     evaluate_run(run, settings, device=device, threads=threads)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files go; default: STUDY/report.")] = None,
+) -> None:
+    """Compare finished runs: tables, CSV, LaTeX, curves with intervals, and one self-contained HTML page."""
+    from posbench import report
+
+    report.main(paths, out)
 
 
 @app.command("list")
@@ -196,6 +224,28 @@ def show(
     from posbench import show
 
     show.main(names, png, phrase, words)
+
+
+@app.command()
+def bench(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAMES]...", help="Encodings, default all; also key=value, e.g. training.precision=fp32."
+        ),
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
+    length: Annotated[int | None, typer.Option(min=2, help="Training length, with as many tokens per batch.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that medians are taken over.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Measure tokens per second, memory and the share of the machine's peak, all encodings side by side."""
+    from posbench import bench
+
+    style = "json" if as_json else "markdown" if markdown else "table"
+    bench.main(words or [], shape, length, rounds, threads, style)
 
 
 @app.command()

@@ -30,9 +30,13 @@ class EncodingConfig:
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     window: int | None = None  # keys a query may see, itself included; None = all before it
+    sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     def __post_init__(self) -> None:
         _at_least(1, self, "model.attention", "window")
+        _at_least(0, self, "model.attention", "sinks")
+        if self.sinks and self.window is None:
+            raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +114,17 @@ class TrainingConfig:
         return self.train_length * self.batch_size * self.accumulation
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    protocols: tuple[Literal["fixed_target", "nonoverlap"], ...]
+    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position"], ...]
     ratios: tuple[float, ...]
+    longest: float | None = None  # in training lengths, as ratios
     windowed: bool
+    sinks: int = 0
+    extensions: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    reference: str | None = None
+    stride: int | None = None
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]
     targets: int
@@ -123,12 +133,16 @@ class EvaluationConfig:
     batch_tokens: int
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens")
+        _at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens", "longest", "stride")
+        _at_least(0, self, "evaluation", "sinks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers from 1 on, such as [1, 2, 4]")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
+        for name in ("extensions", "tasks"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise UserError(f"evaluation.{name} is {list(getattr(self, name))}: expected each once")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +191,11 @@ class Config:
         if self.evaluation.targets > self.training.train_length:
             raise UserError(
                 f"evaluation.targets is {self.evaluation.targets}: expected at most training.train_length, "
+                f"{self.training.train_length}"
+            )
+        if (self.evaluation.stride or 1) > self.training.train_length:
+            raise UserError(
+                f"evaluation.stride is {self.evaluation.stride}: expected at most training.train_length, "
                 f"{self.training.train_length}"
             )
 

@@ -16,6 +16,10 @@ class UserError(PosbenchError):
     exit_code = 2
 
 
+class InUse(UserError):
+    """Another process owns the run folder."""
+
+
 class RunFailed(PosbenchError):
     """A run that could not go on. `reason` is what `run.json` records: diverged, oom, disk or error."""
 

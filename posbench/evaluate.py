@@ -1,54 +1,35 @@
 """Extrapolation evaluation of a trained run: perplexity by context length, far beyond the training length."""
 
-import contextlib
 import dataclasses
+import functools
+import json
 import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from posbench import checkpoint, devices, protocols, runs, tracking
+from posbench.attention.reference import check_length
+from posbench.cells import Cell, Forward, cells, check
 from posbench.config import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, TokenSplit
+from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.model import GPT, build
-from posbench.protocols import Windows
+from posbench.protocols import MIN_BLOCKS, Targets
+from posbench.scoring import changed, score
 from posbench.statistics import block_bootstrap
 
 logger = logging.getLogger(__name__)
 
-HEAD_ROWS = 2048  # rows of fp32 logits held at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One number of an evaluation: a protocol at a context length, plain or with a sliding window."""
-
-    protocol: str
-    length: int  # tokens
-    window: int | None
-    windows: Windows | None  # None: the text is too short
-
-
-def cells(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Cell]:
-    """All cells that the settings ask for, plain ones by protocol and length, then the `windowed` baseline."""
-    lengths = [round(ratio * train_length) for ratio in settings.ratios]
-    found: list[Cell] = []
-    for protocol in settings.protocols:
-        plan = protocols.plan(protocol, split, lengths, settings.targets, settings.blocks, settings.documents)
-        found += [Cell(protocol, length, None, windows) for length, windows in plan.items()]
-        if protocol == "fixed_target" and settings.windowed:
-            found += [Cell(protocol, c, train_length, w) for c, w in plan.items() if c > train_length]
-    return found
+Row = dict[str, Any]
 
 
 def evaluate(
@@ -56,58 +37,63 @@ def evaluate(
     tokens: Tokens,
     config: Config,
     step: int,
-    known: list[dict[str, Any]],
+    known: list[Row],
     device: torch.device,
     dtype: torch.dtype,
-    report: Callable[[dict[str, Any], list[dict[str, Any]]], None],
+    report: Callable[[Row, list[Row]], None],
 ) -> None:
-    """Compute the cells that are not among the `known` rows; each goes to `report(row, block rows)` when done."""
+    """Compute the cells that are not among the `known` rows; each goes to `report(row, block rows)` when done.
+
+    Raises:
+        UserError: unknown task or extension, or a reference that is no run on these tokens.
+    """
     settings = config.evaluation
+    check(settings)
     split: TokenSplit = getattr(tokens, settings.split)
+    train_length = config.training.train_length
     model.eval()
-    for cell in cells(settings, split, config.training.train_length):
-        row = _empty_row(cell, config, step, dtype)
-        if cell.windows is None:
-            row |= {"status": "too_short", "reason": f"the {settings.split} text has too few windows of {cell.length}"}
-        elif (longest := model.encoding.max_length) is not None and cell.length > longest:
-            row |= {"status": "undefined", "reason": f"'{config.encoding.name}' is defined up to {longest} tokens"}
-        else:
-            row["targets_sha256"] = cell.windows.targets_sha256(split)
+
+    @functools.cache
+    def nll_of(forward: Forward, by: GPT) -> NDArray[np.float64]:
+        """Of all tokens that the windows score, in `targets_of`'s order."""
+        variant, batch = forward.variant, settings.batch_tokens
+        encoding, _ = variant.apply(by.encoding, forward.length, train_length)
+        with changed(by, encoding.to(device), variant.window, variant.sinks):
+            scored = [score(by, split, w, device, dtype, batch, forward.rewrite, config.seed) for w in forward.windows]
+        return np.concatenate([nll.ravel() for nll in scored])
+
+    @functools.cache
+    def reference() -> tuple[GPT, str]:
+        if settings.reference is None:
+            return model, "the model itself"
+        return _reference(pathlib.Path(settings.reference), tokens, device)
+
+    for cell in cells(settings, split, train_length):
+        row = _row(cell, config, step, dtype) | _defined(cell, model.encoding, config)
+        blocks: list[Row] = []
+        if row["status"] == "ok":
+            targets = protocols.targets_of(cell.forward.windows)
+            kept = np.full(len(targets.indices), True)
+            if cell.above is not None:
+                kept = (targets.context > cell.above) & (targets.context <= cell.length)
+            row["targets_sha256"] = targets.where(kept).sha256(split)
+            if cell.select:  # which tokens these are is known after two forward passes only: described before
+                row["reason"] = f"key tokens of {reference()[1]}, among the targets {row['targets_sha256'][:8]}"
+                row["targets_sha256"] = None
         if any(_same_cell(row, other) for other in known):
             continue
-        blocks: list[dict[str, Any]] = []
         if row["status"] == "ok":
-            assert cell.windows is not None
-            blocks = _measure(row, cell, cell.windows, model, tokens, split, config, device, dtype)
+            started = time.monotonic()
+            devices.reset_peak_memory(device)
+            if cell.select:
+                short, long = (nll_of(forward, reference()[0]) for forward in (cell.select.short, cell.select.long))
+                kept = short - long > cell.select.nats
+            nll = nll_of(cell.forward, model)[kept]
+            numbers, blocks = _numbers(nll, targets.where(kept), cell, tokens, split, config)
+            row |= numbers
+            row["seconds"] = round(time.monotonic() - started, 3)  # nothing where another cell paid for the passes
+            row["peak_memory_bytes"] = devices.peak_memory(device)
         report(row, blocks)
-
-
-def score(
-    model: GPT,
-    split: TokenSplit,
-    windows: Windows,
-    device: torch.device,
-    dtype: torch.dtype,
-    batch_tokens: int,
-    window: int | None = None,
-) -> NDArray[np.float64]:
-    """Negative log-likelihood in nats of every scored token: (windows, scored).
-
-    Args:
-        batch_tokens: tokens per forward pass, at least one window.
-        window: narrow every attention layer to this many keys.
-    """
-    per_batch = max(1, batch_tokens // windows.length)
-    out = []
-    with _narrowed(model, window), torch.inference_mode():
-        for first in range(0, len(windows.starts), per_batch):
-            index = windows.starts[first : first + per_batch, None] + np.arange(windows.length + 1)
-            ids = torch.from_numpy(split.ids[index].astype(np.int64)).to(device)
-            with devices.autocast(device, dtype):
-                hidden = model.hidden(ids[:, :-1])[:, -windows.scored :]
-            nll = _nll(model, hidden.float().flatten(0, 1), ids[:, -windows.scored :].flatten())
-            out.append(nll.view(-1, windows.scored).double().cpu().numpy())
-    return np.concatenate(out)
 
 
 def evaluate_run(
@@ -116,8 +102,9 @@ def evaluate_run(
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
     Raises:
-        UserError: the folder holds no run or no complete checkpoint.
+        UserError: the folder holds no run or no complete checkpoint, or the settings cannot be met.
     """
+    check(settings)
     config = dataclasses.replace(runs.load_config(folder), evaluation=settings)
     step, weights = checkpoint.load_model(folder)
     chosen = devices.resolve(device or config.runtime.device)
@@ -156,61 +143,17 @@ def evaluate_into(
     run.update(evaluate_seconds=round(seconds, 3))
 
 
-def describe(row: dict[str, Any]) -> str:
+def describe(row: Row) -> str:
     """A row in one line, protocol and unit beside the number."""
-    name = "windowed" if row["window"] else row["protocol"]
-    where = f"{name} at {row['length']} tokens ({row['length_ratio']:g}x)"
+    where = f"{tracking.curve_name(row)} at {row['length']} tokens ({row['length_ratio']:g}x)"
     if row["status"] != "ok":
         return f"{where}: {row['status']}, {row['reason']}"
     interval = f"{row['ci_low']:.3f}..{row['ci_high']:.3f}"
     return f"{where}: {row['nll']:.4f} nats/token ({interval}), perplexity {row['perplexity']:.2f}"
 
 
-def _measure(
-    row: dict[str, Any],
-    cell: Cell,
-    windows: Windows,
-    model: GPT,
-    tokens: Tokens,
-    split: TokenSplit,
-    config: Config,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> list[dict[str, Any]]:
-    """Fill an `ok` row with its numbers and return its block rows."""
-    started = time.monotonic()
-    devices.reset_peak_memory(device)
-    nll = score(model, split, windows, device, dtype, config.evaluation.batch_tokens, cell.window)
-    sums = np.bincount(windows.blocks, nll.sum(1))
-    counts = np.bincount(windows.blocks) * windows.scored
-    token_bytes = tokens.tokenizer.token_bytes  # None: this tokenizer's tokens are not pieces of the original text
-    sizes: list[int | None] = [None] * windows.n_blocks
-    if token_bytes is not None:
-        in_windows = token_bytes[split.ids[windows.targets()]].sum(1)
-        sizes = [int(size) for size in np.bincount(windows.blocks, in_windows)]
-    n_bytes = None if token_bytes is None else sum(size or 0 for size in sizes)
-    mean = float(nll.mean())
-    low, high = block_bootstrap(sums, counts.astype(np.float64), config.evaluation.bootstrap)
-    row |= {
-        "n_tokens": nll.size,
-        "n_bytes": n_bytes,
-        "n_blocks": windows.n_blocks,
-        "mean_context": windows.mean_context(cell.window),
-        "nll": mean,
-        "perplexity": math.exp(mean) if mean < 700 else None,
-        "bits_per_byte": float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None,
-        "ci_low": low,
-        "ci_high": high,
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_memory_bytes": devices.peak_memory(device),
-    }
-    return [
-        {"nll_sum": float(total), "n_tokens": int(count), "n_bytes": size}
-        for total, count, size in zip(sums, counts, sizes, strict=True)
-    ]
-
-
-def _empty_row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> dict[str, Any]:
+def _row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> Row:
+    """A row with everything known before the measurement."""
     absent = dict.fromkeys(
         ("n_tokens", "n_bytes", "n_blocks", "mean_context", "nll", "perplexity", "bits_per_byte", "accuracy",
          "exact_match", "ci_low", "ci_high", "targets_sha256", "seconds", "peak_memory_bytes")
@@ -219,13 +162,13 @@ def _empty_row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> dic
         "protocol": cell.protocol,
         "length": cell.length,
         "length_ratio": cell.length / config.training.train_length,
-        "stride": None,
-        "window": cell.window,
-        "extension": None,
+        "stride": cell.stride,
+        "window": cell.forward.variant.window,
+        "extension": cell.forward.variant.name,
         "extension_options": None,
-        "task": None,
+        "task": cell.task,
         "split": config.evaluation.split,
-        "documents": cell.windows.documents if cell.windows else None,
+        "documents": cell.forward.windows[0].documents if cell.forward.windows else None,
         "checkpoint_step": step,
         "status": "ok",
         "reason": None,
@@ -234,22 +177,83 @@ def _empty_row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> dic
     }
 
 
-def _same_cell(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    keys = (*runs.EVALUATION_KEY, "status", "targets_sha256")
-    return all(row[key] == other.get(key) for key in keys)
-
-
-def _nll(model: GPT, hidden: Tensor, labels: Tensor) -> Tensor:
-    """fp32 head and softmax whatever the model ran in; in pieces, since logits are the largest tensor of all."""
-    pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True)
-    return torch.cat([F.cross_entropy(model.logits(h), y, reduction="none") for h, y in pieces])
-
-
-@contextlib.contextmanager
-def _narrowed(model: GPT, window: int | None) -> Iterator[None]:
-    before = model.window
-    model.window = before if window is None else min(window, before or window)
+def _defined(cell: Cell, encoding: Encoding, config: Config) -> Row:
+    """The row's status and reason, and what an extension does."""
+    if not cell.possible:
+        reason = f"the {config.evaluation.split} text has too few windows of {cell.length} tokens"
+        return {"status": "too_short", "reason": reason}
+    train_length = config.training.train_length
     try:
-        yield
-    finally:
-        model.window = before
+        length = cell.forward.length
+        used, options = cell.forward.variant.apply(encoding, length, train_length)
+        check_length(used, length)
+        if cell.select and config.evaluation.reference is None:
+            check_length(encoding, cell.select.long.length)
+    except UserError as error:
+        return {"status": "undefined", "reason": str(error)}
+    return {"extension_options": options}
+
+
+def _numbers(
+    nll: NDArray[np.float64], targets: Targets, cell: Cell, tokens: Tokens, split: TokenSplit, config: Config
+) -> tuple[Row, list[Row]]:
+    """What a row says of its scored tokens, and its block rows."""
+    blocks = targets.blocks
+    sums = np.bincount(blocks, nll, targets.n_blocks).astype(np.float64)
+    counts = np.bincount(blocks, minlength=targets.n_blocks).astype(np.float64)
+    if np.count_nonzero(counts) < MIN_BLOCKS:
+        return {"status": "too_short"}, []
+    token_bytes = tokens.tokenizer.token_bytes  # None: this tokenizer's tokens are not pieces of the original text
+    sizes: list[int | None] = [None] * targets.n_blocks
+    if token_bytes is not None:
+        in_blocks = np.bincount(blocks, token_bytes[split.ids[targets.indices]], targets.n_blocks)
+        sizes = [int(size) for size in in_blocks]
+    n_bytes = None if token_bytes is None else sum(size or 0 for size in sizes)
+    mean = float(nll.mean())
+    low, high = block_bootstrap(sums, counts, config.evaluation.bootstrap)
+    variant = cell.forward.variant
+    seen = targets.context if variant.window is None else targets.context.clip(max=variant.window + variant.sinks)
+    row = {
+        "targets_sha256": targets.sha256(split),
+        "n_tokens": nll.size,
+        "n_bytes": n_bytes,
+        "n_blocks": targets.n_blocks,
+        "mean_context": float(seen.mean()),
+        "nll": mean,
+        "perplexity": math.exp(mean) if mean < 700 else None,
+        "bits_per_byte": float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None,
+        "ci_low": low,
+        "ci_high": high,
+    }
+    return row, [
+        {"nll_sum": float(total), "n_tokens": int(count), "n_bytes": size}
+        for total, count, size in zip(sums, counts, sizes, strict=True)
+    ]
+
+
+def _same_cell(row: Row, other: Row) -> bool:
+    """Whether `other`, as read from a file, is this cell. What `row` does not know before its passes is not compared."""
+    keys = [*runs.EVALUATION_KEY, "reason", "extension_options"]
+    if row["targets_sha256"]:
+        keys += ["status", "targets_sha256"]
+    return all(_as_read(row[key]) == other.get(key) for key in keys)
+
+
+def _as_read(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _reference(folder: pathlib.Path, tokens: Tokens, device: torch.device) -> tuple[GPT, str]:
+    """The model of a run folder, and what it is called in rows.
+
+    Raises:
+        UserError: no complete run, or one of another tokenizer.
+    """
+    config = runs.load_config(folder)
+    record = runs.load_record(folder)
+    if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
+        raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
+    step, weights = checkpoint.load_model(folder)
+    model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+    model.load_state_dict(weights)
+    return model.eval(), f"{record['id']} at step {step}"

@@ -9,7 +9,7 @@ from posbench.config import Config, EvaluationConfig, validate
 from posbench.errors import UserError, did_you_mean
 
 # The words of the command line for the fields that are lists.
-_SINGULAR = {"protocol": "protocols", "ratio": "ratios"}
+_SINGULAR = {"protocol": "protocols", "ratio": "ratios", "extension": "extensions", "task": "tasks"}
 _FIELDS = [field.name for field in dataclasses.fields(EvaluationConfig)]
 _KEYS = ["length", *_SINGULAR, *_FIELDS, "device", "threads"]
 
@@ -18,6 +18,7 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
     """The run's evaluation settings with overrides applied, and the device and the number of threads if given.
 
     `length=128,256` is in tokens, `ratio=2,4` in training lengths. Keys may carry their section: evaluation.split=test.
+    Other lengths are scored on targets that allow the run's own lengths too, so that all of them are paired.
 
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
@@ -34,6 +35,8 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
             field = _SINGULAR.get(key, key)
             is_list = isinstance(plain[field], tuple)
             plain[field] = tuple(value if isinstance(value, list) else [value]) if is_list else value
+    if plain["longest"] is None:
+        plain["longest"] = config.evaluation.ratios[-1]
     settings = validate(EvaluationConfig, plain, "evaluation")
     dataclasses.replace(config, evaluation=settings)  # checks it against the training length
     device, threads = elsewhere["device"], elsewhere["threads"]
@@ -49,8 +52,8 @@ def _parse(text: str) -> tuple[str, Any]:
         raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
     if key not in _KEYS:
         raise UserError(f"unknown key '{key}'{did_you_mean(key, _KEYS)} (evaluate takes {', '.join(_KEYS)})")
-    items = [yaml.safe_load(item) for item in value.strip("[]").split(",")]
-    return key, items if len(items) > 1 else items[0]
+    items = [yaml.safe_load(item) for item in value.strip("[]").split(",") if item]
+    return key, items[0] if len(items) == 1 else items
 
 
 def _ratios(text: str, value: Any, train_length: int) -> tuple[float, ...]:

@@ -4,18 +4,24 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from posbench import exits
 from posbench.config import Config, configs_dir, from_container, load, run_id
-from posbench.errors import Stopped, UserError
+from posbench.errors import InUse, Stopped, UserError
 
 # Environment variables, not keys: they are no part of a run's identity, and launchers hand them on to their jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
 FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
+
+_GRACE_SECONDS = 60.0  # to save in, once the parent is gone
 
 
 def run_with_hydra(arguments: list[str]) -> None:
@@ -55,11 +61,15 @@ def main(cfg: DictConfig) -> None:
         _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
 
 
-def run_saved(saved: Path, folder: Path | None = None) -> None:
-    """Run a saved configuration, in its own run folder unless another is given."""
+def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None) -> None:
+    """Run a saved configuration, in its own run folder unless another is given.
+
+    Args:
+        command: the command line, for the record; None = this one.
+    """
     config = load(saved)
     folder = folder or Path(config.runtime.outputs) / config.study / run_id(config)
-    _train(config, folder, [sys.executable, "-m", "posbench.job", str(saved)])
+    _train(config, folder, command or [sys.executable, "-m", "posbench.job", str(saved)])
 
 
 def failures(path: Path) -> list[str]:
@@ -102,10 +112,27 @@ def _command_line() -> None:
     parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
     parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
     parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")
+    parser.add_argument("--command", type=shlex.split, help="command line for the record (default: this one)")
+    parser.add_argument("--parent", type=int, metavar="PID", help="save and end when this parent process is gone")
     arguments = parser.parse_args()
     if arguments.restart:
         os.environ[RESTART] = "1"
-    run_saved(arguments.saved, arguments.run_dir)
+    if arguments.parent:
+        threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True).start()
+    try:
+        run_saved(arguments.saved, arguments.run_dir, arguments.command)
+    except InUse as error:
+        exits.report(error)
+        raise SystemExit(exits.IN_USE) from None
+
+
+def _end_with(parent: int) -> None:
+    """Ask this process to save and end when its parent is gone, even by SIGKILL; end it if it does not."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

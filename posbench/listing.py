@@ -1,5 +1,6 @@
 """`posbench list`: what can be chosen, and what is known of each encoding. Read from the schemes themselves."""
 
+import importlib
 import inspect
 import json
 import logging
@@ -7,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from posbench import encodings
+from posbench import encodings, tasks
 from posbench.config import configs_dir
 from posbench.errors import UserError
 
@@ -43,9 +44,13 @@ def show(as_json: bool) -> None:
 
 
 def listing() -> dict[str, list[dict[str, Any]]]:
-    """Encodings, data sets and experiments, each a list of rows."""
+    """Encodings, extensions, tasks, data sets and experiments, each a list of rows."""
+    from posbench.extend import METHODS
+
     return {
         "encodings": [describe(name) for name in encodings.names()],
+        "extensions": [{"name": m.name, "title": m.title, "source": m.source} for m in METHODS.values()],
+        "tasks": [_task(name) for name in tasks.names()],
         "data": _first_comments("data"),
         "experiments": _first_comments("experiment"),
     }
@@ -86,6 +91,11 @@ def _section(document: str, label: str) -> str | None:
     """A docstring's `Label: text`, up to the next label or an empty line, on one line."""
     found = re.search(rf"^{label}:(.*?)(?=^[A-Z][\w ]*:|^\s*$|\Z)", document, re.DOTALL | re.MULTILINE)
     return " ".join(found[1].split()) or None if found else None
+
+
+def _task(name: str) -> dict[str, Any]:
+    document = importlib.import_module(f"posbench.tasks.{name}").__doc__ or ""
+    return {"name": name, "title": document.partition("\n")[0].rstrip("."), "document": inspect.cleandoc(document)}
 
 
 def _first_comments(group: str) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 Pre-norm blocks without biases; LayerNorm + tanh-GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,9 @@ from posbench.randomness import derive, generator
 # rms of the token embedding at initialisation. GPT-2's 0.02 is far too small for narrow models.
 TOKEN_RMS = {"fan_in": 0.05, "gpt2": 0.02}
 
+# q, k, v (B, H, T, Dh) and the layer's input x (B, T, D) to the attention's output, of all rows or of the last ones.
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 
 class GPT(nn.Module):
     """Token ids (B, T) to logits (B, T, vocab_size)."""
@@ -26,7 +31,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.encoding = encoding
-        self.window = config.attention.window  # evaluation may narrow it for the windowed baseline
+        self.window = config.attention.window  # evaluation may narrow it for its baselines
+        self.sinks = config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -36,20 +42,31 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         return self.logits(self.hidden(ids, positions, generator))
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def hidden(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        last: int | None = None,
+    ) -> Tensor:
         """Final normalised states (B, T, D), what the head reads.
 
         Args:
             ids: (B, T).
             positions: (1|B, T); default the encoding's own.
             generator: for encodings with random positions.
+            last: only the states of the last so many tokens are wanted: (B, last, D). The last block computes no others.
         """
         consecutive = positions is None and "positions" not in self.encoding.hooks
         if positions is None:
             positions = self.encoding.positions(ids, generator)
         x = self.encoding.embed(self.tokens(ids), positions, ids)
+        attend = functools.partial(
+            attention, self.encoding, positions=positions, window=self.window, sinks=self.sinks, consecutive=consecutive
+        )
         for layer, block in enumerate(self.blocks):
-            x = block(x, self.encoding, positions, layer, self.window, consecutive)
+            rows = last if layer == len(self.blocks) - 1 else None
+            x = block(x, functools.partial(attend, layer=layer, last=rows))
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -66,10 +83,9 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
 
-    def forward(
-        self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int, window: int | None, consecutive: bool
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), encoding, positions, layer, window, consecutive)
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        attended = self.attention(self.attention_norm(x), attend)
+        x = x[:, -attended.shape[1] :] + attended
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -80,14 +96,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def forward(
-        self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int, window: int | None, consecutive: bool
-    ) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, 3, self.n_heads, width // self.n_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, Dh)
-        out = attention(encoding, q, k, v, x, positions, layer, window=window, consecutive=consecutive)
-        return self.out(out.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        out = attend(q, k, v, x)
+        return self.out(out.transpose(1, 2).reshape(batch, -1, width))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):

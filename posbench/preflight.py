@@ -62,6 +62,39 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
         return configs
 
 
+def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
+    """Every combination of the values in each set of overrides, with its configuration: the cells of a sweep.
+
+    Raises:
+        UserError: the first mistake found, in one line.
+    """
+    cells = []
+    with _hydra() as loader:
+        search = _search_path([], config_dir)
+        composed = functools.cache(lambda groups: _compose([*search, *groups]))
+        for overrides in sets:
+            _refuse_code(overrides)
+            choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
+            for cell in itertools.product(*choices):
+                cells.append((list(cell), _config(list(cell), composed, search, loader)))
+    return cells
+
+
+def launcher_config(overrides: list[str]) -> DictConfig:
+    """What Hydra makes of `hydra/launcher=...` and `hydra.launcher.*`.
+
+    Raises:
+        UserError: an unknown launcher or setting.
+    """
+    _refuse_code(overrides)
+    with _hydra() as loader:
+        for override in (_parse(text, loader) for text in overrides):
+            if override.key_or_group == "hydra/launcher":
+                _check_group(override, _options("hydra/launcher", [], loader))
+        launcher: DictConfig = _compose(overrides, with_hydra=True, primary="cell").hydra.launcher
+        return launcher
+
+
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """The resolved configuration as a dictionary, without Hydra's own part.
 
@@ -100,9 +133,9 @@ def _parse(text: str, loader: ConfigLoader) -> Override:
         raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
 
 
-def _compose(overrides: list[str], with_hydra: bool = False) -> DictConfig:
+def _compose(overrides: list[str], with_hydra: bool = False, primary: str = PRIMARY) -> DictConfig:
     try:
-        return compose(PRIMARY, overrides=overrides, return_hydra_config=with_hydra)
+        return compose(primary, overrides=overrides, return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(_first_line(error)) from None
 
@@ -147,8 +180,8 @@ def _cells(parsed: list[Override], multirun: bool) -> list[list[str]]:
     return [first, *others]
 
 
-def _values(override: Override, multirun: bool) -> list[str]:
-    """The overrides that one sweep stands for."""
+def _values(override: Override, multirun: bool, countable: bool = False) -> list[str]:
+    """The overrides that one sweep stands for; of an interval only its start, unless all must be `countable`."""
     line, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [line]
@@ -157,8 +190,12 @@ def _values(override: Override, multirun: bool) -> list[str]:
         as_list = f" ({key}=[{value}] is one list)" if "." in key else ""
         raise UserError(f"{line} gives several values: add -m to run each of them{as_list}")
     if override.is_interval_sweep():
+        if countable:
+            raise UserError(f"{line} has no end: give a list, {key}=1,2,3")
         return [f"{key}={override.value().start}"]  # type: ignore[union-attr]
-    values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES)]
+    values = [f"{key}={value}" for value in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES + 1)]
+    if countable and len(values) > _MOST_VALUES:
+        raise UserError(f"{line} gives more than {_MOST_VALUES} values")
     if not values:
         raise UserError(f"{line} matches nothing")
     return values
@@ -188,7 +225,7 @@ def _config(cell: list[str], composed: Compose, search: list[str], loader: Confi
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
     found: list[str] = loader.get_group_options(group, kind, overrides=search)
-    return sorted(set(found) - {"hydra", "tuned"}) if not group else sorted(found)
+    return sorted(set(found) - {"hydra", "tuned", "sweep"}) if not group else sorted(found)
 
 
 def _check_group(override: Override, options: list[str]) -> None:

@@ -4,13 +4,17 @@
 so only the context differs. Differences between lengths are paired by target.
 `nonoverlap` (what papers print): a span of text cut into windows of C tokens, all C predictions scored. Early tokens
 of a window have little context, so its perplexity falls with C for any scheme that merely does not break.
+`sliding`: the first window of a span scores all its C predictions, each later one begins S tokens further and scores
+its last S, so that nearly all tokens have at least C - S tokens of context.
+`per_position`: the windows of `nonoverlap` at the longest length, their predictions sorted by the context they have.
 
 A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Sources: Press et al.
-(2021), arXiv:2108.12409, section 2 and appendix B for the early-token effect.
+(2021), arXiv:2108.12409, section 2 and appendix B for the early-token effect and the sliding window.
 """
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,72 +26,110 @@ Integers = NDArray[np.int64]
 Boundaries = Literal["doc", "concat"]
 
 MIN_BLOCKS = 8  # fewer say nothing about uncertainty: the row is `too_short`
+EDGES_PER_OCTAVE = 2  # of the positions of `per_position`
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-    """The windows of one cell: each reads `length` tokens and scores its last `scored` predictions."""
+    """Windows of one size: each reads `length` tokens and scores its last `scored` predictions."""
 
     length: int
     scored: int
     starts: Integers  # first token of each window, into the split's ids
-    blocks: Integers  # the block of text each window's targets belong to, 0 .. n_blocks-1
+    blocks: Integers  # the block of text each window's targets belong to, from 0 on
     documents: Boundaries  # doc: no window crosses a document's end; concat: windows may
 
-    @property
-    def n_blocks(self) -> int:
-        return int(self.blocks[-1]) + 1
 
-    def targets(self) -> Integers:
-        """Indices of the scored tokens: (windows, scored)."""
-        return self.starts[:, None] + self.length - self.scored + 1 + np.arange(self.scored)
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Scored tokens, one entry of each array per token."""
 
-    def mean_context(self, window: int | None = None) -> float:
-        """Mean number of tokens before a target that its prediction may look at directly."""
-        context = np.arange(self.length - self.scored + 1, self.length + 1)
-        return float(np.minimum(context, window or self.length).mean())
+    indices: Integers  # into the split's ids
+    blocks: Integers
+    context: Integers  # tokens before it that the window holds
+    n_blocks: int
 
-    def targets_sha256(self, split: TokenSplit) -> str:
+    def where(self, kept: NDArray[np.bool_]) -> "Targets":
+        return Targets(self.indices[kept], self.blocks[kept], self.context[kept], self.n_blocks)
+
+    def sha256(self, split: TokenSplit) -> str:
         """Identity of the scored tokens and of the blocks they form; rows that share it are paired."""
-        targets = self.targets()
-        order = np.argsort(targets, axis=None)
-        blocks = np.broadcast_to(self.blocks[:, None], targets.shape).ravel()[order]
-        flat = targets.ravel()[order]
+        order = np.argsort(self.indices)
+        indices = self.indices[order]
         digest = hashlib.sha256()
-        for part in (flat, blocks, np.asarray(split.ids[flat], dtype=np.int64)):
+        for part in (indices, self.blocks[order], np.asarray(split.ids[indices], dtype=np.int64)):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
 
-def plan(
-    protocol: str, split: TokenSplit, lengths: list[int], targets: int, blocks: int, documents: str
-) -> dict[int, Windows | None]:
-    """Windows of a protocol for every length, None where the text is too short for `MIN_BLOCKS` blocks.
+def targets_of(windows: Sequence[Windows]) -> Targets:
+    """What windows score, in the order of the windows and of their predictions."""
+    offsets = [np.arange(w.length - w.scored + 1, w.length + 1) for w in windows]
+    parts = list(zip(windows, offsets, strict=True))
+    blocks = np.concatenate([np.repeat(w.blocks, w.scored) for w in windows])
+    return Targets(
+        indices=np.concatenate([(w.starts[:, None] + offset).ravel() for w, offset in parts]),
+        blocks=blocks,
+        context=np.concatenate([np.tile(offset, len(w.starts)) for w, offset in parts]),
+        n_blocks=int(blocks.max()) + 1,
+    )
 
-    The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens.
-    They depend on nothing but the text and these arguments: every run is scored on the same ones.
+
+def plan(
+    protocol: str,
+    split: TokenSplit,
+    lengths: list[int],
+    targets: int,
+    blocks: int,
+    documents: str,
+    stride: int = 1,
+    longest: int = 1,
+) -> dict[int, tuple[Windows, ...]]:
+    """Windows of a protocol for every length, none where the text is too short for `MIN_BLOCKS` blocks.
+
+    The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens: one
+    of `lengths`, or `longest` if that is more, or else the first of its halvings for which there is text. They depend on nothing but the text and these arguments: every run is scored on the same ones.
 
     Args:
+        protocol: fixed_target, nonoverlap or sliding.
         lengths: context lengths in tokens, ascending.
         targets: target tokens per block of `fixed_target`.
-        blocks: blocks wanted; `nonoverlap` takes a quarter as many spans, each as long as the longest length.
+        blocks: blocks wanted. `nonoverlap` takes a quarter as many spans, each as long as the longest length; `sliding`
+            a sixteenth, each twice as long, so that the tokens with full context outweigh those of the first window.
         documents: doc, concat, or auto = doc where that gives enough blocks at the longest length, else concat.
+        stride: tokens that each window of `sliding` adds.
+        longest: length that the targets shall allow, although it is not evaluated.
     """
     choices: list[Boundaries] = ["doc", "concat"] if documents == "auto" else [documents]  # type: ignore[list-item]
-    for longest in reversed(lengths):
+    for longest in sorted({*lengths, *(longest >> times for times in range(longest.bit_length()))}, reverse=True):
         for boundaries in choices:
-            ends = _spans(split, boundaries)
+            ends = _ends(split, boundaries)
             if protocol == "fixed_target":
                 found = _fixed_target(ends, longest, targets, blocks)
             else:
-                found = _nonoverlap(ends, longest, max(MIN_BLOCKS, blocks // 4))
-            if len(found) >= MIN_BLOCKS:
-                cut = _cut_fixed_target if protocol == "fixed_target" else _cut_nonoverlap
-                return {c: cut(found, c, longest, targets, boundaries) if c <= longest else None for c in lengths}
-    return dict.fromkeys(lengths)
+                span, share = (2 * longest, 16) if protocol == "sliding" else (longest, 4)
+                found = _spans(ends, span, max(MIN_BLOCKS, blocks // share))
+            if len(found) < MIN_BLOCKS:
+                continue
+            planned: dict[int, tuple[Windows, ...]] = dict.fromkeys(lengths, ())
+            for length in (c for c in lengths if c <= longest):
+                if protocol == "fixed_target":
+                    planned[length] = (_before(found, length, targets, boundaries),)
+                elif protocol == "sliding":
+                    planned[length] = _slide(found, length, 2 * longest, stride, boundaries)
+                else:
+                    planned[length] = (_tile(found, length, longest // length, boundaries),)
+            return planned
+    return dict.fromkeys(lengths, ())
 
 
-def _spans(split: TokenSplit, boundaries: Boundaries) -> Integers:
+def position_edges(longest: int) -> list[int]:
+    """Upper edges of the contexts that `per_position` puts together: halvings of the longest, two to the octave."""
+    octaves = np.arange(EDGES_PER_OCTAVE * np.log2(longest) + 1) / EDGES_PER_OCTAVE
+    return sorted({max(1, round(longest * 2.0**-octave)) for octave in octaves} | {1})
+
+
+def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
     """(n, 2) first token and end of each stretch of text that a window may not leave."""
     starts = np.asarray(split.starts, dtype=np.int64)
     if boundaries == "concat":
@@ -95,19 +137,19 @@ def _spans(split: TokenSplit, boundaries: Boundaries) -> Integers:
     return np.stack([starts[:-1], starts[1:]], axis=1)
 
 
-def _fixed_target(spans: Integers, longest: int, targets: int, wanted: int) -> Integers:
+def _fixed_target(ends: Integers, longest: int, targets: int, wanted: int) -> Integers:
     """First tokens of disjoint target blocks that have the longest context before them, evenly spread."""
     found = [
         np.arange(first + longest - targets + 1, end - targets + 1, targets)
-        for first, end in spans
+        for first, end in ends
         if end - first > longest
     ]
     return _spread(np.concatenate(found) if found else np.empty(0, np.int64), wanted)
 
 
-def _nonoverlap(spans: Integers, longest: int, wanted: int) -> Integers:
-    """First tokens of disjoint stretches of `longest` inputs and one more label, evenly spread."""
-    found = [np.arange(first, end - longest, longest) for first, end in spans if end - first > longest]
+def _spans(ends: Integers, length: int, wanted: int) -> Integers:
+    """First tokens of disjoint stretches of `length` inputs and one more label, evenly spread."""
+    found = [np.arange(first, end - length, length) for first, end in ends if end - first > length]
     return _spread(np.concatenate(found) if found else np.empty(0, np.int64), wanted)
 
 
@@ -117,12 +159,23 @@ def _spread(candidates: Integers, wanted: int) -> Integers:
     return candidates[np.linspace(0, len(candidates) - 1, wanted).astype(np.int64)]
 
 
-def _cut_fixed_target(found: Integers, length: int, longest: int, targets: int, boundaries: Boundaries) -> Windows:
-    starts = found + targets - 1 - length
-    return Windows(length, min(targets, length), starts, np.arange(len(found)), boundaries)
+def _before(found: Integers, length: int, targets: int, boundaries: Boundaries) -> Windows:
+    return Windows(length, min(targets, length), found + targets - 1 - length, np.arange(len(found)), boundaries)
 
 
-def _cut_nonoverlap(found: Integers, length: int, longest: int, targets: int, boundaries: Boundaries) -> Windows:
-    per_span = longest // length
+def _tile(found: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:
     starts = (found[:, None] + length * np.arange(per_span)).ravel()
     return Windows(length, length, starts, np.repeat(np.arange(len(found)), per_span), boundaries)
+
+
+def _slide(found: Integers, length: int, span: int, stride: int, boundaries: Boundaries) -> tuple[Windows, ...]:
+    """The first window of each span whole, then the last `stride` of each; a last shorter step scores what is left."""
+    steps, left = divmod(span - length, stride)
+    block = np.arange(len(found))
+    shifted = (found[:, None] + stride * np.arange(1, steps + 1)).ravel()
+    windows = [
+        Windows(length, length, found, block, boundaries),
+        Windows(length, stride, shifted, np.repeat(block, steps), boundaries),
+        Windows(length, left, found + span - length, block, boundaries),
+    ]
+    return tuple(w for w in windows if w.scored and len(w.starts))

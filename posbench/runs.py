@@ -26,7 +26,7 @@ import posbench
 from posbench import config as configuration
 from posbench import files
 from posbench.config import NOT_IDENTITY, Config
-from posbench.errors import UserError
+from posbench.errors import InUse, UserError
 from posbench.redaction import redact, secret_keys
 
 _LOG = logging.getLogger(__name__)
@@ -285,6 +285,18 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(json.dumps(row.get(name)) for name in EVALUATION_KEY)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process owns the run folder at this moment."""
+    try:
+        with open(folder / _LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder yet, or a file system without locks
+        return False
+    return False
+
+
 # -- ownership ---------------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +318,7 @@ def _lock(folder: Path) -> int:
         except BlockingIOError:
             owner = os.pread(descriptor, 4096, 0)
             os.close(descriptor)
-            raise UserError(_owned(folder, owner)) from None
+            raise InUse(_owned(folder, owner)) from None
         except OSError as error:  # some network file systems have no locks
             _LOG.warning("%s cannot be locked (%s): make sure that no other process uses it", folder, error.strerror)
         if _is_still(path, descriptor):

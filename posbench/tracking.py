@@ -69,7 +69,7 @@ class _WandbTracker(Tracker):
     def curve(self, row: Mapping[str, Any]) -> None:
         values = _defined({name: row.get(name) for name in _CURVE_VALUES})
         if row.get("status") == "ok" and values:
-            curve = _curve_name(row)
+            curve = curve_name(row)
             named = {f"eval/{curve}/{name}": value for name, value in values.items()}
             self._put("log", {"eval/length": row["length"], **named})
 
@@ -173,7 +173,7 @@ def _axis(name: str) -> str | None:
     return "eval/length" if name.startswith("eval/") else "tokens"
 
 
-def _curve_name(row: Mapping[str, Any]) -> str:
+def curve_name(row: Mapping[str, Any]) -> str:
     """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall` ..."""
     parts = [row["protocol"], row.get("task"), row.get("extension"), "windowed" if row.get("window") else None]
     name = "_".join(str(part) for part in parts if part)

@@ -48,6 +48,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
+    evaluate.check(config.evaluation)
     device = devices.resolve(config.runtime.device)
     dtype = devices.resolve_precision(config.training.precision, device)
     threads = devices.set_threads(config.runtime.threads)
@@ -136,7 +137,7 @@ def _fit(
         while step < total:
             model.train()
             rate = learning_rate(step, total, training)
-            loss, norm = _update(model, forward, optimizer, rate, batches, config, step, device, dtype)
+            loss, norm = update(model, forward, optimizer, rate, batches, config, step, device, dtype)
             step += 1
             progress.advance(loss, step * per_step)
             if step % runtime.log_every_steps == 0 or step == total:
@@ -163,7 +164,7 @@ def _fit(
     return total
 
 
-def _update(
+def update(
     model: GPT,
     forward: Any,
     optimizer: torch.optim.Optimizer,

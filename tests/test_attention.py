@@ -252,7 +252,11 @@ def test_without_gradients_no_probabilities_are_kept(monkeypatch: pytest.MonkeyP
 
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 LENGTH = 45  # beyond train_length, where FIRE's rows begin to differ
-FAST = ("none", "rope", "alibi", "t5", "fox", "fire", "shaw")
+FAST: list[tuple[str, dict[str, Any]]] = [
+    ("none", {}), ("rope", {}), ("alibi", {}), ("t5", {"max_distance": 32}), ("fox", {}), ("shaw", {}),
+    ("shaw", {"values": False}), ("shaw", {"max_distance": 60}), ("shaw", {"max_distance": 1}),
+    ("fire", {}), ("fire", {"threshold": 100}), ("fire", {"threshold": 1}),
+]  # fmt: skip
 
 
 def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -260,12 +264,13 @@ def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, schemes.random(2, length, 24, seed=3).requires_grad_()
 
 
-@pytest.mark.parametrize("options", [{}, {"values": False}], ids=str)
-@pytest.mark.parametrize("name", FAST)
-def test_consecutive_positions_give_what_the_hooks_define(name: str, options: dict[str, Any]) -> None:
-    if options and name != "shaw":
-        pytest.skip("an option of shaw")
-    encoding = schemes.build(name, {**options, **({"max_distance": 40} if name == "t5" else {})}, SHAPE)
+@pytest.mark.parametrize("rows", [256, 10])
+@pytest.mark.parametrize(("name", "options"), FAST, ids=str)
+def test_consecutive_positions_give_what_the_hooks_define(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], rows: int
+) -> None:
+    small_tiles(monkeypatch, rows, 2**20)
+    encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
     positions = torch.arange(LENGTH)[None]
     learned = list(encoding.parameters())
@@ -281,19 +286,15 @@ def test_consecutive_positions_give_what_the_hooks_define(name: str, options: di
         assert error(x, y) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["alibi", "t5", "fire", "shaw", "fox"])
-def test_positions_with_gaps_take_no_form_that_counts_tokens(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    encoding = schemes.build(name, {"max_distance": 40} if name == "t5" else {}, SHAPE)
+@pytest.mark.parametrize(("name", "options"), FAST[2:], ids=str)
+def test_positions_with_gaps_take_no_form_that_counts_tokens(name: str, options: dict[str, Any]) -> None:
+    encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
     positions = schemes.positions_of("gaps", 2, LENGTH, 200)
     expected = attention_output(encoding, q, k, v, x, 1, positions)
     assert error(attention(encoding, q, k, v, x, positions, 1), expected) < 1e-5
-    if name != "fox":  # which counts tokens whatever their positions
-        wrong = attention(encoding, q, k, v, x, positions, 1, consecutive=True)
-        if name == "fire":  # looks at the positions it is given: of the first sequence
-            wrong = wrong[1:]
-            expected = expected[1:]
-        assert error(wrong, expected) > 1e-3
+    if name in ("alibi", "t5") or options == {"max_distance": 60}:  # the forms for consecutive positions are wrong here
+        assert error(attention(encoding, q, k, v, x, positions, 1, consecutive=True), expected) > 1e-3
 
 
 @pytest.mark.parametrize("window", [1, 10, 64])
@@ -334,9 +335,9 @@ def test_on_cpus_only_fp32_evaluation_without_a_bias_goes_to_the_fused_kernel(mo
     assert used("alibi", torch.float32, train=False)
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_bf16_autocast_keeps_the_dtype_and_stays_close_to_fp32(name: str) -> None:
-    encoding = schemes.build(name, {"max_distance": 40} if name == "t5" else {}, SHAPE)
+@pytest.mark.parametrize(("name", "options"), FAST, ids=str)
+def test_bf16_autocast_keeps_the_dtype_and_stays_close_to_fp32(name: str, options: dict[str, Any]) -> None:
+    encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
     expected = attention_output(encoding, q, k, v, x, 0)
     with torch.autocast("cpu", torch.bfloat16):

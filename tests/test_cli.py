@@ -225,7 +225,7 @@ def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.Ca
     )
     assert (rows["rope"]["acts"], rows["alibi"]["acts"]) == ("queries and keys", "scores")
     assert {"builtin", "text"} <= {row["name"] for row in shown["data"]}
-    assert {"demo", "small", "gpt124m"} == {row["name"] for row in shown["experiments"]}
+    assert {"demo", "small", "gpt124m"} <= {row["name"] for row in shown["experiments"]}
 
 
 def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from posbench import encodings, preflight
 from posbench.config import Config, configs_dir, from_container, load, run_id, to_container
 from posbench.errors import UserError
 
-GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name != "tuned")
+GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in ("tuned", "sweep"))
 CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs_dir() / group).glob("*.yaml"))]
 
 

@@ -1,7 +1,12 @@
 """The numbers an evaluation gives, on models whose perplexity is known beforehand."""
 
+import collections
 import dataclasses
+import importlib
+import json
 import math
+import pathlib
+import random
 from typing import Any
 
 import numpy as np
@@ -9,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench import evaluate
+from posbench import encodings, evaluate, evaluation_overrides, runs, tasks
+from posbench import train as training
 from posbench.config import Config
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
 
 V = 37
 L = 16
@@ -23,16 +30,16 @@ class Planted(torch.nn.Module):
 
     def __init__(self, distance: int | None, max_length: int | None = None) -> None:
         super().__init__()
-        self.distance, self.window = distance, None
+        self.distance, self.window, self.sinks = distance, None, 0
         self.encoding = Encoding(Shape(4, 1, 1, L))
         self.encoding.max_length = max_length
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
         out = torch.zeros(*ids.shape, V)
         if self.distance is not None and ids.shape[1] >= self.distance:
             seen = torch.nn.functional.one_hot(ids[:, : ids.shape[1] - self.distance + 1], V)
             out[:, self.distance - 1 :] = 20.0 * seen
-        return out
+        return out if last is None else out[:, -last:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -73,6 +80,15 @@ def config(tiny_config: Config) -> Config:
     return dataclasses.replace(tiny_config, evaluation=settings, training=training)
 
 
+def evaluation_with(config: Config, **fields: Any) -> Config:
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **fields))
+
+
+def nll_by(rows: list[dict[str, Any]], **wanted: Any) -> dict[int, float]:
+    """Nll by length of the rows that have these values, as `task="repeat", window=None`."""
+    return {row["length"]: row["nll"] for row in rows if all(row[key] == value for key, value in wanted.items())}
+
+
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
@@ -104,7 +120,12 @@ def test_the_windowed_baseline_narrows_the_model_to_the_training_length_and_lets
     model = Planted(None)
     seen: list[tuple[int, int | None]] = []
     plain = model.hidden
-    model.hidden = lambda ids: (seen.append((ids.shape[1], model.window)), plain(ids))[1]  # type: ignore[method-assign]
+
+    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
+        seen.append((ids.shape[1], model.window))
+        return plain(ids, positions, last)
+
+    model.hidden = watched  # type: ignore[method-assign]
     rows, _ = rows_of(model, periodic(48), config)
     assert {length for length, window in seen if window == L} == {2 * L, 4 * L, 8 * L, 16 * L}
     assert {window for _, window in seen} == {None, L} and model.window is None
@@ -153,3 +174,254 @@ def test_a_known_cell_is_not_computed_again_but_one_on_other_targets_is(config: 
     other = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, targets=4))
     changed, _ = rows_of(Planted(None), periodic(48), other, known=rows)
     assert {row["protocol"] for row in changed} == {"fixed_target"} and len(changed) == 9
+
+
+def test_one_more_length_on_the_runs_own_targets_is_the_only_one_computed(config: Config) -> None:
+    rows, _ = rows_of(Planted(None), periodic(48), config)
+    more = evaluation_with(config, ratios=(1, 3), longest=16, protocols=("fixed_target",))
+    added, _ = rows_of(Planted(None), periodic(48), more, known=rows)
+    assert [(row["length"], row["window"]) for row in added] == [(3 * L, None), (3 * L, L)]
+    assert {row["targets_sha256"] for row in added} == {rows[0]["targets_sha256"]}
+
+
+class Bigram(Planted):
+    """Knows nothing but the token before: the same nll with any context."""
+
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+        table = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
+        return table[ids] if last is None else table[ids[:, -last:]]
+
+
+def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) -> None:
+    wanted = evaluation_with(config, protocols=("nonoverlap", "sliding"), stride=3)
+    rows, blocks = rows_of(Bigram(None), random_text(), wanted)
+    for protocol in wanted.evaluation.protocols:
+        sums = [
+            [block["nll_sum"] for block in of_block]
+            for row, of_block in zip(rows, blocks, strict=True)
+            if row["protocol"] == protocol
+        ]
+        assert len(sums) == 5
+        for other in sums[1:]:
+            assert other == pytest.approx(sums[0], rel=1e-9)  # the same fp32 terms, summed in fp64 in another order
+
+
+def test_positions_of_one_pass_are_rows_that_add_up_to_nonoverlap(config: Config) -> None:
+    wanted = evaluation_with(config, protocols=("per_position", "nonoverlap"))
+    rows, _ = rows_of(Planted(3 * L), random_text(), wanted)
+    bins = [row for row in rows if row["protocol"] == "per_position"]
+    whole = next(row for row in rows if row["protocol"] == "nonoverlap" and row["length"] == 16 * L)
+    assert sum(row["n_tokens"] for row in bins) == whole["n_tokens"]
+    total = sum(row["nll"] * row["n_tokens"] for row in bins)
+    assert total / whole["n_tokens"] == pytest.approx(whole["nll"], rel=1e-9)
+    assert [row["n_blocks"] for row in bins] == [whole["n_blocks"]] * len(bins)
+    lows = [0, *(row["length"] for row in bins)]
+    for low, row in zip(lows, bins, strict=False):
+        assert row["mean_context"] == (low + 1 + row["length"]) / 2
+
+
+def test_cells_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
+    wanted = evaluation_with(config, protocols=("nonoverlap", "per_position"), windowed=False)
+    model, lengths = Planted(None), []
+    plain = model.hidden
+
+    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
+        lengths.append(ids.shape[1])
+        return plain(ids, positions, last)
+
+    model.hidden = watched  # type: ignore[method-assign]
+    rows, _ = rows_of(model, random_text(), wanted)
+    longest = next(row for row in rows if row["length"] == 16 * L)
+    batches = -(-longest["n_tokens"] // (16 * L) // (config.evaluation.batch_tokens // (16 * L)))
+    assert lengths.count(16 * L) == batches
+
+
+# -- probes of the use of distance -------------------------------------------------------------------------------------
+
+
+def random_text(n: int = 9000) -> TokenSplit:
+    ids = np.random.default_rng(1).integers(0, V, n).astype(np.uint16)
+    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
+
+
+class Copies(Planted):
+    """Expects what followed the last three tokens when they stood together before, up to `reach` tokens ago."""
+
+    def __init__(self, reach: int) -> None:
+        super().__init__(None)
+        self.reach = reach
+
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+        out = torch.zeros(*ids.shape, V)
+        trigram = (ids * V + ids.roll(1, 1)) * V + ids.roll(2, 1)
+        trigram[:, :2] = -1
+        for lag in range(min(self.reach, ids.shape[1] - 1), 0, -1):
+            batch, at = torch.nonzero((trigram[:, lag:] == trigram[:, :-lag]) & (trigram[:, lag:] >= 0), as_tuple=True)
+            out[batch, at + lag] = 20.0 * torch.nn.functional.one_hot(ids[batch, at + 1], V)
+        return out if last is None else out[:, -last:]
+
+
+def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(config: Config) -> None:
+    wanted = evaluation_with(config, tasks=("repeat",), windowed=False)
+    size = L // 4
+    rows, _ = rows_of(Copies(reach=5 * L), random_text(), wanted)
+    repeat, control = nll_by(rows, task="repeat"), nll_by(rows, task="repeat_control")
+    shared = {row["targets_sha256"] for row in rows if row["task"]}
+    assert len(shared) == 1 and list(repeat) == list(control) == [L, 2 * L, 4 * L, 8 * L, 16 * L]
+    for length in (L, 2 * L, 4 * L):
+        assert length - size < 5 * L
+        gain = control[length] - repeat[length]
+        assert gain > 0.4 * math.log(V)  # the copy's first two of four targets have too short a cue for this model
+    for length in (8 * L, 16 * L):
+        assert abs(control[length] - repeat[length]) < 0.2  # chance repetitions in the overwritten text only
+
+
+def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
+    (probe, control) = tasks.probes("repeat", [64], 8, 32)
+    ids = np.arange(65)
+    assert probe.rewrite is not None and control.rewrite is None
+    np.testing.assert_array_equal(probe.rewrite(ids), [*range(56, 65), *range(9, 65)])
+    assert [p.length for p in tasks.probes("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
+
+
+class Bag(Planted):
+    """Expects tokens as often as they stand in its context, in whatever order."""
+
+    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+        out = torch.log1p(torch.nn.functional.one_hot(ids, V).cumsum(1).float())
+        return out if last is None else out[:, -last:]
+
+
+def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_reads_order_something(
+    config: Config,
+) -> None:
+    wanted = evaluation_with(config, tasks=("shuffle",), windowed=False)
+    for model, text in ((Bag(None), random_text()), (Planted(3 * L), periodic(3 * L))):
+        rows, blocks = rows_of(model, text, wanted)
+        plain = {row["length"]: i for i, row in enumerate(rows) if row["protocol"] == "fixed_target"}
+        shuffled = {row["length"]: i for i, row in enumerate(rows) if row["task"] == "shuffle"}
+        assert list(shuffled) == [2 * L, 4 * L, 8 * L, 16 * L]  # nothing to permute at the training length
+        for length, i in shuffled.items():
+            assert rows[i]["targets_sha256"] == rows[plain[length]]["targets_sha256"]
+            if isinstance(model, Bag):
+                assert blocks[i] == blocks[plain[length]]  # exactly
+            elif length >= 4 * L:
+                assert rows[i]["nll"] > rows[plain[length]]["nll"] + 1
+
+
+def test_key_tokens_are_those_that_distant_context_helps(config: Config) -> None:
+    """The text repeats itself after 3 L tokens in its first half only; there every token is a key token."""
+    n = 80 * 3 * L
+    ids = np.concatenate([periodic(3 * L).ids[:n], random_text(n).ids])
+    split = TokenSplit(ids=ids, starts=np.array([0, 2 * n], dtype=np.int64))
+    wanted = evaluation_with(config, tasks=("key_tokens",), windowed=False)
+    rows, blocks = rows_of(Planted(3 * L), split, wanted)
+    keys = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row["task"] == "key_tokens_self"]
+    whole = rows[0]
+    assert [row["length"] for row, _ in keys] == [L, 2 * L, 4 * L, 8 * L, 16 * L]
+    for row, of_block in keys:
+        assert 0.4 < row["n_tokens"] / whole["n_tokens"] < 0.6
+        assert {block["n_tokens"] for block in of_block} >= {0, 8} and len(of_block) == whole["n_blocks"]
+        assert row["nll"] == pytest.approx(math.log(V) if row["length"] < 3 * L else 0, abs=1e-3)
+        assert "the model itself" in row["reason"]
+    again, _ = rows_of(Planted(3 * L), split, wanted, known=rows)
+    assert again == []
+
+
+def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: Config) -> None:
+    for fields, nearest in (
+        ({"tasks": ("repeet",)}, "did you mean 'repeat'"),
+        ({"extensions": ("yarm",)}, "did you mean 'yarn'"),
+        ({"extensions": ("yarn:factor",)}, "yarn:factor=4"),
+    ):
+        with pytest.raises(UserError, match=nearest):
+            rows_of(Planted(None), periodic(48), evaluation_with(config, **fields))
+
+
+def test_every_task_explains_itself_with_a_drawing() -> None:
+    for name in tasks.names():
+        text = importlib.import_module(f"posbench.tasks.{name}").__doc__
+        assert "reads" in text and "scores" in text
+
+
+# -- baselines and extensions ------------------------------------------------------------------------------------------
+
+
+def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Config) -> None:
+    wanted = evaluation_with(config, sinks=4, protocols=("fixed_target",))
+    model, seen = Planted(None), set()
+    plain = model.hidden
+
+    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
+        seen.add((model.window, model.sinks))
+        return plain(ids, positions, last)
+
+    model.hidden = watched  # type: ignore[method-assign]
+    rows, _ = rows_of(model, periodic(48), wanted)
+    assert seen == {(None, 0), (L, 0), (L, 4)} and (model.window, model.sinks) == (None, 0)
+    sinks = [row for row in rows if row["extension"] == "sinks"]
+    assert [row["length"] for row in sinks] == [2 * L, 4 * L, 8 * L, 16 * L]
+    assert {(row["window"], row["mean_context"], str(row["extension_options"])) for row in sinks} == {
+        (L, L + 4, "{'sinks': 4}")
+    }
+
+
+def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:
+    shape = Shape(8, 1, 1, L)
+    wanted = evaluation_with(config, extensions=("pi", "pi:factor=4"), protocols=("fixed_target",), windowed=False)
+    model = Planted(None)
+    model.encoding = encodings.build("rope", shape)
+    used = model.encoding
+    rows, _ = rows_of(model, periodic(48), wanted)
+    extended = [row for row in rows if row["extension"]]
+    assert [(row["extension"], row["length"]) for row in extended] == [
+        (name, ratio * L) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
+    ]
+    assert {row["status"] for row in extended} == {"ok"} and all(row["extension_options"] for row in extended)
+    assert model.encoding is used
+    again, _ = rows_of(model, periodic(48), wanted, known=[json.loads(json.dumps(row)) for row in rows])
+    assert again == []
+    model.encoding = encodings.build("none", shape)
+    rows, _ = rows_of(model, periodic(48), wanted)
+    assert {row["status"] for row in rows if row["extension"]} == {"undefined"}
+    assert all("'none' has no extension" in row["reason"] for row in rows if row["extension"])
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
+    tiny_config: Config, tmp_path: pathlib.Path
+) -> None:
+    text = tmp_path / "text.txt"
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
+    text.write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    config = dataclasses.replace(
+        tiny_config,
+        data=dataclasses.replace(tiny_config.data, path=str(text)),
+        runtime=dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache")),
+    )
+    folder = tmp_path / "run"
+    training.train(config, folder, ["test"])
+    first = runs.evaluation_rows(folder)
+    overrides = [
+        "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
+        "extension=ntk", "stride=4", f"reference={folder}",
+    ]  # fmt: skip
+    settings, _, _ = evaluation_overrides.apply(config, overrides)
+    evaluate.evaluate_run(folder, settings)
+    rows = runs.evaluation_rows(folder)
+    assert rows[: len(first)] == first
+    counts = collections.Counter((row["protocol"], row["task"]) for row in rows)
+    varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
+    assert counts == {
+        ("fixed_target", None): varied, ("nonoverlap", None): 3, ("sliding", None): 3, ("per_position", None): 12,
+        ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
+        ("task", "key_tokens"): varied,
+    }  # fmt: skip
+    assert {row["status"] for row in rows if row["task"] != "key_tokens"} == {"ok"}
+    assert all(runs.load_record(folder)["id"] in row["reason"] for row in rows if row["task"] == "key_tokens")
+    before = (folder / "evaluation.jsonl").read_bytes()
+    evaluate.evaluate_run(folder, settings)
+    assert (folder / "evaluation.jsonl").read_bytes() == before

@@ -94,3 +94,42 @@ def test_concatenation_keeps_the_models_width_and_leaves_the_tokens_alone(name: 
     out = encoding.embed(x, torch.arange(7)[None])
     assert width < 64 and out.shape == (2, 7, 64)
     assert torch.equal(out[..., :width], x)
+
+
+ROTARY_LIMITS: list[tuple[str, dict[str, object], str]] = [
+    ("pi", {"factor": 1.0}, "rope"),
+    ("ntk", {"factor": 1.0}, "rope"),
+    ("yarn", {"factor": 1.0}, "rope"),
+    ("llama3", {"factor": 1.0}, "rope"),
+    ("longrope", {"factor": 1.0}, "rope"),
+    ("partial_rope", {"fraction": 1.0}, "rope"),
+    ("p_rope", {"fraction": 1.0}, "rope"),
+    ("partial_rope", {"fraction": 0.0}, "none"),
+    ("p_rope", {"fraction": 0.0}, "none"),
+    ("xpos", {"scale_base": 1e9}, "rope"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "limit"), ROTARY_LIMITS)
+def test_a_rotary_variant_that_changes_nothing_is_rope_and_one_that_turns_nothing_is_none(
+    name: str, options: dict[str, object], limit: str
+) -> None:
+    shape = Shape(32, 2, 1, 16)
+    q, k = torch.randn(2, 2, 2, 40, 16)
+    ours = attention_logits(encodings.build(name, shape, options), q, k)
+    theirs = attention_logits(encodings.build(limit, shape), q, k)
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+
+
+def test_xpos_shrinks_each_pair_at_its_own_pace_and_stays_within_fp32_to_its_end() -> None:
+    shape = Shape(16, 2, 1, 16)
+    xpos = encodings.build("xpos", shape)
+    assert xpos.max_length == 128 * 8
+    q = torch.zeros(1, 2, 1024, 8)
+    q[..., 3] = q[..., 7] = 1  # the slowest pair: it turns by 1e-3 per position and decays by zeta = 1.15 / 1.4 per B
+    logits = attention_logits(xpos, q, q)[0, 0] * math.sqrt(8)
+    for distance in (0, 8, 100):
+        expected = 2 * math.cos(distance * 1e-3) * (1.15 / 1.4) ** (distance / 8)
+        assert float(logits[900, 900 - distance]) == pytest.approx(expected, rel=1e-4)
+    q, k, v = torch.randn(3, 1, 2, 1024, 8)
+    assert attention_output(xpos, q, k, v).isfinite().all()

@@ -5,8 +5,10 @@ import pytest
 
 from posbench import protocols
 from posbench.data.tokens import TokenSplit
+from posbench.protocols import Targets, Windows, targets_of
 
 LENGTHS = [16, 32, 64, 128, 256]
+PROTOCOLS = ["fixed_target", "nonoverlap", "sliding"]
 
 
 def split_of(*document_lengths: int, seed: int = 0) -> TokenSplit:
@@ -15,81 +17,130 @@ def split_of(*document_lengths: int, seed: int = 0) -> TokenSplit:
     return TokenSplit(ids=ids, starts=starts)
 
 
+def plan_of(
+    protocol: str, split: TokenSplit, documents: str = "concat", **options: int
+) -> dict[int, tuple[Windows, ...]]:
+    arguments = {"targets": 8, "blocks": 40, "stride": 5} | options
+    return protocols.plan(protocol, split, LENGTHS, documents=documents, **arguments)
+
+
 @pytest.fixture
 def split() -> TokenSplit:
-    return split_of(700, 90, 1200, 300, 260)
+    return split_of(1700, 90, 2200, 1300, 1260)
 
 
-@pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_length_scores_the_same_tokens(protocol: str, split: TokenSplit) -> None:
-    plan = protocols.plan(protocol, split, LENGTHS, targets=8, blocks=40, documents="concat")
-    digests = {windows.targets_sha256(split) for windows in plan.values() if windows}
-    assert len(plan) == 5 and len(digests) == 1
-    assert all(windows is not None for windows in plan.values())
+    plan = plan_of(protocol, split)
+    assert len(plan) == 5 and all(plan.values())
+    assert len({targets_of(windows).sha256(split) for windows in plan.values()}) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_token_is_scored_twice(protocol: str, split: TokenSplit) -> None:
+    for windows in plan_of(protocol, split, blocks=1000).values():
+        indices = targets_of(windows).indices
+        assert len(np.unique(indices)) == len(indices) > 8 * 50
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(protocol: str) -> None:
+    split = split_of(*[2900, 90, 2500, 300, 2700])
+    for windows in plan_of(protocol, split, "doc").values():
+        assert windows
+        for one in windows:
+            document = np.searchsorted(split.starts, one.starts, side="right")
+            last = np.searchsorted(split.starts, one.starts + one.length, side="right")
+            np.testing.assert_array_equal(document, last)
+        assert not np.isin(targets_of(windows).indices, split.starts).any()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_auto_takes_whole_documents_where_they_are_long_enough_and_says_what_it_took(protocol: str) -> None:
+    long = plan_of(protocol, split_of(*[2500] * 3), "auto")
+    short = plan_of(protocol, split_of(*[100] * 60), "auto")
+    assert {one.documents for windows in long.values() for one in windows} == {"doc"}
+    assert {one.documents for windows in short.values() for one in windows} == {"concat"}
+
+
+def test_a_length_the_text_is_too_short_for_has_no_windows_and_the_others_are_scored() -> None:
+    plan = plan_of("fixed_target", split_of(200), "auto")
+    assert plan[256] == ()
+    assert all(plan[length] for length in (16, 32, 64, 128))
+    assert plan_of("fixed_target", split_of(10), "auto") == dict.fromkeys(LENGTHS, ())
 
 
 def test_fixed_target_windows_end_with_their_targets_and_differ_in_their_beginning_only(split: TokenSplit) -> None:
-    plan = protocols.plan("fixed_target", split, LENGTHS, targets=8, blocks=40, documents="doc")
-    for length, windows in plan.items():
-        assert windows is not None
-        np.testing.assert_array_equal(windows.targets()[:, -1], windows.starts + length)
+    for length, (windows,) in plan_of("fixed_target", split, "doc").items():
+        targets = targets_of([windows]).indices.reshape(-1, 8)
+        np.testing.assert_array_equal(targets[:, -1], windows.starts + length)
         assert windows.scored == 8
 
 
-def test_targets_are_never_shared_between_blocks(split: TokenSplit) -> None:
-    plan = protocols.plan("fixed_target", split, LENGTHS, targets=8, blocks=1000, documents="doc")
-    targets = plan[256].targets().ravel()  # type: ignore[union-attr]
-    assert len(np.unique(targets)) == len(targets) > 8 * 50
+def test_a_single_length_can_be_scored_on_the_targets_of_a_longer_one(split: TokenSplit) -> None:
+    whole = plan_of("fixed_target", split)[64]
+    alone = protocols.plan("fixed_target", split, [64], 8, 40, "concat", longest=256)[64]
+    other = protocols.plan("fixed_target", split, [64], 8, 40, "concat")[64]
+    assert targets_of(alone).sha256(split) == targets_of(whole).sha256(split) != targets_of(other).sha256(split)
+    short = split_of(200)  # too short for 256: both fall back to 128
+    whole = plan_of("fixed_target", short)[64]
+    alone = protocols.plan("fixed_target", short, [64], 8, 40, "concat", longest=256)[64]
+    assert targets_of(alone).sha256(short) == targets_of(whole).sha256(short)
 
 
-def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(split: TokenSplit) -> None:
-    for protocol in ("fixed_target", "nonoverlap"):
-        plan = protocols.plan(protocol, split_of(900, 90, 1500, 300, 700), LENGTHS, 8, 40, "doc")
-        for length, windows in plan.items():
-            assert windows is not None
-            starts = np.array([0, 900, 990, 2490, 2790, 3490])
-            document = np.searchsorted(starts, windows.starts, side="right")
-            last = np.searchsorted(starts, windows.starts + length, side="right")
-            np.testing.assert_array_equal(document, last)
-            assert not np.isin(windows.targets(), starts).any()
-
-
-def test_auto_takes_whole_documents_where_they_are_long_enough_and_says_what_it_took() -> None:
-    long = protocols.plan("fixed_target", split_of(600, 600), LENGTHS, 8, 40, "auto")
-    short = protocols.plan("fixed_target", split_of(*[100] * 30), LENGTHS, 8, 40, "auto")
-    assert {w.documents for w in long.values() if w} == {"doc"}
-    assert {w.documents for w in short.values() if w} == {"concat"}
-
-
-def test_a_length_the_text_is_too_short_for_is_none_and_the_others_are_scored() -> None:
-    plan = protocols.plan("fixed_target", split_of(200), LENGTHS, targets=8, blocks=40, documents="auto")
-    assert plan[256] is None
-    assert all(plan[length] is not None for length in (16, 32, 64, 128))
-    assert protocols.plan("fixed_target", split_of(10), LENGTHS, 8, 40, "auto") == dict.fromkeys(LENGTHS)
-
-
-def test_mean_context_counts_the_tokens_each_prediction_may_read(split: TokenSplit) -> None:
-    fixed = protocols.plan("fixed_target", split, LENGTHS, targets=8, blocks=40, documents="concat")[64]
-    cut = protocols.plan("nonoverlap", split, LENGTHS, targets=8, blocks=40, documents="concat")[64]
-    assert fixed is not None and cut is not None
-    assert fixed.mean_context() == np.mean([57, 58, 59, 60, 61, 62, 63, 64])
-    assert cut.mean_context() == (64 + 1) / 2  # Press et al. (2021), section 2
-    assert fixed.mean_context(window=16) == 16
-    assert cut.mean_context(window=2) == (1 + 2 * 63) / 64
+def test_context_counts_the_tokens_each_prediction_may_read(split: TokenSplit) -> None:
+    fixed = targets_of(plan_of("fixed_target", split)[64])
+    cut = targets_of(plan_of("nonoverlap", split)[64])
+    np.testing.assert_array_equal(fixed.context[:8], [57, 58, 59, 60, 61, 62, 63, 64])
+    assert fixed.context.mean() == np.mean([57, 58, 59, 60, 61, 62, 63, 64])
+    assert cut.context.mean() == (64 + 1) / 2  # Press et al. (2021), section 2
 
 
 def test_nonoverlap_windows_tile_their_span(split: TokenSplit) -> None:
-    plan = protocols.plan("nonoverlap", split, LENGTHS, targets=8, blocks=40, documents="concat")
-    whole, halves = plan[256], plan[128]
-    assert whole is not None and halves is not None
+    plan = plan_of("nonoverlap", split)
+    (whole,), (halves,) = plan[256], plan[128]
     np.testing.assert_array_equal(halves.starts.reshape(-1, 2)[:, 0], whole.starts)
     np.testing.assert_array_equal(halves.starts.reshape(-1, 2)[:, 1], whole.starts + 128)
     np.testing.assert_array_equal(halves.blocks.reshape(-1, 2)[:, 1], whole.blocks)
 
 
-def test_the_digest_follows_the_text_and_the_targets(split: TokenSplit) -> None:
-    plan = protocols.plan("fixed_target", split, LENGTHS, targets=8, blocks=40, documents="concat")[64]
-    other = protocols.plan("fixed_target", split, LENGTHS, targets=4, blocks=40, documents="concat")[64]
-    changed = split_of(700, 90, 1200, 300, 260, seed=1)
-    assert plan is not None and other is not None
-    assert len({plan.targets_sha256(split), other.targets_sha256(split), plan.targets_sha256(changed)}) == 3
+@pytest.mark.parametrize("stride", [1, 5, 16])
+def test_sliding_gives_every_token_all_the_context_its_definition_says(stride: int, split: TokenSplit) -> None:
+    """Token t of a span (from 0): t + 1 tokens in the first window, then the window that reaches it first."""
+    for length, windows in plan_of("sliding", split, stride=stride).items():
+        targets = targets_of(windows)
+        order = np.argsort(targets.indices, kind="stable")
+        context = targets.context[order].reshape(targets.n_blocks, 512)
+        for t in range(512):
+            steps = max(0, -(-(t + 1 - length) // stride))
+            start = min(steps * stride, 512 - length)
+            assert set(context[:, t]) == {t + 1 - start}
+
+
+def test_sliding_by_whole_windows_is_nonoverlap_on_spans_of_twice_the_length(split: TokenSplit) -> None:
+    sliding = protocols.plan("sliding", split, [64], 8, 160, "concat", stride=64)[64]
+    nonoverlap = protocols.plan("nonoverlap", split, [64, 128], 8, 40, "concat")[64]
+    a, b = targets_of(sliding), targets_of(nonoverlap)
+    assert a.sha256(split) == b.sha256(split)
+    np.testing.assert_array_equal(a.context[np.argsort(a.indices)], b.context[np.argsort(b.indices)])
+
+
+def test_positions_are_grouped_by_halvings_of_the_longest_length() -> None:
+    assert protocols.position_edges(64) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64]
+    assert protocols.position_edges(1000)[-3:] == [500, 707, 1000]
+    assert protocols.position_edges(1) == [1]
+
+
+def test_the_digest_follows_the_text_the_targets_and_their_blocks(split: TokenSplit) -> None:
+    targets = targets_of(plan_of("fixed_target", split)[64])
+    other = targets_of(plan_of("fixed_target", split, targets=4)[64])
+    merged = Targets(targets.indices, targets.blocks // 2, targets.context, targets.n_blocks)
+    changed = split_of(1700, 90, 2200, 1300, 1260, seed=1)
+    digests = {targets.sha256(split), other.sha256(split), merged.sha256(split), targets.sha256(changed)}
+    assert len(digests) == 4
+
+
+def test_the_digest_does_not_follow_the_order_in_which_windows_come(split: TokenSplit) -> None:
+    targets = targets_of(plan_of("fixed_target", split)[64])
+    backwards = Targets(targets.indices[::-1], targets.blocks[::-1], targets.context[::-1], targets.n_blocks)
+    assert backwards.sha256(split) == targets.sha256(split)

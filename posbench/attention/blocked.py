@@ -78,14 +78,20 @@ class Table(Bias):
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
         rows, keys = tile.mask.shape
-        falling = F.pad(self.values[tile.heads, :keys].flip(-1), (0, rows - 1))  # by distance, keys - 1 .. 1 - rows
-        return _slanted(falling[:, None].repeat(1, rows, 1), keys)
+        return by_distance(self.values[tile.heads, :keys], rows)
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         heads, rows, keys = grad.shape
         falling = grad.new_zeros(heads, rows, rows + keys - 1)
         _slanted(falling, keys).copy_(grad)
         sums[0][tile.heads, :keys] += falling.sum(1)[:, :keys].flip(-1)
+
+
+def by_distance(values: Tensor, rows: int) -> Tensor:
+    """Values (H, Tk) at the distances 0 .. Tk-1 laid out for the last `rows` queries of Tk tokens: (H, rows, Tk)."""
+    keys = values.shape[1]
+    falling = F.pad(values.flip(-1), (0, rows - 1))  # at the distances Tk - 1 .. 1 - rows; 0 for hidden keys
+    return _slanted(falling[:, None].repeat(1, rows, 1), keys)
 
 
 def _slanted(x: Tensor, keys: int) -> Tensor:

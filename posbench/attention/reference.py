@@ -69,14 +69,18 @@ def rows_of(
     layer: int,
     causal: bool = True,
     window: int | None = None,
+    sinks: int = 0,
     block: int | None = None,
+    last: int | None = None,
 ) -> Iterator[Rows]:
     """Cut the whole (raw q, k) into blocks of query rows, each with just the keys it may see.
 
     Args:
         positions: (1|B, T).
         window: keys a query may see, itself included (causal only).
+        sinks: keys at the beginning that every query sees beside its window.
         block: query rows per block; default all.
+        last: only the last so many query rows; default all.
     """
     check_length(encoding, q.shape[2])
     state = encoding.prepare(q, k, x, positions, layer)
@@ -84,27 +88,27 @@ def rows_of(
     length = q.shape[2]
     step = block or length
     index = torch.arange(length, device=q.device)
-    for start in range(0, length, step):
+    for start in range(length - (last or length), length, step):
         stop = min(length, start + step)
-        first = max(0, start - window + 1) if causal and window else 0
-        last = stop if causal else length
-        gap = index[start:stop, None] - index[None, first:last]
+        first = max(0, start - window + 1) if causal and window and not sinks else 0
+        last_key = stop if causal else length
+        gap = index[start:stop, None] - index[None, first:last_key]
         visible = torch.ones_like(gap, dtype=torch.bool)
-        distance = positions[:, start:stop, None] - positions[:, None, first:last]
+        distance = positions[:, start:stop, None] - positions[:, None, first:last_key]
         if causal:
             visible = gap >= 0
             distance = distance.clamp(min=0)
         if causal and window:
-            visible = visible & (gap < window)
+            visible = visible & ((gap < window) | (index[first:last_key] < sinks))
         yield Rows(
             q=q[:, :, start:stop],
-            k=k[:, :, first:last],
-            v=v[:, :, first:last],
+            k=k[:, :, first:last_key],
+            v=v[:, :, first:last_key],
             positions=positions[:, start:stop],
             distance=distance,
             visible=visible,
             queries=slice(start, stop),
-            keys=slice(first, last),
+            keys=slice(first, last_key),
             layer=layer,
             state=state,
         )

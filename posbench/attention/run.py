@@ -1,7 +1,5 @@
 """The one place that chooses how an attention layer is computed."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,8 +11,12 @@ from posbench.encodings.base import Encoding, Rows
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 
-# Score elements (B x H x rows x keys) held at once: 64 MB in fp32, so memory grows with length, not with its square.
-SCORE_BUDGET = 16 * 2**20
+# Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass (in fp32,
+# several times over): above that, blocks of rows are computed again.
+SCORES_AT_ONCE = 2**21
+SCORES_AT_ONCE_ACCELERATOR = 2**24
+SCORES_KEPT = 2**24
+MIN_ROWS = 64
 
 
 def attention(
@@ -26,7 +28,9 @@ def attention(
     positions: Tensor,
     layer: int,
     window: int | None = None,
+    sinks: int = 0,
     consecutive: bool = False,
+    last: int | None = None,
 ) -> Tensor:
     """Causal attention of one layer under `encoding`, equal to `reference.attention_output`.
 
@@ -35,15 +39,19 @@ def attention(
         x: the layer's normalised input (B, T, D).
         positions: (1|B, T).
         window: keys a query may see, itself included; None = all before it.
+        sinks: keys at the beginning that every query sees beside its window.
         consecutive: positions are known to be 0 .. T-1, so that cheaper forms which count tokens hold.
+        last: compute only the last so many query rows; None = all T.
 
     Returns:
-        (B, H, T, Dh) in v's dtype.
+        (B, H, last or T, Dh) in v's dtype.
     """
     check_length(encoding, q.shape[2])
     pairwise = encoding.hooks & PAIRWISE
     consecutive = consecutive and not torch.compiler.is_compiling()  # the compiler cannot see into hand-written kernels
-    if consecutive and "attention" in encoding.hooks:
+    if sinks or last:
+        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
+    elif consecutive and "attention" in encoding.hooks:
         out = encoding.attention(q, k, v, x, positions, layer, window)
     elif not pairwise or (consecutive and pairwise == {"distance_bias"}):
         table = distance_table(encoding, q.shape[2], layer, q.device)
@@ -76,29 +84,42 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None, w
     return windowed(q, k, v, scale, window)
 
 
-def block_rows(batch: int, heads: int, length: int) -> int:
-    """Query rows per block, so that a block of scores stays within `SCORE_BUDGET`."""
-    return max(1, min(length, SCORE_BUDGET // (batch * heads * length)))
-
-
 def _by_rows(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, layer: int, window: int | None
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    layer: int,
+    window: int | None,
+    sinks: int = 0,
+    last: int | None = None,
 ) -> Tensor:
     batch, heads, length, _ = q.shape
-    block = block_rows(batch, heads, length)
+    wanted = last or length
+    at_once = SCORES_AT_ONCE if q.device.type == "cpu" else SCORES_AT_ONCE_ACCELERATOR
+    kept = batch * heads * wanted * length <= SCORES_KEPT
+    block = wanted if kept else min(wanted, max(MIN_ROWS, at_once // (batch * heads * length)))
+    sequences = max(1, at_once // (heads * block * length))
     out = []
-    for rows in rows_of(encoding, q, k, v, x, positions, layer, window=window, block=block):
-        step = functools.partial(_row_block, encoding)
-        # With several blocks in training, keep none of their scores: recompute each in the backward pass.
-        if torch.is_grad_enabled() and block < length:
-            out.append(checkpoint(step, rows, use_reentrant=False))
-        else:
-            out.append(step(rows))
-    return torch.cat(out, dim=2)
+    for first in range(0, batch, sequences):
+        some = slice(first, first + sequences)
+        where = positions if len(positions) == 1 else positions[some]
+        blocks = rows_of(
+            encoding, q[some], k[some], v[some], x[some], where, layer, True, window, sinks, block=block, last=last
+        )
+        out.append(torch.cat([_row_block(encoding, rows, kept) for rows in blocks], dim=2))
+    return torch.cat(out)
 
 
-def _row_block(encoding: Encoding, rows: Rows) -> Tensor:
-    return encoding.attend(logits_of(encoding, rows), rows)
+def _row_block(encoding: Encoding, rows: Rows, kept: bool) -> Tensor:
+    def compute(rows: Rows) -> Tensor:
+        return encoding.attend(logits_of(encoding, rows), rows)
+
+    if kept or not torch.is_grad_enabled():
+        return compute(rows)
+    return checkpoint(compute, rows, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

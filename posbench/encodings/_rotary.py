@@ -9,15 +9,50 @@ They differ by a fixed permutation of channels, so a model that learns its proje
 A pair is one complex number and its rotation is one product:  (x_a + i·x_b) · e^(i·angle).
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 
 Layout = Literal["half", "interleaved"]
+
+
+class Rotary(Encoding):
+    """Base of the schemes that turn q and k by position · `inv_freq`; they differ in the frequencies alone."""
+
+    attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
+    # Frequencies other than the base's, (head_dim / 2,) fp64 on the CPU; no buffer: .to(bfloat16) would round it.
+    stretched: Tensor | None = None
+
+    def __init__(self, shape: Shape, base: float = 10000.0, layout: Layout = "half") -> None:
+        super().__init__(shape)
+        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+        check_pairs(type(self).__module__.rpartition(".")[2], shape)
+        self.base = base
+        self.layout = layout
+
+    def inv_freq(self, device: torch.device) -> Tensor:
+        """Radians per position of each pair: (head_dim / 2,) fp64."""
+        if self.stretched is None:
+            return frequencies(self.shape.head_dim, self.base, device)
+        return self.stretched.to(_has_fp64(device))
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """What each pair is turned by at positions (1|B, T): (1|B, T, head_dim / 2) fp64."""
+        return angles(positions, self.inv_freq(positions.device))
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        rotation = self.rotation(positions, q.device)
+        return rotate(q, rotation, self.layout), rotate(k, rotation, self.layout)
+
+    def rotation(self, positions: Tensor, device: torch.device) -> Tensor:
+        """What the pairs are multiplied by at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
+        rotation = turns(self.angles(positions), device)
+        return rotation if self.attention_factor == 1 else rotation * self.attention_factor
 
 
 def check_pairs(scheme: str, shape: Shape) -> None:
@@ -43,7 +78,12 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     In bf16, integers above 256 collide and every rotary scheme breaks there; in fp32, the error at position 65k is
     already 2e-4.
     """
-    return positions.to(inv_freq.device).double()[..., None] * inv_freq
+    return exact(positions).to(inv_freq.device)[..., None] * inv_freq
+
+
+def exact(positions: Tensor) -> Tensor:
+    """Positions in fp64, so that what is computed of them stays exact far out."""
+    return positions.to(_has_fp64(positions.device)).double()
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:

@@ -22,6 +22,8 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class ALiBi(Encoding):
+    extensions = ("alibi_pi",)
+
     slopes: Tensor
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:

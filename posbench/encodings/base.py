@@ -70,6 +70,7 @@ class Encoding(nn.Module):
 
     max_length: int | None = None  # longest input the scheme is defined for; None = any
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
+    extensions: ClassVar[tuple[str, ...]] = ()  # methods of posbench.extend that make a trained one reach farther
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate",

@@ -21,13 +21,15 @@ Checked against: the network run on each pair in a plain loop, and worked argume
 import torch
 from torch import Tensor, nn
 
-from posbench.attention.blocked import Dense, blocked_attention
+from posbench.attention.blocked import Dense, blocked_attention, by_distance
 from posbench.encodings.base import Encoding, Rows, Shape
 
 HIDDEN = 32
 
 
 class FIRE(Encoding):
+    extensions = ("interpolate",)
+
     def __init__(self, shape: Shape, threshold: float | None = None) -> None:
         super().__init__(shape)
         expected = "a position above 0, or null for train_length"
@@ -48,12 +50,20 @@ class FIRE(Encoding):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
     ) -> Tensor:
-        def rows(queries: slice, keys: slice, *learned: Tensor) -> Tensor:
-            distance = (positions[0, queries, None] - positions[0, None, keys]).clamp(min=0)
-            return _interpolated(distance, positions[0, queries], kinks, *learned)  # (H, Tq, Tk)
-
         kinks, *network = self.pieces(layer)
-        return blocked_attention(q, k, v, self.logit_scale, Dense(rows, (*network, *self.scales(layer))), window)
+        c, threshold = self.scales(layer)
+        unstretched = float(threshold.detach())
+
+        def rows(queries: slice, keys: slice, *learned: Tensor) -> Tensor:  # (H, Tq, Tk)
+            where = positions[0, queries]
+            distance = (where[:, None] - positions[0, None, keys]).clamp(min=0)
+            if queries.stop - 1 < unstretched:  # then the last row, backwards, says it all
+                shared = _interpolated(distance[-1:].flip(-1), where[-1:], kinks, *learned)
+                return by_distance(shared[:, 0], len(where))
+            return _interpolated(distance, where, kinks, *learned)
+
+        bias = Dense(rows, (*network, c, threshold))
+        return blocked_attention(q, k, v, self.logit_scale, bias, window)
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""

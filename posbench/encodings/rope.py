@@ -13,24 +13,15 @@ Beyond training length: defined everywhere; slow pairs reach angles never seen i
 Checked against: transformers Llama (half) and GPT-J (interleaved).
 """
 
-import math
-
-from torch import Tensor
-
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Shape
 
 
-class RoPE(Encoding):
+class RoPE(rotary.Rotary):
+    extensions = (
+        "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope",
+        "rerope", "leaky_rerope", "self_extend", "dual_chunk",
+    )  # fmt: skip
+
     def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half") -> None:
-        super().__init__(shape)
-        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
-        rotary.check_pairs("rope", shape)
-        self.base = base
-        self.layout = layout
-
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        inv_freq = rotary.frequencies(self.shape.head_dim, self.base, positions.device)
-        angles = rotary.angles(positions, inv_freq)
-        turns = rotary.turns(angles, q.device)
-        return rotary.rotate(q, turns, self.layout), rotary.rotate(k, turns, self.layout)
+        super().__init__(shape, base, layout)

@@ -26,6 +26,8 @@ from posbench.errors import UserError
 
 
 class Sinusoidal(Additive):
+    extensions = ("interpolate",)
+
     def __init__(
         self,
         shape: Shape,

@@ -7,6 +7,7 @@ one encoding with equal options are a `Scheme`, told apart by seed. Folders may 
 import dataclasses
 import glob
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from posbench import config as configuration
 from posbench import runs
 from posbench.config import Config
 from posbench.errors import UserError
+from posbench.redaction import redact
 from posbench.statistics import Floats
 
 REFERENCE = "rope"
@@ -27,7 +29,16 @@ PLAIN, WINDOWED = "plain", "windowed"
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
 _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
 _NOT_COMPARED = (*configuration.NOT_IDENTITY, "study", "seed")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 _ASIDE = re.compile(r".+\.old-\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Per block of text: sums of nll in nats (or of their differences), and tokens."""
+
+    sums: Floats
+    counts: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +49,12 @@ class Cell:
     reason: str | None
     nll: float | None
     row: dict[str, Any]
-    sums: Floats | None  # of nll per block, in nats
-    counts: Floats | None  # tokens per block
+    blocks: Blocks | None  # None where the file lacks them
+
+    @property
+    def targets(self) -> str:
+        """Identity of the scored tokens: cells that share it are paired."""
+        return str(self.row.get("targets_sha256"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +108,6 @@ class Group:
 
     schemes: list[Scheme]
     settings: dict[str, str]  # only keys that differ between groups
-    lost: list[str]  # cells of a sweep that have no run folder
 
     @property
     def runs(self) -> list[RunData]:
@@ -107,12 +121,14 @@ class Group:
     def reference(self) -> Scheme | None:
         """`rope` with its default options, if several were run."""
         found = [scheme for scheme in self.schemes if scheme.name == REFERENCE]
-        return min(found, key=lambda scheme: (scheme.label != REFERENCE, not _default(scheme), scheme.label), default=None)
+        return min(found, key=lambda scheme: (not _default(scheme), scheme.label), default=None)
 
 
 def number(value: object) -> float | None:
-    """A number from a file, None if it is anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite number from a file, None if it is anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 # -- finding and reading -----------------------------------------------------------------------------------------------
@@ -142,7 +158,8 @@ def _globbed(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _records(folder: Path) -> list[Path]:
-    return sorted(record for pattern in ("*/run.json", "*/*/run.json") for record in folder.glob(pattern))
+    """Of a study, its runs and nothing below them, such as what tuning tried; else those of the studies in it."""
+    return sorted(folder.glob("*/run.json")) or sorted(folder.glob("*/*/run.json"))
 
 
 def _aside(folder: Path, under: Path) -> bool:
@@ -158,8 +175,9 @@ def read(folder: Path) -> RunData:
         UserError: its files cannot be read as what they should be.
     """
     rows = runs.evaluation_rows(folder)
-    config = runs.load_config(folder)
-    return RunData(folder, runs.load_record(folder), config, rows, _cells(rows, runs.evaluation_blocks(folder), config))
+    config, record = runs.load_config(folder), runs.load_record(folder)
+    shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
+    return RunData(folder, record | shown, config, rows, _cells(rows, runs.evaluation_blocks(folder), config))
 
 
 def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Cell]:
@@ -168,21 +186,22 @@ def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Con
     for block in blocks:
         by_key[_key(block)].append(block)
     own = [row for row in rows if row.get("protocol") == "fixed_target" and row.get("task") is None]
-    splits = {row.get("split") for row in own}
-    split = config.evaluation.split if config.evaluation.split in splits else min(splits, key=str, default=None)
+    splits = {str(row.get("split")) for row in own}
+    split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
     newest = max((number(row.get("checkpoint_step")) or 0 for row in own), default=0)
     cells = {}
     for row in own:
         length = number(row.get("length"))
-        if row.get("split") == split and (number(row.get("checkpoint_step")) or 0) == newest and length:
+        current = str(row.get("split")) == split and (number(row.get("checkpoint_step")) or 0) == newest
+        if current and length and length >= 1:
             cells[_kind(row), int(length)] = _cell(row, by_key.get(_key(row), []))
     return cells
 
 
 def _kind(row: dict[str, Any]) -> str:
-    parts = [str(row["extension"])] if row.get("extension") else []
-    parts += [WINDOWED] if row.get("window") else []
-    return " ".join(parts) or PLAIN
+    if row.get("extension"):  # sinks, too, which are windowed
+        return str(row["extension"])
+    return WINDOWED if row.get("window") else PLAIN
 
 
 def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
@@ -193,7 +212,7 @@ def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
     reason = str(row["reason"]) if row.get("reason") else None
     if status == "ok" and nll is None:  # written as null because it was not finite
         status, reason = "failed", "its nll is not a finite number"
-    return Cell(status, reason, nll, row, sums if usable else None, counts if usable else None)
+    return Cell(status, reason, nll, row, Blocks(sums, counts) if usable else None)
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -206,29 +225,72 @@ def _key(row: dict[str, Any]) -> str:
 def groups(found: list[RunData]) -> list[Group]:
     """Runs sorted into sets that may be compared, the largest first."""
     sets: dict[str, list[RunData]] = defaultdict(list)
-    for run in found:
-        sets[json.dumps(_comparable(run), sort_keys=True)].append(run)
+    for run in sorted(found, key=lambda run: _corpus(run) is None):
+        sets[_home(run, list(sets))].append(run)
     ordered = sorted(sets.items(), key=lambda item: (-len(item[1]), item[0]))
-    all_settings = [json.loads(key) for key, _ in ordered]
-    differing = _differing(all_settings)
-    made = []
-    for settings, (_, members) in zip(all_settings, ordered, strict=True):
-        shown = {key: _spelt(settings.get(key)) for key in differing}
-        made.append(Group(_schemes(members), shown, []))
-    if made:
-        made[0].lost.extend(_lost(found))
-    return made
+    settings = [{**one[0], **(one[1] or {})} for one in (json.loads(key) for key, _ in ordered)]
+    differing = _differing(settings)
+    return [
+        Group(_schemes(members), {key: _DIGEST.sub(r"\1", _spelt(one.get(key))) for key in differing})
+        for one, (_, members) in zip(settings, ordered, strict=True)
+    ]
+
+
+def _home(run: RunData, known: list[str]) -> str:
+    """The key of a run's set. One that failed before it knew its corpus joins the runs that asked for the same."""
+    asked, corpus = _asked(run), _corpus(run)
+    if corpus is None:
+        for key in known:
+            if json.loads(key)[0] == asked:
+                return key
+    return json.dumps([asked, corpus], sort_keys=True)
 
 
 def repeated(found: list[RunData]) -> list[RunData]:
     """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
     seen, twice = set(), []
     for run in found:
-        key = json.dumps([_comparable(run), _scheme_options(run), run.config.seed], sort_keys=True)
+        key = json.dumps([_asked(run), _corpus(run), _scheme_options(run), run.config.seed], sort_keys=True)
         if key in seen:
             twice.append(run)
         seen.add(key)
     return twice
+
+
+def lost(found: list[RunData]) -> list[str]:
+    """Cells of the studies' `sweep.json` that left no run folder behind, each in one line."""
+    return [
+        f"{cell.get('id')}: {cell.get('reason') or cell.get('status')}"
+        for study in _studies(found)
+        for cell in _listed(study / "sweep.json", "cells")
+        if not (study / str(cell.get("id")) / "run.json").is_file()
+    ]
+
+
+def tuned(found: list[RunData]) -> list[str]:
+    """What `tuning.json` of the studies says: the learning rate chosen per scheme, and what the choice was worth."""
+    lines = []
+    for study in _studies(found):
+        for row in _listed(study / "tuning.json", "schemes"):
+            chosen, spread, tried = number(row.get("chosen")), number(row.get("spread")), row.get("tried")
+            rates = len(tried) if isinstance(tried, list) else 0
+            worth = "" if spread is None else f", spread {spread:.3f} nats over {rates} rates"
+            lines.append(f"{row.get('encoding')} {chosen}{worth}{', at the edge' if row.get('at_edge') else ''}")
+    return lines
+
+
+def _studies(found: list[RunData]) -> list[Path]:
+    return sorted({run.folder.parent for run in found})
+
+
+def _listed(path: Path, key: str) -> list[dict[str, Any]]:
+    """The objects of a list in a JSON file; none if it is not such a file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    rows = content.get(key) if isinstance(content, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -239,15 +301,19 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _comparable(run: RunData) -> dict[str, Any]:
-    """What must be equal for two runs to be compared: corpus, tokenizer, model, initialisation, budget, evaluation."""
+def _asked(run: RunData) -> dict[str, Any]:
+    """What must be equal in the configurations of runs that are compared: model, initialisation, budget."""
     plain = {k: v for k, v in configuration.to_container(run.config).items() if k not in _NOT_COMPARED}
-    settings = {k: v for k, v in flat(plain).items() if not k.startswith(_SCHEME_KEYS)}
+    settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
+    return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
+
+
+def _corpus(run: RunData) -> dict[str, Any] | None:
     data = run.record.get("data")
-    if run.done:  # one that failed early may not know its data yet
-        settings["data.sha256"] = data.get("sha256") if isinstance(data, dict) else None
-        settings["tokenizer_sha256"] = run.record.get("tokenizer_sha256")
-    return settings
+    if not isinstance(data, dict):
+        return None
+    facts = {"data.sha256": data.get("sha256"), "data.split": data.get("split")}
+    return facts | {"tokenizer_sha256": run.record.get("tokenizer_sha256")}
 
 
 def _scheme_options(run: RunData) -> dict[str, Any]:

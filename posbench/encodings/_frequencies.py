@@ -1,0 +1,87 @@
+"""Rules that stretch RoPE's frequencies, so that positions beyond the training length meet known angles.
+
+`inv_freq` holds the radians per position of each pair, fastest first, (P,) fp64, f_p = base^(-p/P); s is the factor by
+which the context grows. A pair that comes round many times within the training length has been seen at every angle; one
+that does not even once has not. The rules differ in which pairs they slow down, and by how much:
+
+    pi             all, by s
+    ntk            the last by s, the first not at all, those between geometrically
+    by_parts       those with few rotations by s, those with many not at all, those between linearly (llama3, YaRN)
+"""
+
+import functools
+import logging
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Ramp = Literal["index", "rotations"]
+
+
+def pi(inv_freq: Tensor, factor: float) -> Tensor:
+    """Position interpolation: f / s, the same as positions / s."""
+    return inv_freq / factor
+
+
+def ntk(inv_freq: Tensor, factor: float) -> Tensor:
+    """A larger base, b·s^(d/(d-2)) = b·s^(P/(P-1)): f_p · s^(-p/(P-1))."""
+    pairs = len(inv_freq)
+    return inv_freq * factor ** (-torch.arange(pairs, dtype=torch.float64, device=inv_freq.device) / max(1, pairs - 1))
+
+
+def by_parts(inv_freq: Tensor, factor: float, share: Tensor) -> Tensor:
+    """Each pair's own mixture of f / s, of which it takes `share`, and f."""
+    return inv_freq * (share / factor + (1 - share))
+
+
+def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: float, beta: float) -> Tensor:
+    """How far each pair is interpolated: 0 where it makes beta rotations or more in training, 1 where alpha or fewer.
+
+    Between them `rotations`, the papers' ramp, is linear in the number of rotations; `index`, which YaRN's authors,
+    transformers and vLLM compute, is linear in the number of the pair, from the whole pair below the one that makes
+    beta rotations to the one above that which makes alpha.
+    """
+    if kind == "rotations":
+        if train_length < 2 * math.pi * beta:
+            _warn_all_interpolated(train_length, beta)
+        rotations = train_length * inv_freq / (2 * math.pi)
+        return 1 - ((rotations - alpha) / (beta - alpha)).clamp(0, 1)
+    pairs = len(inv_freq)
+    low = max(math.floor(_pair_with(beta, pairs, base, train_length)), 0)
+    high = min(math.ceil(_pair_with(alpha, pairs, base, train_length)), 2 * pairs - 1)
+    index = torch.arange(pairs, dtype=torch.float64, device=inv_freq.device)
+    return ((index - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def clip(inv_freq: Tensor, pairs: int) -> Tensor:
+    """Slow the last `pairs` by half a cosine wave: the first of them keeps its frequency, the last one stops."""
+    kept = 0.5 + 0.5 * torch.linspace(0, math.pi, pairs, dtype=torch.float64, device=inv_freq.device).cos()
+    return torch.cat([inv_freq[: len(inv_freq) - pairs], inv_freq[len(inv_freq) - pairs :] * kept])
+
+
+def yarn_temperature(factor: float) -> float:
+    """YaRN's multiplier of q and k: 0.1·ln s + 1."""
+    return 0.1 * math.log(factor) + 1
+
+
+def longrope_temperature(factor: float, train_length: int) -> float:
+    """LongRoPE's multiplier of q and k: sqrt(1 + ln s / ln L)."""
+    return math.sqrt(1 + math.log(factor) / math.log(train_length))
+
+
+def _pair_with(rotations: float, pairs: int, base: float, train_length: int) -> float:
+    """The (fractional) number of the pair that makes so many rotations within the training length."""
+    return pairs * math.log(train_length / (2 * math.pi * rotations)) / math.log(base)
+
+
+@functools.cache  # say it once
+def _warn_all_interpolated(train_length: int, beta: float) -> None:
+    logging.getLogger(__name__).warning(
+        "ramp=rotations with beta %g: no pair makes so many rotations within the training length %d, so that all are "
+        "interpolated, the fastest too; a beta of about %.2g keeps it as it is",
+        beta,
+        train_length,
+        0.4 * train_length / (2 * math.pi),
+    )

@@ -1,0 +1,50 @@
+"""LongRoPE, from the first step on.
+
+RoPE with one set of frequencies for inputs up to an original length L and another for longer ones, and q and k
+multiplied by a at every length. Meant to extend a trained RoPE (`extension=longrope`):
+
+    f_p = f0_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
+
+The authors search the factors with an evolutionary algorithm; without that search they are what YaRN (index ramp, alpha
+1, beta 32) divides by. A longer input changes all its outputs, those at the beginning included.
+
+Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024), arXiv:2402.13753; Phi-3.
+Beyond training length: defined everywhere; there the frequencies switch, untrained if original_length is train_length.
+Checked against: transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posbench.encodings import _frequencies as rules
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
+
+
+class LongRoPE(rotary.Rotary):
+    length_dependent = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        base: float = 10000.0,
+        layout: rotary.Layout = "half",
+        factor: float = 4.0,
+        original_length: int | None = None,
+    ) -> None:
+        super().__init__(shape, base, layout)
+        self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
+        self.original_length = shape.train_length if original_length is None else original_length
+        at_least = "at least 2, or null for train_length"
+        self.expect(self.original_length >= 2, "original_length", self.original_length, at_least)
+        inv_freq = self.inv_freq(torch.device("cpu"))
+        share = rules.ramp("index", inv_freq, base, self.original_length, alpha=1.0, beta=32.0)
+        self.stretched = rules.by_parts(inv_freq, factor, share)
+        self.attention_factor = rules.longrope_temperature(factor, self.original_length)
+
+    def angles(self, positions: Tensor) -> Tensor:
+        short = rotary.frequencies(self.shape.head_dim, self.base, positions.device)
+        beyond = (positions.max() >= self.original_length).to(short.device)
+        return rotary.angles(positions, torch.where(beyond, self.inv_freq(positions.device), short))

@@ -1,0 +1,28 @@
+"""p-RoPE, also called proportional RoPE.
+
+RoPE whose slowest pairs do not turn at all: they carry meaning, not position, however far apart the tokens are. The
+fastest share of the pairs keeps RoPE's frequencies, the rest have none:
+
+    f_p = base^(-2p/d) for p < floor(fraction·d/2),   0 otherwise
+
+Source: Barbero et al., "Round and Round We Go! What makes Rotary Positional Encodings useful?" (2024),
+arXiv:2410.06205, section 6, where 0.75 did best.
+Beyond training length: defined everywhere; the pairs that would reach unseen angles are fewer than RoPE's.
+Checked against: transformers, rope_type `proportional` (Gemma 4).
+"""
+
+import torch
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
+
+
+class PRoPE(rotary.Rotary):
+    def __init__(
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", fraction: float = 0.75
+    ) -> None:
+        super().__init__(shape, base, layout)
+        self.expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")
+        inv_freq = self.inv_freq(torch.device("cpu"))
+        inv_freq[int(fraction * shape.head_dim // 2) :] = 0
+        self.stretched = inv_freq

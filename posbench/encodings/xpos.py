@@ -1,0 +1,48 @@
+"""Extrapolatable position embedding (xPos).
+
+RoPE with a decay: queries shrink and keys grow with their position, each pair of channels at its own pace, so a logit
+falls with distance, most for the fast pairs. In a causal model only:
+
+    <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
+
+Positions are centred first, which cancels in every logit and keeps the factors zeta^(i/B) and zeta^(-j/B) within fp32.
+
+Source: Sun et al., "A Length-Extrapolatable Transformer" (2022), arXiv:2212.10554, section 3. The paper's B is 512;
+here half of train_length, or a short training length would hardly see the decay. Its blockwise attention is left out.
+Beyond training length: defined up to 128·B, where the factors leave fp32; far keys get ever less weight.
+Checked against: x-transformers RotaryEmbedding with use_xpos.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
+
+GAMMA = 0.4
+
+
+class XPos(rotary.Rotary):
+    def __init__(
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", scale_base: float | None = None
+    ) -> None:
+        super().__init__(shape, base, layout)
+        fits = scale_base is None or 0 < scale_base < math.inf
+        self.expect(fits, "scale_base", scale_base, "a number of tokens above 0, or null for train_length / 2")
+        self.scale_base = float(scale_base or max(1.0, shape.train_length / 2))
+        self.max_length = int(128 * self.scale_base)
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        rotation = self.rotation(positions, q.device)
+        size = self.decay(positions).to(q.device)
+        return rotary.rotate(q, rotation * size, self.layout), rotary.rotate(k, rotation / size, self.layout)
+
+    def decay(self, positions: Tensor) -> Tensor:
+        """zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
+        i = rotary.exact(positions)
+        centre = (i.amax(-1, keepdim=True) + i.amin(-1, keepdim=True)) / 2
+        d = self.shape.head_dim
+        zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + GAMMA) / (1 + GAMMA)
+        return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]

@@ -1,0 +1,44 @@
+"""YaRN, from the first step on.
+
+RoPE whose slow pairs, with at most alpha rotations within the training length L, turn s times slower; those with beta
+or more stay as they are, the rest lie between. q and k are multiplied by a, so logits by a². Meant to extend a trained
+RoPE (`extension=yarn`):
+
+    f_p = (1 - g_p)·f0_p + g_p·f0_p/s,   a = 0.1·ln s + 1
+
+The share g_p falls from 1 to 0 along the number of the pair (`ramp: index`, as the authors' code, transformers and vLLM
+have it) or along its number of rotations L·f0_p/2π (`rotations`, as the paper has it); the two differ up to threefold.
+
+Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), arXiv:2309.00071.
+Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
+Checked against: transformers, rope_type `yarn` (index); rope_type `llama3` and a plain loop (rotations).
+"""
+
+import math
+
+import torch
+
+from posbench.encodings import _frequencies as rules
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
+
+
+class YaRN(rotary.Rotary):
+    def __init__(
+        self,
+        shape: Shape,
+        base: float = 10000.0,
+        layout: rotary.Layout = "half",
+        factor: float = 4.0,
+        ramp: rules.Ramp = "index",
+        alpha: float = 1.0,
+        beta: float = 32.0,
+    ) -> None:
+        super().__init__(shape, base, layout)
+        self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
+        self.expect(alpha > 0, "alpha", alpha, "a number above 0")
+        self.expect(alpha < beta < math.inf, "beta", beta, f"a number above alpha, {alpha:g}")
+        inv_freq = self.inv_freq(torch.device("cpu"))
+        share = rules.ramp(ramp, inv_freq, base, shape.train_length, alpha, beta)
+        self.stretched = rules.by_parts(inv_freq, factor, share)
+        self.attention_factor = rules.yarn_temperature(factor)

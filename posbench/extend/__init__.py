@@ -1,0 +1,117 @@
+"""Context extension: a trained scheme made to reach beyond its training length, without further training.
+
+A method takes the trained scheme and gives back another that shares its parameters; nothing is written to the trained
+one. A scheme names the methods it supports in `Encoding.extensions`. Where a method has a factor s, it is length /
+train_length by default (dynamic: nothing changes up to the training length), or fixed (the same model at every length,
+which has a price at the training length too).
+"""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from posbench.encodings.base import Encoding
+from posbench.errors import UserError, did_you_mean
+from posbench.extend import far_pairs, frequencies, squeezed
+from posbench.extend.reach import Reach
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to extend a trained scheme. `apply(encoding, reach, **options)` gives the extended one and its facts."""
+
+    name: str
+    title: str  # one line
+    source: str
+    apply: Callable[..., tuple[Encoding, dict[str, Any]]]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its options with their defaults."""
+        return {p.name: p.default for p in list(inspect.signature(self.apply).parameters.values())[2:]}
+
+
+def _method(apply: Callable[..., Any]) -> Method:
+    text = inspect.cleandoc(apply.__doc__ or "")
+    source = text.partition("Source: ")[2].partition("\n\n")[0]
+    return Method(apply.__name__, text.partition("\n")[0].rstrip("."), " ".join(source.split()), apply)
+
+
+METHODS: dict[str, Method] = {
+    apply.__name__: _method(apply)
+    for apply in (
+        frequencies.pi,
+        frequencies.ntk,
+        frequencies.dynamic_ntk,
+        frequencies.ntk_by_parts,
+        frequencies.yarn,
+        frequencies.llama3,
+        frequencies.longrope,
+        frequencies.abf,
+        frequencies.clipped_rope,
+        far_pairs.rerope,
+        far_pairs.leaky_rerope,
+        far_pairs.self_extend,
+        far_pairs.dual_chunk,
+        squeezed.alibi_pi,
+        squeezed.interpolate,
+    )
+}
+
+
+def methods_of(encoding: Encoding) -> list[str]:
+    """Names of the methods that a scheme supports."""
+    return list(encoding.extensions)
+
+
+def extended(
+    encoding: Encoding, method: str, length: int, train_length: int, **options: Any
+) -> tuple[Encoding, dict[str, Any]]:
+    """Make a trained scheme reach `length` tokens.
+
+    Args:
+        encoding: the trained scheme; it is not changed.
+        method: a name of `METHODS`.
+        length: the length to be evaluated, in tokens.
+        train_length: the length of training, in tokens.
+        options: of the method, checked against its signature.
+
+    Returns:
+        The extended scheme, sharing the trained one's parameters, and what was done to it: the factor, whether it
+        follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
+
+    Raises:
+        UserError: unknown method, one that the scheme does not support, or a wrong option.
+    """
+    if method not in METHODS:
+        raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
+    if method not in methods_of(encoding):
+        scheme = type(encoding).__module__.rpartition(".")[2]
+        raise UserError(f"'{scheme}' has no extension '{method}': it supports {_listed(methods_of(encoding))}")
+    return METHODS[method].apply(encoding, Reach(train_length, length), **_checked(METHODS[method], options))
+
+
+def _checked(method: Method, options: dict[str, Any]) -> dict[str, Any]:
+    import pydantic
+
+    hints = typing.get_type_hints(method.apply)
+    checked = {}
+    for key, value in options.items():
+        if key not in method.options:
+            near = did_you_mean(key, method.options).replace(":", ";", 1)
+            raise UserError(f"'{method.name}' has no option '{key}': it accepts {_listed(list(method.options))}{near}")
+        try:
+            checked[key] = pydantic.TypeAdapter(hints[key]).validate_python(value)
+        except pydantic.ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            raise UserError(
+                f"{key} is {value!r} for '{method.name}': {message[0].lower()}{message[1:]}"
+                f" (default {method.options[key]!r})"
+            ) from None
+    return checked
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"

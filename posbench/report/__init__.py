@@ -1,0 +1,211 @@
+"""`posbench report`: tables, curves and one self-contained page from run folders."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from posbench.report.load import Group, RunData
+    from posbench.report.page import Part
+
+_RUN_COLUMNS = [
+    "run", "study", "encoding", "seed", "status", "reason", "message", "parameters", "encoding_parameters", "tokens",
+    "train_seconds", "cpu_seconds", "evaluate_seconds", "tokens_per_second", "peak_memory_bytes", "data_sha256",
+    "tokenizer_sha256", "command",
+]  # fmt: skip
+_ROW_COLUMNS = [
+    "run", "encoding", "seed", "protocol", "length", "length_ratio", "stride", "window", "extension",
+    "extension_options", "task", "split", "documents", "checkpoint_step", "status", "reason", "n_tokens", "n_bytes",
+    "n_blocks", "mean_context", "nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high",
+    "targets_sha256", "dtype", "seconds", "peak_memory_bytes",
+]  # fmt: skip
+
+
+def main(paths: list[Path], out: Path | None = None) -> None:
+    """Report on run folders: tables in the terminal, and files in a folder.
+
+    Args:
+        paths: run folders, study folders, globs.
+        out: where the files go; default: `report` in the study's folder.
+
+    Raises:
+        UserError: a path does not exist, nothing there is a run, or the files cannot be written.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    found, warnings = _read(paths)
+    folder = out or _study(found) / "report"
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 132)  # a file or a pipe has no right edge
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, found, warnings, console)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
+    console.print(Text(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)"), soft_wrap=True)
+
+
+def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
+    """Every run once, and what has to be said about those left out."""
+    from posbench.report import load
+
+    found, warnings = [], []
+    for folder in load.find(paths):
+        try:
+            found.append(load.read(folder))
+        except UserError as error:
+            warnings.append(f"Left out, unreadable: {error}")
+    if not found:
+        raise UserError(f"none of the runs can be read: {warnings[0]}")
+    found.sort(key=lambda run: not run.done)
+    twice = load.repeated(found)
+    warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
+    warnings += [f"Lost by its sweep, without a run folder: {line}" for line in load.lost(found)]
+    return [run for run in found if run not in twice], warnings
+
+
+def _study(found: "list[RunData]") -> Path:
+    parents = {run.folder.absolute().parent for run in found}
+    return parents.pop() if len(parents) == 1 else Path(*_common([list(parent.parts) for parent in parents]))
+
+
+def _common(paths: list[list[str]]) -> list[str]:
+    return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+
+
+def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "Console") -> None:
+    """All files of a report; the main tables go to the console, too."""
+    from posbench.report import load, page, tables, text
+
+    groups = load.groups(found)
+    if len(groups) > 1:
+        keys = ", ".join(groups[0].settings)
+        warnings = [f"Not all of these runs may be compared: they are in {len(groups)} sets by {keys}", *warnings]
+    outcomes, title = tables.outcomes(found), ", ".join(sorted({run.config.study for run in found}))
+    text.print_lines(console, [f"{title}: {outcomes}", *warnings])
+    parts, pieces = [], [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
+    pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
+    for number, group in enumerate(groups, start=1):
+        place = folder if number == 1 else folder / f"set-{number}"
+        part, piece = _group(group, f"Set {number}" if len(groups) > 1 else "", place, folder, console)
+        parts.append(part)
+        pieces.append(piece)
+    text.write(folder / "report.md", "\n".join(pieces))
+    text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, found)))
+    rows = ({"run": run.folder.name, **_named(run), **row} for run in found for row in run.rows)
+    text.write(folder / "evaluation.csv", text.csv_text(_ROW_COLUMNS, rows))
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, found))
+
+
+def _group(group: "Group", name: str, place: Path, folder: Path, console: "Console") -> "tuple[Part, str]":
+    """The files of one set of comparable runs, its part of the page, and its part of the Markdown report."""
+    from posbench.report import figures, page, summary, tables, text
+
+    place.mkdir(exist_ok=True)
+    summaries = summary.summarise(group)
+    shown, more = tables.main_tables(group, summaries), tables.more_tables(group, summaries)
+    settings = ", ".join(f"{key} {value}" for key, value in group.settings.items())
+    heading, caption = f"{name}: {settings}" if name else "", _caption(group)
+    notes = _notes(group)
+    text.print_lines(console, [heading] if heading else [])
+    for one in shown:
+        text.print_table(console, one)
+        text.print_lines(console, [one.note] if place == folder else [])  # said once, not for every set
+    text.print_lines(console, [*notes, caption])
+    text.write(place / "table.tex", "\n".join(text.latex_table(one, caption) for one in shown))
+    pictures = figures.save(group, summaries, place)
+    pieces = [f"## {text.markdown(heading)}\n"] if heading else []
+    pieces += [f"![Curves of nll by context length]({picture.relative_to(folder)})\n" for picture in pictures[:1]]
+    pieces += [text.markdown(line) + "\n" for line in (caption, *notes)]
+    pieces += map(text.markdown_table, [*shown, *more])
+    data = page.curves(group, summaries, figures.baseline(group, summaries))
+    return page.Part(heading, caption, [*shown, *more], notes, data), "\n".join(pieces)
+
+
+def _caption(group: "Group") -> str:
+    """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units."""
+    config = group.runs[0].config
+    data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
+    cells = [cell.row for run in group.runs for cell in run.cells.values() if cell.status == "ok"]
+    seeds = sorted({run.config.seed for run in group.runs})
+    sentences = [
+        f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(cells, 'split')}.",
+        f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
+        f"seeds {_listed(seeds)}; {config.model.n_layers} layers, width {config.model.d_model}, "
+        f"{config.model.n_heads} heads; initialisation {config.model.init}; "
+        f"learning rate {_listed(sorted({run.config.training.learning_rate for run in group.runs}))}.",
+        *(_protocol(cells) if cells else []),
+        f"Command: {_command()}",
+    ]
+    return " ".join(sentences)
+
+
+def _protocol(cells: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"Protocol fixed_target: the same {_all(cells, 'n_tokens')} target tokens in {_all(cells, 'n_blocks')} blocks "
+        f"at every context length, documents {_all(cells, 'documents')}, evaluated in {_all(cells, 'dtype')}.",
+        "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
+        f"original text, {_all(cells, 'n_bytes')}.",
+        "Bands: 95 % t-intervals over seeds; dashed: attention narrowed to the training length; stop sign: undefined "
+        "beyond.",
+    ]
+
+
+def _notes(group: "Group") -> list[str]:
+    from posbench.report import load
+
+    notes = []
+    if group.reference is None:
+        notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
+    rates: dict[float, list[str]] = {}
+    for scheme in group.schemes:
+        rates.setdefault(scheme.runs[0].config.training.learning_rate, []).append(scheme.label)
+    if len(rates) > 1:
+        each = "; ".join(f"{rate:g} for {', '.join(labels)}" for rate, labels in rates.items())
+        notes.append(f"Learning rates differ: {each}.")
+    if lines := load.tuned(group.runs):
+        notes.append(f"Learning rates chosen on validation text at the training length: {'; '.join(lines)}.")
+    return notes
+
+
+def _all(rows: list[dict[str, Any]], key: str) -> str:
+    return ", ".join(sorted({_listed([row[key]]) for row in rows if row.get(key) is not None})) or "unknown"
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _command() -> str:
+    from posbench.redaction import redact
+
+    return redact(shlex.join(["posbench", *sys.argv[1:]]))
+
+
+def _named(run: "RunData") -> dict[str, Any]:
+    return {"encoding": run.config.encoding.name, "seed": run.config.seed}
+
+
+def _knows_data(run: "RunData") -> bool:
+    return isinstance(run.record.get("data"), dict)
+
+
+def _run_row(run: "RunData") -> dict[str, Any]:
+    data = run.record["data"] if _knows_data(run) else None
+    return {
+        **run.record,
+        **_named(run),
+        "run": run.folder.name,
+        "study": run.config.study,
+        "parameters": run.parameters("total"),
+        "encoding_parameters": run.parameters("encoding"),
+        "tokens_per_second": run.tokens_per_second,
+        "data_sha256": data.get("sha256") if data else None,
+    }

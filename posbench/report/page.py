@@ -1,0 +1,179 @@
+"""The report as one HTML file that needs no network and trusts no name in it.
+
+Everything from a run folder is escaped: as text by jinja's autoescaping, as data by writing `<`, `>` and `&` as JSON
+escapes. The page's policy allows the one script and the one style below by their hashes, and nothing else at all.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+import posbench
+from posbench import config as configuration
+from posbench.errors import PosbenchError
+from posbench.exits import one_line
+from posbench.redaction import redact
+from posbench.report.load import PLAIN, WINDOWED, Group, RunData
+from posbench.report.styles import DASHES, style
+from posbench.report.summary import Curve, Summary
+from posbench.report.tables import Table, Value
+from posbench.statistics import Interval
+
+_HERE = Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One group of comparable runs on the page."""
+
+    heading: str
+    caption: str
+    tables: list[Table]
+    notes: list[str]
+    data: Markup  # the curves
+
+
+def render(title: str, outcomes: str, warnings: list[str], parts: list[Part], runs: list[RunData]) -> str:
+    """The whole page."""
+    script, sheet = (_own(name) for name in ("page.js", "page.css"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
+    environment.filters |= {"line": one_line, "keep_indent": _keep_indent}
+    template = environment.from_string((_HERE / "page.html.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        outcomes=outcomes,
+        warnings=warnings,
+        parts=parts,
+        properties=properties(sorted({run.config.encoding.name for run in runs})),
+        runs=[_run(run) for run in runs],
+        version=posbench.__version__,
+        script=script,
+        script_hash=_hash(script),
+        style=sheet,
+        style_hash=_hash(sheet),
+    )
+
+
+def curves(group: Group, summaries: list[Summary], baseline: Summary | None) -> Markup:
+    """The curves of a group as JSON that can stand inside a script element."""
+    lengths = {point.ratio: point.length for one in summaries for curve in one.curves for point in curve.points}
+    series = [_series(one, curve, one is baseline) for one in summaries for curve in one.curves]
+    series.sort(key=lambda one: one["mark"] is None)  # the plain curves first
+    data = {
+        "train_length": group.train_length,
+        "lengths": [{"ratio": ratio, "length": length} for ratio, length in sorted(lengths.items())],
+        "series": [one for one in series if one["points"]],
+    }
+    return as_script_data(data)
+
+
+def as_script_data(data: Any) -> Markup:
+    """JSON without a character that could end a script element or begin anything in HTML."""
+    text = json.dumps(data, allow_nan=False)  # ASCII only, so U+2028 is escaped, too
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def properties(names: list[str]) -> Table:
+    """The measured properties of the schemes; without rows where they cannot be measured here."""
+    from posbench import encodings
+
+    try:
+        from posbench.properties import PROPERTIES, measure
+
+        measured = measure([name for name in names if name in encodings.names()]) if names else []
+    except (ImportError, PosbenchError, RuntimeError):
+        return Table("", [], [])
+    columns = ["scheme", *(name.replace("_", " ") for name in PROPERTIES)]
+    rows = [[Value(one.name), *(_property(getattr(one, name)) for name in PROPERTIES)] for one in measured]
+    note = "Measured on the scheme alone, untrained, learned tables drawn from N(0,1); 'posbench properties' says more."
+    return Table("Measured properties", columns, rows, note)
+
+
+def _property(measured: Any) -> Value:
+    if measured.verdict == "figure":
+        figure = float(next(iter(measured.figures.values())))
+        return Value(f"{figure:.3g}", figure)
+    return Value(measured.verdict)
+
+
+def _series(one: Summary, curve: Curve, is_baseline: bool) -> dict[str, Any]:
+    chosen = style(one.scheme.name, one.scheme.label)
+    undefined = next((point.ratio for point in curve.points if point.status == "undefined"), None)
+    plain = curve.kind == PLAIN
+    start = [] if plain else [point for point in one.plain.points if point.ratio == 1]
+    has_start = any(point.ratio == 1 for point in curve.points)
+    points = curve.points if has_start else [*start, *curve.points]
+    return {
+        "label": one_line(_label(one, curve)),
+        "colour": chosen.colour,
+        "mark": chosen.mark if plain else None,
+        "dash": chosen.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
+        "on": plain or (curve.kind == WINDOWED and is_baseline),
+        "undefined_at": undefined if plain else None,
+        "points": [
+            {
+                "ratio": point.ratio,
+                "length": point.length,
+                "level": _numbers(point.nll, None if one.bimodal else point.band),
+                "rise": _numbers(point.rise.mean, None if one.bimodal else point.rise) if point.rise else None,
+                "seeds": {"level": list(point.levels.values()), "rise": list(point.rises.values())}
+                if one.bimodal and plain
+                else None,
+            }
+            for point in points
+            if point.nll is not None
+        ],
+    }
+
+
+def _label(one: Summary, curve: Curve) -> str:
+    if curve.kind != PLAIN:
+        return f"{one.scheme.label}, {curve.kind}"
+    return f"{one.scheme.label} (every seed)" if one.bimodal else one.scheme.label
+
+
+def _numbers(mean: float | None, band: Interval | None) -> list[float] | None:
+    if mean is None:
+        return None
+    return [mean, band.low, band.high] if band else [mean]
+
+
+def _run(run: RunData) -> dict[str, Any]:
+    record = run.record
+    plain = yaml.safe_dump(configuration.to_container(run.config), sort_keys=False, allow_unicode=True)
+    versions, git = record.get("versions"), record.get("git")
+    facts = {
+        **(versions if isinstance(versions, dict) else {}),
+        "commit": git.get("commit") if isinstance(git, dict) else None,
+        "train_seconds": record.get("train_seconds"),
+        "cpu_seconds": record.get("cpu_seconds"),
+        "peak_memory_bytes": record.get("peak_memory_bytes"),
+    }
+    return {
+        "name": run.folder.name,
+        "outcome": run.outcome,
+        "message": str(record.get("message") or ""),
+        "command": str(record.get("command") or ""),
+        "facts": ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None),
+        "config": redact(plain).splitlines(),
+    }
+
+
+def _keep_indent(text: str) -> str:
+    stripped = text.lstrip(" ")
+    return " " * (len(text) - len(stripped)) + one_line(stripped)
+
+
+def _own(name: str) -> Markup:
+    return Markup((_HERE / name).read_text(encoding="utf-8"))
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

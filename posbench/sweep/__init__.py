@@ -1,0 +1,176 @@
+"""A comparison: many runs, resumable, which survives those that fail and ends with the report.
+
+A run is its configuration, so a sweep is a list of configurations, its cells. Run again, it does what is missing or
+failed; the run folders are the only memory it needs.
+"""
+
+import dataclasses
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posbench import console, devices, files
+from posbench.errors import PosbenchError, UserError
+from posbench.sweep import cells, launcher, pool, table, tuning
+from posbench.sweep.cells import Cell, Status
+
+RECORD = "sweep.json"
+_TUNE_GRID = [0.5, 1.0, 2.0]
+_OWN = ("sweep", "tune", "tune_grid")
+
+
+def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None) -> None:
+    """Run every combination of the arguments, then write the report.
+
+    Args:
+        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`,
+            `hydra/launcher=...` and its settings.
+        n_jobs: processes at a time; None = one per CPU core or GPU.
+        config_dir: a folder of further YAML files.
+
+    Raises:
+        UserError: a mistake in the arguments; nothing was run.
+        Stopped: a signal; what was running has saved itself.
+        PosbenchError: some runs failed; all others are done.
+    """
+    own, hydra, overrides = _parted(arguments)
+    grid = _grid(own)
+    if "sweep" not in own and not overrides:
+        raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
+    if hydra and n_jobs:
+        raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
+    todo = cells.expand(cells.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
+    console.log_to_terminal()
+    if grid:
+        todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra))
+    options = ["--config-dir", str(config_dir)] if config_dir else []
+    status = _run(todo, n_jobs, hydra, shlex.join(["posbench", "sweep", *options, *arguments]))
+    _report(todo, status)
+    failed = [cell for cell in todo if status[cell.id].name != "done"]
+    if failed:
+        table.show_failures(todo, status)
+        what = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+        raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(cell.id for cell in failed)}")
+
+
+def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Arguments of the sweep itself by name, those for Hydra's launcher, and overrides of the runs."""
+    own: dict[str, str] = {}
+    hydra, overrides = [], []
+    for text in arguments:
+        key, _, value = text.partition("=")
+        if key in _OWN:
+            own[key] = value
+        elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
+            hydra.append(text)
+        elif key.startswith("hydra"):
+            raise UserError(f"'{text}': of Hydra's own, a sweep takes hydra/launcher=... and hydra.launcher.* only")
+        else:
+            overrides.append(text)
+    if hydra and not any(text.startswith("hydra/launcher=") for text in hydra):
+        raise UserError(f"'{hydra[0]}' needs a launcher: hydra/launcher=joblib, submitit_local or submitit_slurm")
+    return own, hydra, overrides
+
+
+def _grid(own: dict[str, str]) -> list[float]:
+    """Multiples of the learning rate to try; empty without `tune=true`."""
+    tune = own.get("tune", "false")
+    if tune not in ("true", "false"):
+        raise UserError(f"tune is '{tune}': expected true or false")
+    if tune == "false":
+        if "tune_grid" in own:
+            raise UserError("tune_grid goes with tune=true")
+        return []
+    given = own.get("tune_grid")
+    grid = _TUNE_GRID if given is None else yaml.safe_load(f"[{given.strip('[]')}]")
+    if not grid or not all(isinstance(factor, int | float) and 0 < factor < float("inf") for factor in grid):
+        raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
+    return sorted({float(factor) for factor in grid})
+
+
+def _run(todo: list[Cell], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
+    """Run cells in the way that was asked for; with a command, `sweep.json` follows what becomes of them."""
+    if hydra:
+        threads = launcher.threads(launcher.check(hydra), len(todo))
+    else:
+        slots = _slots(todo, n_jobs)
+        threads = max(1, _cores() // len(slots))
+    todo = [cell.with_threads(threads) for cell in todo]
+    with table.shown(todo) as show:
+        follow = _recorded(todo, command, show) if command else show
+        return launcher.run(todo, hydra, follow) if hydra else pool.run(todo, slots, follow)
+
+
+def _slots(todo: list[Cell], n_jobs: int | None) -> list[dict[str, str]]:
+    """The environment of each process that runs at a time: one per core, or per GPU and confined to it."""
+    runtime = todo[0].config.runtime
+    device = devices.resolve(runtime.device)
+    if device.type != "cpu":
+        gpus = _gpus() if runtime.device in ("auto", "cuda") else [{}]
+        return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
+    return [{} for _ in range(n_jobs or min(len(todo), max(1, _cores() // (runtime.threads or 1))))]
+
+
+def _gpus() -> list[dict[str, str]]:
+    """What confines a process to each GPU that this one sees."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- sweep.json --------------------------------------------------------------------------------------------------------
+
+
+def _recorded(todo: list[Cell], command: str, show: pool.Show) -> pool.Show:
+    """Like `show`, and writes each change into the studies' `sweep.json`."""
+    last: dict[str, Status] = {}
+
+    def follow(status: dict[str, Status]) -> None:
+        if status != last:
+            for study in dict.fromkeys(cell.folder.parent for cell in todo):
+                _write(study, [cell for cell in todo if cell.folder.parent == study], command, status)
+            last.update(status)
+        show(status)
+
+    return follow
+
+
+def _write(study: Path, todo: list[Cell], command: str, status: dict[str, Status]) -> None:
+    """All cells that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
+    own = {
+        cell.id: {"id": cell.id, "overrides": list(cell.overrides), **dataclasses.asdict(status[cell.id])}
+        for cell in todo
+    }
+    for row in own.values():
+        row["status"] = row.pop("name")
+    path = study / RECORD
+    study.mkdir(parents=True, exist_ok=True)
+    earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
+    content = {"schema": 1, "command": command, "cells": [*earlier, *own.values()]}
+    files.write(path, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_bytes())
+        return [row for row in content["cells"] if isinstance(row, dict)]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: the run folders are the truth
+        return []
+
+
+def _report(todo: list[Cell], status: dict[str, Status]) -> None:
+    studies = dict.fromkeys(cell.folder.parent for cell in todo if status[cell.id].name == "done")
+    if studies:
+        from posbench import report
+
+        report.main(list(studies))

@@ -1,0 +1,204 @@
+"""What a sweep consists of: cells, each one set of overrides, one saved configuration and one run folder."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posbench import files, plain_yaml, preflight, runs
+from posbench.config import Config, configs_dir, run_id, to_container
+from posbench.errors import UserError, did_you_mean
+
+FINAL = ("done", "failed", "stopped")
+_TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    overrides: tuple[str, ...]  # on top of the defaults, as `posbench train` takes them
+    config: Config
+    saved: Path  # .../.cells/<run id>.yaml
+
+    @property
+    def id(self) -> str:
+        return self.saved.stem
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: beside `.cells`."""
+        return self.saved.parent.parent / self.id
+
+    @property
+    def output(self) -> Path:
+        """What the cell's process prints."""
+        return self.saved.with_suffix(".log")
+
+    def with_threads(self, threads: int) -> "Cell":
+        """This cell with CPU threads, where its configuration leaves them open."""
+        if self.config.runtime.threads is not None:
+            return self
+        runtime = dataclasses.replace(self.config.runtime, threads=threads)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, runtime=runtime))
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What became of a cell."""
+
+    name: str  # waiting, in use, running, done, failed, stopped
+    reason: str | None = None  # as in run.json
+    message: str | None = None
+
+
+WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running")
+
+
+def cell(overrides: Iterable[str], config: Config, folder: Path | None = None) -> Cell:
+    """A cell whose run lives in a folder, the study's own unless another is given."""
+    folder = folder or Path(config.runtime.outputs) / config.study
+    return Cell(tuple(overrides), config, folder / ".cells" / f"{run_id(config)}.yaml")
+
+
+def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Cell]:
+    """The cells of all combinations of all sets, each run once however often it is named.
+
+    Raises:
+        UserError: the first mistake found, in one line.
+    """
+    found: dict[Path, Cell] = {}
+    for overrides, config in preflight.combinations(sets, config_dir):
+        new = cell(overrides, config)
+        found.setdefault(new.saved, new)
+    return list(found.values())
+
+
+# -- sweep files -------------------------------------------------------------------------------------------------------
+
+
+def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = None) -> list[list[str]]:
+    """The sets of overrides that `sweep=name` and the command line ask for together.
+
+    A sweep file holds `sets`, a list of override sets, and `shared`, a list of overrides for all of them. The command
+    line takes the place of what is shared under the same key, and adds to the rest.
+
+    Raises:
+        UserError: no such sweep, a file of another form, or an override of what the sets themselves choose.
+    """
+    if name is None:
+        return [overrides]
+    path = _sweep_file(name, config_dir)
+    sets, shared = _parts(path)
+    given = {_key(override) for override in overrides}
+    for one in sets:
+        for clash in (override for override in one if _key(override) in given):
+            raise UserError(
+                f"sweep={name} has its own '{clash}': leave {_key(clash)} out, or copy {path} and change it"
+            )
+    kept = [override for override in shared if _key(override) not in given]
+    return [[*kept, *overrides, *one] for one in sets]
+
+
+def _sweep_file(name: str, config_dir: Path | None) -> Path:
+    folders = [*([config_dir / "sweep"] if config_dir else []), configs_dir() / "sweep"]
+    found = {path.stem: path for folder in reversed(folders) for path in folder.glob("*.yaml")}
+    if name not in found:
+        raise UserError(f"unknown sweep '{name}'{did_you_mean(name, found)} (choices: {', '.join(sorted(found))})")
+    return found[name]
+
+
+def _parts(path: Path) -> tuple[list[list[str]], list[str]]:
+    content = plain_yaml.load(path)
+    if not isinstance(content, dict) or not content.get("sets"):
+        raise UserError(f"{path} is not a sweep: expected 'sets', a list such as '- encoding=rope,alibi'")
+    for key in content.keys() - {"sets", "shared"}:
+        raise UserError(f"{path}: unknown key '{key}'{did_you_mean(key, ('sets', 'shared'))} (sets, shared)")
+    lines = {key: content.get(key) or [] for key in ("sets", "shared")}
+    for key, value in lines.items():
+        if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
+            raise UserError(f"{path}: {key} is {value!r}: expected a list such as '- encoding=rope,alibi'")
+    try:
+        sets = [shlex.split(line) for line in lines["sets"]]
+        return sets, [override for line in lines["shared"] for override in shlex.split(line)]
+    except ValueError as error:  # a quotation mark without its partner
+        raise UserError(f"{path}: {str(error).lower()}") from None
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+# -- what the run folders say ------------------------------------------------------------------------------------------
+
+
+def save(cell: Cell) -> None:
+    """Write the cell's configuration where its process reads it."""
+    cell.saved.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(to_container(cell.config), sort_keys=False, allow_unicode=True)
+    files.write(cell.saved, text.encode())
+
+
+def record(cell: Cell) -> dict[str, Any]:
+    """The cell's `run.json`; empty where there is none that can be read."""
+    try:
+        return runs.load_record(cell.folder)
+    except UserError:
+        return {}
+
+
+def status(cell: Cell) -> Status:
+    """What `run.json` says, whether or not the process that wrote it still lives."""
+    found = record(cell)
+    return Status(str(found.get("status", "waiting")), found.get("reason"), found.get("message"))
+
+
+def is_finished(cell: Cell) -> bool:
+    """Whether nothing is left to do. Where other evaluation settings were asked before, the run itself must look."""
+    try:
+        held = runs.load_config(cell.folder)
+    except UserError:
+        return False
+    return record(cell).get("status") == "done" and held.evaluation == cell.config.evaluation
+
+
+def progress(cell: Cell) -> tuple[int, float | None]:
+    """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
+    try:
+        with open(cell.folder / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return 0, None
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+            return int(row["step"]), row["train/loss"]
+        except (ValueError, KeyError, TypeError):  # a validation row, or one cut short by where the tail begins
+            continue
+    return 0, None
+
+
+def total_steps(cell: Cell) -> int:
+    return cell.config.training.tokens // cell.config.training.tokens_per_step
+
+
+def nll_in_distribution(cell: Cell) -> float | None:
+    """Nll in nats per token at the training length, by the first protocol asked for; None where there is none."""
+    settings, length = cell.config.evaluation, cell.config.training.train_length
+    wanted: dict[str, Any] = {
+        "protocol": settings.protocols[0],
+        "length": length,
+        "split": settings.split,
+        "status": "ok",
+    }
+    wanted |= dict.fromkeys(("window", "extension", "task"))
+    try:
+        rows = runs.evaluation_rows(cell.folder)
+    except UserError:
+        return None
+    return next((row["nll"] for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)

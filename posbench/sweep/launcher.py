@@ -1,0 +1,156 @@
+"""A sweep's cells through one of Hydra's launchers (joblib, submitit): its multirun over their saved configurations.
+
+Hydra runs in a process of its own. What became of the cells is read from their `run.json`, never from the scheduler's
+accounting: without it, the submitting process would wait for a cancelled job for ever.
+"""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from posbench import preflight, runs
+from posbench.config import configs_dir, load
+from posbench.errors import RunFailed, Stopped, UserError
+from posbench.sweep import cells, pool
+from posbench.sweep.cells import FINAL, Cell, Status
+
+_EXTRAS = {"joblib": ("joblib", "parallel"), "submitit": ("submitit", "slurm")}  # launcher: package, extra
+_POLL_SECONDS = 1.0
+SILENT_SECONDS = 300.0  # an unowned run of which nothing is heard so long is lost; Slurm's requeue takes two minutes
+_END_SECONDS = 30.0  # for Hydra to end by itself once all cells have
+
+
+def check(overrides: list[str]) -> DictConfig:
+    """Hydra's own configuration with `hydra/launcher=...` and `hydra.launcher.*` applied.
+
+    Raises:
+        UserError: an unknown launcher or setting, or one that is not installed.
+    """
+    name = next(o.partition("=")[2] for o in overrides if o.startswith("hydra/launcher="))
+    package, extra = _EXTRAS.get(name.partition("_")[0], (None, None))
+    if package and not importlib.util.find_spec(package):
+        raise UserError(f"hydra/launcher={name} is not installed: pip install 'posbench[{extra}]'")
+    return preflight.launcher_config(overrides)
+
+
+def threads(launcher: DictConfig, count: int) -> int:
+    """CPU threads for each of so many cells: what a job is given, or its share of this machine."""
+    if launcher.get("cpus_per_task"):
+        return int(launcher.cpus_per_task)
+    jobs = int(launcher.get("n_jobs") or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // min(count, cores if jobs < 0 else jobs))
+
+
+def run(todo: list[Cell], overrides: list[str], show: pool.Show) -> dict[str, Status]:
+    """Run cells through a launcher; arguments, result and errors as `pool.run`.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM. Jobs that a scheduler has keep running there.
+    """
+    status = {cell.id: Status("done") if cells.is_finished(cell) else cells.WAITING for cell in todo}
+    missing = [cell for cell in todo if status[cell.id].name != "done"]
+    if not missing:
+        show(status)
+        return status
+    before = {cell.id: cells.record(cell) for cell in missing}
+    for cell in missing:
+        cells.save(cell)
+    log = missing[0].saved.parent / "launcher.log"
+    with pool.stop_signals() as stopped, open(log, "wb") as output:
+        process = _start(missing, overrides, output)
+        all_final_since = None
+        while process.poll() is None and not stopped:
+            for cell in missing:
+                status[cell.id] = _look(cell, before[cell.id])
+            show(status)
+            if any(one.name not in FINAL for one in status.values()):
+                all_final_since = None
+            elif time.monotonic() > (all_final_since := all_final_since or time.monotonic()) + _END_SECONDS:
+                break
+            time.sleep(_POLL_SECONDS)
+        _end(process)
+    if stopped:
+        raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name}; jobs that a scheduler has go on")
+    for cell in missing:
+        found = cells.status(cell)
+        if found.name not in FINAL or cells.record(cell) == before[cell.id]:
+            lost = Status("failed", "error", f"the launcher ended without running it, its output is in {log}")
+            found = pool.write_outcome(cell, lost)
+        status[cell.id] = found
+    show(status)
+    return status
+
+
+def _start(missing: list[Cell], overrides: list[str], output: Any) -> "subprocess.Popen[bytes]":
+    quoted = ",".join('"' + str(c.saved.absolute()).replace("\\", "\\\\").replace('"', '\\"') + '"' for c in missing)
+    sweep_dir = missing[0].saved.parent.absolute() / "hydra"
+    command = [sys.executable, "-m", "posbench.sweep.launcher", "--multirun", f"cell={quoted}"]
+    command += [f'hydra.sweep.dir="{sweep_dir}"', *overrides]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End Hydra and the local workers it started, if they have not ended; their cells then save and end themselves."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # submitit ignores SIGTERM
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _look(cell: Cell, before: dict[str, Any]) -> Status:
+    """The cell's status by its run folder."""
+    if cells.record(cell) == before:
+        return cells.WAITING
+    found = cells.status(cell)
+    if found.name not in ("running", "stopped"):
+        return found
+    if _silence(cell) < SILENT_SECONDS or runs.in_use(cell.folder):
+        return cells.RUNNING  # or stopped, and the scheduler may start it again
+    if found.name == "stopped":
+        return found
+    return pool.write_outcome(cell, Status("failed", "signal", "its job ended without a word"))
+
+
+def _silence(cell: Cell) -> float:
+    """Seconds since the run wrote anything."""
+    times = [path.stat().st_mtime for path in cell.folder.glob("*.json*")]
+    return time.time() - max(times, default=0.0)
+
+
+# -- what runs in a job ------------------------------------------------------------------------------------------------
+
+
+def job(cfg: DictConfig) -> None:
+    """One cell, in a process of its own: a launcher's workers are used again, and would keep what a run leaves."""
+    saved = Path(cfg.cell)
+    cell = Cell((), load(saved), saved)
+    before = cells.record(cell)
+    status = pool.outcome(cell, pool.start(cell, {}).wait(), before)
+    if status.name != "done":
+        raise RunFailed(f"{cell.id} {status.name}: {status.message}")
+
+
+def main() -> None:
+    """Hydra's multirun over `cell=...`."""
+    import hydra
+
+    hydra.main(version_base="1.3", config_path=str(configs_dir()), config_name="cell")(job)()
+
+
+if __name__ == "__main__":
+    from posbench.sweep import launcher  # so that workers find `job` under an importable name
+
+    launcher.main()

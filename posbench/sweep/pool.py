@@ -1,0 +1,167 @@
+"""Cells as processes, several at a time: what kills one of them does not touch the others.
+
+What became of a cell is what its `run.json` says. For a process that died before it could write, it is written here.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from posbench import exits, runs
+from posbench.errors import Stopped, UserError
+from posbench.sweep import cells
+from posbench.sweep.cells import FINAL, Cell, Status
+
+POLL_SECONDS = 0.2
+_RETRY_SECONDS = 2.0  # between looks at a run that another process owns
+Show = Callable[[dict[str, Status]], None]  # called again and again with the status of every cell by its id
+
+
+@dataclasses.dataclass(frozen=True)
+class _Process:
+    cell: Cell
+    slot: dict[str, str]
+    before: dict[str, Any]  # run.json before it started
+    popen: subprocess.Popen[bytes]
+
+
+def run(todo: list[Cell], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
+    """Run cells until none is left that can be run.
+
+    Args:
+        slots: one entry per process at a time: environment variables for whoever runs in it.
+
+    Returns:
+        The status of each cell by its id.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM. The cells were asked to save and have ended; the same sweep continues.
+    """
+    status = {cell.id: Status("done") if cells.is_finished(cell) else cells.WAITING for cell in todo}
+    running: list[_Process] = []
+    looked: dict[str, float] = {}
+    with stop_signals() as stopped:
+        told = 0  # signals passed on
+        while running or (not stopped and any(one.name not in FINAL for one in status.values())):
+            free = [slot for slot in slots if all(slot is not process.slot for process in running)]
+            for cell, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
+                running.append(_Process(cell, slot, cells.record(cell), start(cell, slot)))
+                status[cell.id] = cells.RUNNING
+            for process in [process for process in running if process.popen.poll() is not None]:
+                running.remove(process)
+                status[process.cell.id] = outcome(process.cell, process.popen.returncode, process.before, stopped)
+            for number in stopped[told:]:
+                told += 1
+                for process in running:  # the first signal lets them save, the second does not
+                    process.popen.send_signal(number if told == 1 else signal.SIGKILL)
+            show(status)
+            time.sleep(POLL_SECONDS if running or not stopped else 0)
+        show(status)
+    if stopped:
+        name = signal.Signals(stopped[0]).name
+        raise Stopped(stopped[0], f"stopped by {name}; what was running has saved itself, the same sweep continues")
+    return status
+
+
+def _startable(todo: list[Cell], status: dict[str, Status], looked: dict[str, float]) -> list[Cell]:
+    """Cells that wait, and those that another process owned and gave up. When those were looked at is in `looked`."""
+    found = []
+    for cell in todo:
+        if status[cell.id] == cells.WAITING:
+            found.append(cell)
+        elif status[cell.id] == cells.IN_USE and time.monotonic() >= looked.get(cell.id, 0.0) + _RETRY_SECONDS:
+            looked[cell.id] = time.monotonic()
+            if not runs.in_use(cell.folder):
+                found.append(cell)
+    return found
+
+
+def start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a cell's process. It ends itself when this process is gone.
+
+    It is a group of its own, so that Ctrl-C reaches it once, from here, and lets it save.
+    """
+    cells.save(cell)
+    threads = {"OMP_NUM_THREADS": str(cell.config.runtime.threads)} if cell.config.runtime.threads else {}
+    command = [sys.executable, "-m", "posbench.job", str(cell.saved), "--run-dir", str(cell.folder)]
+    command += ["--parent", str(os.getpid())]
+    if cell.overrides:
+        command += ["--command", shlex.join(["posbench", "train", *cell.overrides])]
+    with open(cell.output, "wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **threads, **environment},
+            start_new_session=True,
+        )
+
+
+def outcome(cell: Cell, code: int, before: dict[str, Any], stopped: list[int] | None = None) -> Status:
+    """What became of a cell whose process ended, written into `run.json` where the process itself could not.
+
+    Args:
+        code: what the process returned, negative for a signal.
+        before: `run.json` as it was before the process started.
+        stopped: signals that made this process stop it.
+    """
+    now = cells.record(cell)
+    if code == exits.IN_USE:
+        return cells.IN_USE
+    if now and now != before and now["status"] != "running":
+        return cells.status(cell)
+    if code == 0:
+        return Status("done")
+    status, reason, message = ("stopped", "signal", "stopped before it could save") if stopped else _death(cell, code)
+    return write_outcome(cell, Status(status, reason, message))
+
+
+def write_outcome(cell: Cell, status: Status) -> Status:
+    """Write into `run.json` what the run's own process could not; where another process owns the run, it waits."""
+    try:
+        with runs.Run.open(cell.folder, cell.config, command=None) as run:
+            run.finish(status.name, status.reason, status.message)
+    except UserError:
+        return cells.IN_USE if runs.in_use(cell.folder) else status
+    return status
+
+
+def _death(cell: Cell, code: int) -> tuple[str, str, str]:
+    if code == -signal.SIGKILL:
+        return "failed", "oom", "killed by SIGKILL, as the system does when memory runs out"
+    if code < 0:
+        return "failed", "signal", f"killed by {signal.Signals(-code).name}"
+    return "failed", "error", _last_words(cell.output) or f"ended with exit code {code}"
+
+
+def _last_words(output: Path) -> str:
+    """The error line that a process printed, or else its last line."""
+    lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM as they come."""
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

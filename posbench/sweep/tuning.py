@@ -1,0 +1,119 @@
+"""`tune=true`: the learning rate of each scheme, chosen on validation text at the training length and nothing else.
+
+Each scheme is trained with seed 0 and the same budget at a few multiples of its configured learning rate. What a
+scheme does beyond its training length, and the test text, play no part in the choice.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from posbench import files
+from posbench.config import Config, run_id
+from posbench.sweep import cells
+from posbench.sweep.cells import Cell, Status
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "tuning"  # below the study's
+RECORD = "tuning.json"
+
+
+def tuned(todo: list[Cell], grid: list[float], run: Callable[[list[Cell]], dict[str, Status]]) -> list[Cell]:
+    """The cells of a sweep at the learning rates that were best, having trained what the choice needs.
+
+    Writes `tuning.json` into each study: per scheme the rates tried with their nll, the choice and the spread.
+
+    Args:
+        grid: multiples of each scheme's configured learning rate.
+        run: runs cells and returns what became of them.
+    """
+    schemes: dict[str, Cell] = {}
+    for cell in todo:
+        schemes.setdefault(_scheme(cell), cell)
+    trials = {scheme: [_trial(cell, factor) for factor in grid] for scheme, cell in schemes.items()}
+    status = run([trial for several in trials.values() for trial in several])
+    rows = {scheme: _row(schemes[scheme], several, status) for scheme, several in trials.items()}
+    for study in dict.fromkeys(cell.folder.parent for cell in todo):
+        own = [rows[scheme] for scheme, cell in schemes.items() if cell.folder.parent == study]
+        _write(study, grid, own)
+    for row in rows.values():
+        _tell(row)
+    return [_at_rate(cell, rows[_scheme(cell)]["chosen"]) for cell in todo]
+
+
+def _scheme(cell: Cell) -> str:
+    """What is tuned together: cells that differ in nothing but the seed."""
+    return run_id(dataclasses.replace(cell.config, seed=0))
+
+
+def _trial(cell: Cell, factor: float) -> Cell:
+    """A run that is evaluated on validation text at the training length only."""
+    config = cell.config
+    rate = float(f"{config.training.learning_rate * factor:.6g}")
+    evaluation = dataclasses.replace(
+        config.evaluation, protocols=("nonoverlap",), ratios=(1.0,), windowed=False, split="validation"
+    )
+    # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
+    tracking = dataclasses.replace(config.tracking, backend="none")
+    config = dataclasses.replace(_with_rate(config, rate), seed=0, evaluation=evaluation, tracking=tracking)
+    return cells.cell((), config, cell.folder.parent / FOLDER)
+
+
+def _with_rate(config: Config, rate: float) -> Config:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate))
+
+
+def _at_rate(cell: Cell, rate: float) -> Cell:
+    kept = [override for override in cell.overrides if not override.startswith("training.learning_rate=")]
+    overrides = [*kept, f"training.learning_rate={rate!r}"]
+    return cells.cell(overrides, _with_rate(cell.config, rate), cell.folder.parent)
+
+
+def _row(cell: Cell, trials: list[Cell], status: dict[str, Status]) -> dict[str, Any]:
+    tried: list[dict[str, Any]] = [
+        {
+            "id": trial.id,
+            "learning_rate": trial.config.training.learning_rate,
+            "status": status[trial.id].name,
+            "reason": status[trial.id].reason,
+            "nll": cells.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
+        }
+        for trial in trials
+    ]
+    measured = [one for one in tried if one["nll"] is not None]
+    best = min(measured, key=lambda one: one["nll"]) if measured else None
+    rates = [one["learning_rate"] for one in tried]
+    return {
+        "encoding": cell.config.encoding.name,
+        "options": cell.config.encoding.options,
+        "configured": cell.config.training.learning_rate,
+        "chosen": best["learning_rate"] if best else cell.config.training.learning_rate,
+        "at_edge": best is not None and len(rates) > 1 and best["learning_rate"] in (min(rates), max(rates)),
+        "spread": max(one["nll"] for one in measured) - best["nll"] if best else None,  # nats per token
+        "tried": tried,
+    }
+
+
+def _write(study: Path, grid: list[float], schemes: list[dict[str, Any]]) -> None:
+    content = {
+        "schema": 1,
+        "chosen_by": "nll per token on validation text at the training length (nonoverlap), seed 0",
+        "grid": grid,
+        "schemes": schemes,
+    }
+    study.mkdir(parents=True, exist_ok=True)
+    files.write(study / RECORD, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _tell(row: dict[str, Any]) -> None:
+    name, chosen = row["encoding"], row["chosen"]
+    if row["spread"] is None:
+        logger.warning("%s: no learning rate of the grid could be trained; it keeps %g", name, chosen)
+        return
+    logger.info("%s: learning rate %g (spread over the grid %.4f nats/token)", name, chosen, row["spread"])
+    if row["at_edge"]:
+        logger.warning("%s: %g is at the edge of the grid; a wider tune_grid may find a better one", name, chosen)

@@ -1,0 +1,31 @@
+"""Repeat: does the model find a block of tokens that it has read before, g tokens ago?
+
+The window of `fixed_target`, with its first N + 1 tokens overwritten by a copy of its last N + 1:
+
+    repeat           reads  A A A A  x x x x x x x  A A A    scores  A A A     (A: N + 1 tokens, the first one a cue)
+    repeat_control   reads  y y y y  x x x x x x x  A A A    scores  A A A     (the text as it is)
+                            copy     g tokens       targets
+
+Gain at length C = nll of repeat_control - nll of repeat, paired by target; g = C - 2N - 1, and a target is C - N tokens
+after its copy. No training: any language model has some of this skill. N is `evaluation.targets`, at most a quarter of
+the training length, so that the gap at 1x is one that training had.
+"""
+
+from posbench.tasks import Ids, Probe
+
+
+def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
+    """Per length the probe, and the same targets without the first copy."""
+    size = max(1, min(targets, train_length // 4))
+
+    def copied(ids: Ids) -> Ids:
+        out = ids.copy()
+        out[: size + 1] = ids[-size - 1 :]
+        return out
+
+    return [
+        probe
+        for length in lengths
+        if length > 2 * size
+        for probe in (Probe("repeat", length, size, rewrite=copied), Probe("repeat_control", length, size))
+    ]

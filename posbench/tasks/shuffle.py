@@ -1,0 +1,30 @@
+"""Shuffle: does the model use the order of context beyond its training length L, or only which tokens are there?
+
+    fixed_target at C   reads  a b c d e f  u v w x y    scores  x y z
+    shuffle at C        reads  d a f c e b  u v w x y    scores  x y z     (the last L tokens read stay as they are)
+    fixed_target at L   reads               u v w x y    scores  x y z
+
+All three score the same targets and are paired. nll of shuffle - nll of fixed_target at C is what the order of distant
+tokens is worth; nll of fixed_target at L - nll of shuffle is what the distant tokens are worth without their order.
+The permutation is one and the same in every window of a length.
+"""
+
+import functools
+
+import numpy as np
+
+from posbench.tasks import Ids, Probe
+
+
+def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
+    """One probe for each length beyond the training length."""
+    return [
+        Probe("shuffle", length, targets, rewrite=functools.partial(_shuffled, distant=length - train_length))
+        for length in lengths
+        if length > train_length
+    ]
+
+
+def _shuffled(ids: Ids, distant: int) -> Ids:
+    order = np.random.default_rng(0).permutation(distant)
+    return np.concatenate([ids[:distant][order], ids[distant:]])

@@ -1,0 +1,160 @@
+"""Run folders as posbench writes them, with figures whose truth is known. No model is trained."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from posbench import config as configuration
+from posbench import preflight
+from posbench.config import Config, EncodingConfig
+
+RATIOS = (1, 2, 4, 8, 16)
+BLOCKS, TARGETS = 48, 8
+TEXT = np.random.default_rng(99).normal(0.0, 1.1, BLOCKS)
+TEXT -= TEXT.mean()  # how hard each block is, the same for all runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What a scheme is made to show: nll at the training length, and its rise per doubling, in nats per token."""
+
+    nll: float
+    rise: float
+    last_ratio: int = 16  # undefined beyond
+    parameters: int = 0
+
+
+SCHEMES = {
+    "rope": Truth(3.66, 0.16),
+    "alibi": Truth(3.655, 0.006, parameters=0),
+    "none": Truth(3.92, 0.10),
+    "t5": Truth(3.70, 0.12, parameters=128),
+    "sinusoidal": Truth(3.90, 0.34),
+    "learned": Truth(3.88, 0.0, last_ratio=1, parameters=8192),
+}
+
+
+def demo_config() -> Config:
+    """The demo's configuration as it is composed today."""
+    config, *_ = preflight.check(["experiment=demo"], None, False)
+    return config
+
+
+def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:
+    return dataclasses.replace(template, study="fake", seed=seed, encoding=EncodingConfig(scheme, options))
+
+
+def write_run(
+    study: Path, config: Config, truth: Truth | None, status: str = "done", seed_sd: float = 0.01, **record: Any
+) -> Path:
+    """One run folder; `truth` None writes no evaluation, as of a run that failed."""
+    folder = study / configuration.run_id(config)
+    folder.mkdir(parents=True)
+    text = yaml.safe_dump(configuration.to_container(config), sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(_record(config, truth, status) | record))
+    if truth is not None:
+        _write_evaluation(folder, config, truth, seed_sd)
+    return folder
+
+
+def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None = None, seeds: int = 5) -> Path:
+    for scheme, truth in (schemes or SCHEMES).items():
+        for seed in range(seeds):
+            write_run(study, configured(template, scheme, seed), truth)
+    return study
+
+
+def _record(config: Config, truth: Truth | None, status: str) -> dict[str, Any]:
+    tokens = config.training.tokens
+    return {
+        "schema": 1,
+        "id": configuration.run_id(config),
+        "study": config.study,
+        "encoding": config.encoding.name,
+        "seed": config.seed,
+        "status": status,
+        "reason": None,
+        "message": None,
+        "command": f"posbench train encoding={config.encoding.name} seed={config.seed}",
+        "attempts": [],
+        "parameters": {"total": 1049728, "encoding": truth.parameters if truth else 0, "non_embedding": 787584},
+        "tokens": tokens if truth else None,
+        "train_seconds": 40.0 if config.encoding.name == "none" else 44.0,
+        "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},
+        "tokenizer_sha256": "beef" + "0" * 60,
+        "versions": {"posbench": "0.1.0", "torch": "2.13.0"},
+        "git": {"commit": None, "dirty": None},
+    }
+
+
+def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float) -> None:
+    digest = hashlib.sha256(config.encoding.name.encode()).digest()
+    rng = np.random.default_rng([config.seed, digest[0], digest[1]])
+    luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
+    level, steeper = rng.normal(0, seed_sd), rng.normal(0, seed_sd)
+    rows, lines = [], []
+    for ratio in RATIOS:
+        for window in [None] if ratio == 1 else [None, config.training.train_length]:
+            doublings = math.log2(ratio)
+            mean = truth.nll + luck + level
+            mean += 0.002 * doublings if window else (truth.rise + steeper) * doublings
+            per_block = mean + TEXT + rng.normal(0, 0.05 + 0.05 * doublings * (window is None), BLOCKS)
+            row = _row(config, ratio, window, truth)
+            if row["status"] == "ok":
+                sums = per_block * TARGETS
+                row |= _numbers(sums)
+                key = {name: row[name] for name in _KEY}
+                lines += [
+                    {**key, "block": n, "nll_sum": float(total), "n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
+                    for n, total in enumerate(sums)
+                ]
+            rows.append(row)
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "evaluation_blocks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+_KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "targets_sha256")
+
+
+def _row(config: Config, ratio: int, window: int | None, truth: Truth) -> dict[str, Any]:
+    undefined = ratio > truth.last_ratio
+    return {
+        "protocol": "fixed_target",
+        "length": ratio * config.training.train_length,
+        "length_ratio": float(ratio),
+        "stride": None,
+        "window": window,
+        "extension": None,
+        "extension_options": None,
+        "task": None,
+        "split": "test",
+        "documents": "doc",
+        "checkpoint_step": 12,
+        "status": "undefined" if undefined else "ok",
+        "reason": "defined up to 16 tokens" if undefined else None,
+        "dtype": "fp32",
+        "nll": None,
+        "targets_sha256": None if undefined else "a1" * 32,
+    }
+
+
+def _numbers(sums: np.ndarray) -> dict[str, Any]:
+    mean = float(sums.sum() / (BLOCKS * TARGETS))
+    return {
+        "n_tokens": BLOCKS * TARGETS,
+        "n_bytes": 3 * BLOCKS * TARGETS,
+        "n_blocks": BLOCKS,
+        "nll": mean,
+        "perplexity": math.exp(mean),
+        "bits_per_byte": mean / math.log(2) / 3,
+        "ci_low": mean - 0.3,
+        "ci_high": mean + 0.3,
+        "seconds": 0.5,
+    }

@@ -1,0 +1,19 @@
+"""transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`."""
+
+from oracles._transformers import TOLERANCE, frequencies, rotated
+
+__all__ = ["TOLERANCE"]
+
+CASES = [
+    {"original_length": lambda shape: 3 * shape.train_length // 4},
+    {"original_length": 20, "layout": "interleaved", "factor": 8.0, "base": 500.0},
+]
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    base, factor, original = options["base"], options["factor"], options["original_length"] or shape.train_length
+    plain, _ = frequencies("linear", shape, base, factor=1.0)
+    yarn, _ = frequencies("yarn", shape, base, original, factor=factor)
+    divisors = {"long_factor": (plain / yarn).tolist(), "short_factor": [1.0] * len(plain)}
+    found = frequencies("longrope", shape, base, original, int(positions.max()) + 1, factor=factor, **divisors)
+    return rotated(q, k, positions, options["layout"], *found)

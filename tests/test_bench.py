@@ -1,0 +1,215 @@
+"""The benchmark: its arithmetic, its fairness and its output. Never how fast anything is."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from posbench import bench, cli, encodings, timing
+from posbench.errors import UserError
+from posbench.model import build
+from posbench.timing import Timings, load_average, step_memory, take_turns
+
+CPU = torch.device("cpu")
+SCRIPT = pathlib.Path(__file__).parent.parent / "scripts" / "bench_peers.py"
+SMALL = ["--length", "16", "--rounds", "1", "--threads", "1", "training.batch_size=2", "training.precision=fp32"]
+
+
+def posbench(*arguments: str) -> int:
+    """Run the command line in this process; returns the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["posbench", *arguments])
+        return cli.main()
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(timing, "TURN_SECONDS", 1e-2)
+        patch.setattr(timing, "MATMUL_SIZE", {"cpu": 512})
+        assert posbench("bench", "rope", "none", "learned", "--json", *SMALL) == 0
+    found: list[dict[str, Any]] = json.loads(out.getvalue())
+    assert [row["encoding"] for row in found] == ["rope", "none", "learned"]
+    return {row["encoding"]: row for row in found}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "TURN_SECONDS", 1e-3)
+    monkeypatch.setattr(timing, "MATMUL_SIZE", {"cpu": 64})
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_peers", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_reports_every_scheme_asked_for(rows: dict[str, dict[str, Any]]) -> None:
+    for row in rows.values():
+        assert (row["shape"], row["train_length"], row["batch_size"]) == ("demo", 16, 2)
+        assert (row["device"], row["dtype"], row["threads"], row["rounds"]) == ("cpu", "fp32", 1, 1)
+        assert row["train_tokens_per_second"] > 0 and row["train_tokens_per_cpu_second"] > 0
+        assert 0 < row["peak_fraction"] < 1.5
+        assert row["ratio_to_none_low"] <= row["ratio_to_none"] <= row["ratio_to_none_high"]
+        assert [one["length"] for one in row["evaluation"]] == [16, 64, 256]
+        expected = row["train_tokens_per_second"] * row["train_flops_per_token"] / row["matmul_flops_per_second"]
+        assert row["peak_fraction"] == pytest.approx(expected, rel=1e-9)  # one round: nothing to take a median of
+
+
+def test_none_is_exactly_as_fast_as_itself(rows: dict[str, dict[str, Any]]) -> None:
+    keys = ("ratio_to_none", "ratio_to_none_low", "ratio_to_none_high", "ratio_to_none_cpu")
+    assert [rows["none"][key] for key in keys] == [1, 1, 1, 1]
+    assert all(one["ratio_to_none"] == 1 for one in rows["none"]["evaluation"])
+
+
+def test_beyond_the_end_of_a_table_there_is_no_speed(rows: dict[str, dict[str, Any]]) -> None:
+    speeds = [one["tokens_per_second"] for one in rows["learned"]["evaluation"]]
+    assert speeds[0] > 0 and speeds[1:] == [None, None]
+    assert all(one["tokens_per_second"] > 0 for one in rows["rope"]["evaluation"])
+
+
+def test_peak_memory_holds_weights_gradients_and_optimizer_state(rows: dict[str, dict[str, Any]]) -> None:
+    for row in rows.values():
+        least = 4 * 4 * row["parameters"]  # fp32 weights, gradients and AdamW's two averages
+        assert least < row["peak_memory_bytes"] < 3 * least  # two sequences of 16 tokens add little
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["ropee"], "error: unknown encoding 'ropee': did you mean 'rope'? ('posbench list' shows all)"),
+        (["rope", "--shape", "3n"], "error: unknown shape '3n': did you mean '3m'? (there are demo, 3m, 12m, 124m)"),
+    ],
+)
+def test_an_unknown_name_is_one_line_before_any_work(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("bench", *arguments) == 2
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1, style="markdown")
+    header, rule, row, empty, caption = capsys.readouterr().out.splitlines()
+    assert header.count("|") == rule.count("|") == row.count("|") == 10
+    assert row.startswith("| rope | ") and empty == "" and "2 x 16 tokens per step" in caption
+
+
+def test_without_names_all_schemes_are_measured_that_need_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "names", lambda: ["alibi", "needs_an_option", "none", "rope"])
+    found = bench.configurations([], bench.find_shape("demo"), threads=1, overrides=[])
+    assert list(found) == ["none", "alibi", "rope"]
+
+
+def test_flops_agree_with_a_count_by_hand() -> None:
+    """Demo: 4 blocks of 12 x 128^2 weights and a head of 2048 x 128; 64 tokens see 32.5 keys each on average."""
+    sizes = bench.find_shape("demo")
+    model = build(bench.configuration("none", sizes, threads=1, overrides=[]), sizes.vocab_size)
+    weights = 4 * 12 * 128**2 + 2048 * 128
+    forward = 2 * weights + 4 * 32.5 * (2 * 128 + 2 * 128)
+    assert bench.train_flops_per_token(model, 64) == 3 * forward == 6_491_136
+
+
+def test_flops_agree_with_torchs_own_counter() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes = bench.find_shape("demo", 1)  # one token sees one key: nothing is masked, so that both count the same
+    model = build(bench.configuration("none", sizes, 1, ["training.train_length=2"]), sizes.vocab_size)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
+    assert counter.get_total_flops() == 3 * bench.train_flops_per_token(model, 1)
+
+
+def test_another_length_keeps_the_tokens_of_a_batch() -> None:
+    assert bench.find_shape("12m", 1024).batch_size == 4
+    assert bench.find_shape("demo", 4096).batch_size == 1
+
+
+def test_ratios_are_paired_within_rounds() -> None:
+    """The machine slows down threefold, the scheme takes twice as long as none in every round."""
+    wall = {"none": np.array([1.0, 2.0, 3.0]), "slow": np.array([2.0, 4.0, 6.0])}
+    timings = Timings(wall, wall, np.ones(3))
+    assert [timings.ratio("slow", "none", quantile) for quantile in (0.25, 0.5, 0.75)] == [0.5] * 3
+
+
+def test_contenders_take_equally_many_turns_in_alternating_order(quick: None) -> None:
+    turns: list[str] = []
+    timings = take_turns({name: lambda n=name: turns.append(n) for name in "abc"}, 4, CPU, torch.float32)  # type: ignore[misc]
+    assert turns.count("a") == turns.count("b") == turns.count("c")
+    order = [name for name, before in zip(turns[9:], ["", *turns[9:]], strict=False) if name != before]
+    assert "".join(order) == "abcbabcba"  # abc cba abc cba, where equal neighbours are one
+    assert all(len(seconds) == 4 for seconds in (*timings.wall.values(), *timings.cpu.values(), timings.peaks))
+
+
+def test_memory_of_a_step_is_its_fullest_moment() -> None:
+    model = torch.nn.Linear(10, 100, bias=False)
+
+    def step() -> None:
+        first = torch.zeros(1000)
+        second = torch.zeros(500)
+        del first
+        torch.zeros(700)
+        del second
+
+    assert step_memory(model, torch.optim.SGD(model.parameters()), step, CPU) == 4 * (1000 + 1000 + 500)
+
+
+def test_a_busy_machine_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.2, 0, 0))
+    assert load_average(2) == 2.2
+    assert capsys.readouterr().err == ""
+    assert load_average(3) == 2.2
+    assert "busy (load average 2.2, 4 cores, 3 wanted here)" in capsys.readouterr().err
+
+
+def test_a_peer_runs_beside_posbench(quick: None, peers: ModuleType) -> None:
+    sizes = dataclasses.replace(bench.find_shape("demo"), train_length=8, batch_size=2)
+    rows, caption = peers.measure(["nanogpt"], sizes, rounds=2, threads=1)
+    assert {row.dtype for row in rows} >= {"fp32"} and sum(row.default for row in rows) == 1
+    assert sum(row.fastest for row in rows) == 1
+    assert all(row.ratio_low <= row.ratio <= row.ratio_high for row in rows)
+    assert peers.table(rows).count("\n") == len(rows) + 1
+    assert "2 x 8 tokens per step" in caption
+
+
+def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None:
+    sizes = bench.find_shape("demo")
+    ours = build(bench.configuration("learned", sizes, 1, []), sizes.vocab_size)
+    theirs = peers.NanoGPT(sizes, "sdpa")
+    weights = {name.replace(".attention.", ".").replace(".mlp.", "."): p for name, p in ours.state_dict().items()}
+    weights["positions.weight"] = weights.pop("encoding.table")
+    theirs.load_state_dict(weights)
+    ids = torch.randint(sizes.vocab_size, (2, 64))
+    # GELU is exact there and its tanh form here: they differ by up to 5e-4 per unit.
+    torch.testing.assert_close(ours(ids), theirs(ids), atol=5e-3, rtol=0)
+
+
+def test_an_unknown_peer_is_one_line(peers: ModuleType) -> None:
+    with pytest.raises(UserError, match=r"unknown peer 'lama': did you mean 'llama'\?"):
+        peers.measure(["lama"], bench.find_shape("demo"), rounds=1, threads=1)
+
+
+@pytest.mark.slow
+def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleType) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("x_transformers")
+    rows, _ = peers.measure(list(peers.PEERS), bench.find_shape("demo", 64), rounds=1, threads=1)
+    assert {row.peer for row in rows} == set(peers.PEERS)
+    assert all(sum(row.default for row in rows if row.peer == name) == 1 for name in peers.PEERS)

@@ -1,0 +1,529 @@
+import base64
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
+
+from posbench import cli, report, statistics
+from posbench.config import Config
+from posbench.errors import UserError
+from posbench.report import figures, load, page, styles, summary, tables, text
+
+HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Any:
+    """Measuring the schemes' properties takes seconds and has tests of its own; small pictures are drawn faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "properties", lambda names: tables.Table("", [], []))
+        patch.setattr(figures, "DPI", 30)
+        yield
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
+
+
+@pytest.fixture(scope="module")
+def template() -> Config:
+    return demo_config()
+
+
+@pytest.fixture(scope="module")
+def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six schemes of five seeds, and a seventh of which one run diverged."""
+    folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template)
+    failed = {"reason": "diverged", "message": "loss is nan at step 12"}
+    write_run(folder, configured(template, "fire", 0), None, "failed", **failed)
+    for seed in range(1, 5):
+        write_run(folder, configured(template, "fire", seed), Truth(3.67, 0.03))
+    return folder
+
+
+def summarised(*paths: Path) -> dict[str, summary.Summary]:
+    (group,) = load.groups([load.read(folder) for folder in load.find(paths)])
+    return {one.scheme.label: one for one in summary.summarise(group)}
+
+
+@pytest.fixture(scope="module")
+def found(study: Path) -> dict[str, summary.Summary]:
+    return summarised(study)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+# -- statistics of a study ---------------------------------------------------------------------------------------------
+
+
+def test_intervals_hold_the_truth_that_the_runs_were_made_of(
+    found: dict[str, summary.Summary],
+) -> None:
+    for scheme in ("rope", "alibi", "none", "t5", "sinusoidal"):
+        for point in found[scheme].plain.points:
+            assert point.rise is not None
+            truth = SCHEMES[scheme].rise * (point.ratio - 1 and {2: 1, 4: 2, 8: 3, 16: 4}[int(point.ratio)])
+            # Twice the 95 % half width: of the 20 intervals here one is expected to miss at once its half width.
+            half = point.rise.high - point.rise.low
+            assert abs(point.rise.mean - truth) <= half + 1e-12, (scheme, point.ratio)
+
+
+def test_verdicts_follow_from_the_two_primary_endpoints(
+    found: dict[str, summary.Summary],
+) -> None:
+    verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
+    assert verdicts["alibi"].startswith("extrapolates better")
+    assert verdicts["sinusoidal"] == "extrapolates worse; worse at 1x"
+    assert verdicts["none"] == "rises less; worse at 1x"  # it holds better from a worse start: no praise for that
+    assert verdicts["learned"] == "undefined at 4x"
+    assert verdicts["fire"] == "4 seeds: no verdict"
+    assert "rope" not in verdicts
+
+
+def test_p_values_are_adjusted_over_the_schemes(study: Path) -> None:
+    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    reference = group.reference
+    assert reference is not None
+    raised = 0
+    for scheme in group.schemes:
+        raw = summary.paired(scheme, reference, summary.rise(load.PLAIN, 4 * group.train_length))
+        found = summary.endpoints(group).get(scheme.label)
+        if found and found.rise_p is not None:
+            unadjusted = statistics.difference_p([one.value for one in raw.values()])
+            assert found.rise_p >= unadjusted
+            raised += found.rise_p > unadjusted
+    assert raised == 4  # of the five schemes that are paired at 4x, all but the largest p
+
+
+def test_pairing_by_seed_and_text_removes_what_is_common(
+    found: dict[str, summary.Summary],
+) -> None:
+    rope = found["rope"]
+    at_four = next(point for point in rope.plain.points if point.ratio == 4)
+    assert at_four.rise is not None
+    # The text's own spread, 1.1 nats a block, is in the level and not in the paired difference.
+    assert rope.nll_se_block is not None and rope.rise_se_block is not None
+    assert rope.nll_se_block > 0.1 > 3 * rope.rise_se_block
+
+
+def test_reach_needs_every_shorter_length_to_hold(
+    found: dict[str, summary.Summary],
+) -> None:
+    assert found["rope"].reach == summary.Reach(64, longest_measured=False)
+    assert found["learned"].reach == summary.Reach(64, longest_measured=False)
+    assert found["alibi"].reach is not None and found["alibi"].reach.length >= 256
+
+
+def test_distance_to_the_windowed_baseline_is_near_the_rise_since_that_is_flat(
+    found: dict[str, summary.Summary],
+) -> None:
+    sinusoidal = found["sinusoidal"]
+    assert sinusoidal.above_windowed is not None and sinusoidal.gain is not None and sinusoidal.slope is not None
+    assert sinusoidal.above_windowed.mean == pytest.approx(4 * (0.34 - 0.002), abs=0.1)
+    assert sinusoidal.gain.mean == pytest.approx(-4 * 0.34, abs=0.1)
+    assert sinusoidal.slope.mean == pytest.approx(0.34, abs=0.02)
+
+
+def test_one_run_gets_intervals_over_blocks_and_no_verdict(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]}, seeds=1)
+    found = summarised(folder)
+    point = next(point for point in found["rope"].plain.points if point.ratio == 4)
+    assert point.rise is not None and point.band is None
+    assert (point.rise.over, point.rise.n) == ("blocks", BLOCKS)
+    assert tables.signed(point.rise).text.endswith(tables.ONE)
+    endpoints = found["alibi"].endpoints
+    assert endpoints is not None and endpoints.rise is not None
+    assert endpoints.verdict == "one checkpoint: no verdict"
+    assert endpoints.rise.over == "blocks" and endpoints.rise.high < 0  # paired by block, ALiBi rises less
+
+
+def test_fewer_than_five_seeds_are_marked_and_get_no_verdict(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]}, seeds=3)
+    alibi = summarised(folder)["alibi"]
+    assert alibi.endpoints is not None
+    assert alibi.endpoints.verdict == "3 seeds: no verdict"
+    assert tables.FEW in tables.signed(alibi.endpoints.rise).text
+
+
+def test_runs_on_other_target_tokens_are_not_paired(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]})
+    for run in folder.glob("alibi-*"):
+        for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
+            path = run / name
+            path.write_text(path.read_text().replace("a1" * 32, "b2" * 32))
+    alibi = summarised(folder)["alibi"]
+    assert alibi.endpoints is not None
+    assert alibi.endpoints.verdict == "not paired with rope: no verdict"
+    assert alibi.endpoints.nll is None
+
+
+def test_two_groups_of_seeds_are_said_to_be_two_groups(template: Config, tmp_path: Path) -> None:
+    for seed in range(5):
+        write_run(tmp_path, configured(template, "fire", seed), Truth(3.67, 0.02 if seed < 3 else 0.3))
+    assert summarised(tmp_path)["fire"].bimodal
+
+
+def test_a_number_that_was_not_finite_is_a_failed_cell_and_no_zero(template: Config, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    rows = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    rows[-2] |= {"nll": None}
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    point = summarised(tmp_path)["rope"].plain.points[-1]
+    assert (point.status, point.nll, point.rise) == ("failed", None, None)
+
+
+# -- which runs are compared -------------------------------------------------------------------------------------------
+
+
+def test_runs_of_another_corpus_or_initialisation_are_a_set_of_their_own(
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpt2 = dataclasses.replace(template, model=dataclasses.replace(template.model, init="gpt2"))
+    other = {"name": "text", "sha256": "d1ff" * 16, "split": "document"}
+    write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
+    write_run(tmp_path / "fake", configured(gpt2, "rope", 0), SCHEMES["rope"])
+    write_run(tmp_path / "fake", configured(template, "alibi", 0), SCHEMES["alibi"], data=other)
+    report.main([tmp_path / "fake"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "3 sets by data.sha256, model.init" in printed
+    assert "model.init gpt2" in printed and "d1ff" in printed
+    assert "Against rope" not in printed  # each set holds one scheme
+    assert "No rope among these runs" in printed
+    assert (tmp_path / "fake" / "report" / "set-2" / "curves.png").is_file()
+
+
+def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_it(
+    template: Config, tmp_path: Path
+) -> None:
+    write_run(tmp_path, configured(template, "rope", 0), None, "failed", reason="oom", data=None)
+    write_run(tmp_path, configured(template, "rope", 1), SCHEMES["rope"])
+    assert summarised(tmp_path)["rope"].outcomes == {"oom": 1, "done": 1}
+
+
+def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path) -> None:
+    for base in (10000, 16):
+        write_run(tmp_path, configured(template, "rope", 0, base=base), SCHEMES["rope"])
+    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path])])
+    assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
+    assert group.reference is not None and group.reference.label == "rope base=10000"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_same_run_in_two_folders_counts_once(
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for study in ("one", "two"):
+        write_run(tmp_path / study, configured(template, "rope", 0), SCHEMES["rope"])
+    report.main([tmp_path / "one", tmp_path / "two"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 run: 1 done" in printed and "repeats a run" in printed
+
+
+def test_folders_moved_aside_and_what_tuning_tried_are_left_out(template: Config, tmp_path: Path) -> None:
+    kept = write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
+    aside = write_run(tmp_path / "fake", configured(template, "rope", 1), SCHEMES["rope"])
+    aside.rename(aside.with_name(f"{aside.name}.old-1"))
+    write_run(tmp_path / "fake" / "tuning", configured(template, "rope", 2), SCHEMES["rope"])
+    for named in (tmp_path / "fake", tmp_path, kept, tmp_path / "fake" / "rope-*", Path(f"{tmp_path}/*/rope-s0*")):
+        assert load.find([named]) == [kept]
+
+
+def test_a_path_without_runs_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        report.main([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no run folder in"):
+        report.main([tmp_path])
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_an_unreadable_run_is_named_and_the_rest_goes_on(
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    broken = write_run(tmp_path, configured(template, "rope", 1), SCHEMES["rope"])
+    (broken / "run.json").write_text("{")
+    report.main([tmp_path])
+    printed = "".join(capsys.readouterr().out.split())
+    assert "Leftout,unreadable" in printed and broken.name in printed
+
+
+def test_cells_that_a_sweep_lost_are_named(template: Config, tmp_path: Path) -> None:
+    run = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    cells = [{"id": run.name, "status": "done"}, {"id": "alibi-s0-00000000", "status": "failed", "reason": "oom"}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"cells": cells}))
+    assert load.lost([load.read(run)]) == ["alibi-s0-00000000: oom"]
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    report.main([study], out)
+    return out
+
+
+def test_all_files_are_written_into_the_study_unless_told_otherwise(template: Config, tmp_path: Path) -> None:
+    write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
+    report.main([tmp_path / "fake"])
+    names = {path.name for path in (tmp_path / "fake" / "report").iterdir()}
+    expected = {"report.md", "runs.csv", "evaluation.csv", "table.tex", "curves.png", "curves.svg", "index.html"}
+    assert names == expected
+    report.main([tmp_path / "fake"])  # and again: what it wrote is not taken for runs
+
+
+def test_no_run_is_missing_from_the_csv_files(written: Path) -> None:
+    runs = read_csv(written / "runs.csv")
+    assert len(runs) == 7 * 5
+    assert [row["reason"] for row in runs if row["status"] == "failed"] == ["diverged"]
+    rows = read_csv(written / "evaluation.csv")
+    assert len(rows) == (7 * 5 - 1) * (2 * len(RATIOS) - 1)
+    undefined = [row for row in rows if row["status"] == "undefined"]
+    assert undefined and all(row["nll"] == "" for row in undefined)
+
+
+def test_failed_runs_are_counted_and_named_in_the_report(written: Path) -> None:
+    markdown = (written / "report.md").read_text()
+    assert "35 runs: 34 done, 1 diverged" in markdown
+    assert "loss is nan at step 12" in markdown
+    assert "(1 of 5 runs not done)" in markdown
+    assert re.search(r"\| fire \| 4 of 5 \|", markdown)
+
+
+def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
+    markdown = (written / "report.md").read_text()
+    for fact in (
+        "c0ffee000000", "1,000,000 tokens", "seeds 0, 1, 2, 3, 4", f"{BLOCKS} blocks", "initialisation fan_in",
+        "fixed_target", "nats per token", "bits per byte", "split test", "documents doc", "learning rate 0.003",
+        "Command: posbench",
+    ):  # fmt: skip
+        assert fact in markdown, fact
+    assert "n.s." in markdown
+
+
+def test_the_same_runs_give_the_same_files(study: Path, written: Path, tmp_path: Path) -> None:
+    report.main([study], tmp_path)
+    for path in written.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_markdown_tables_have_as_many_cells_in_each_row(written: Path) -> None:
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", (written / "report.md").read_text(), re.MULTILINE)
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_latex_tables_have_as_many_cells_in_each_row_and_only_ascii(written: Path) -> None:
+    latex = (written / "table.tex").read_text()
+    assert latex.isascii()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
+    for table in re.findall(r"\\toprule(.*?)\\bottomrule", latex, re.DOTALL):
+        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 2 and len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+
+
+def test_a_study_whose_runs_all_failed_still_has_its_report(template: Config, tmp_path: Path) -> None:
+    write_run(tmp_path, configured(template, "rope", 0), None, "failed", reason="diverged")
+    write_run(tmp_path, configured(template, "alibi", 0), None, "running")
+    report.main([tmp_path])
+    assert "2 runs: 1 running, 1 diverged" in (tmp_path / "report" / "report.md").read_text()
+    assert not (tmp_path / "report" / "curves.png").exists()
+
+
+def test_a_study_without_the_training_length_has_levels_and_no_rises(template: Config, tmp_path: Path) -> None:
+    for seed in range(5):
+        run = write_run(tmp_path, configured(template, "rope", seed), SCHEMES["rope"])
+        lines = (run / "evaluation.jsonl").read_text().splitlines(keepends=True)
+        (run / "evaluation.jsonl").write_text("".join(line for line in lines if json.loads(line)["length_ratio"] >= 2))
+    report.main([tmp_path])
+    rope = summarised(tmp_path)["rope"]
+    assert rope.nll is None and rope.reach is None
+    assert all(point.nll is not None and point.rise is None for point in rope.plain.points)
+
+
+def test_an_extension_is_shown_as_a_change_on_the_same_targets(template: Config, tmp_path: Path) -> None:
+    for seed in range(5):
+        run = write_run(tmp_path, configured(template, "rope", seed), SCHEMES["rope"])
+        for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
+            lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+            added = [line | {"extension": "yarn"} for line in lines if line["window"] is None]
+            for line in added:
+                for key in ("nll", "nll_sum"):
+                    if key in line:
+                        line[key] -= 0.1 * (line.get("n_tokens") if key == "nll_sum" else 1)
+            (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines + added))
+    report.main([tmp_path])
+    assert "| rope | yarn | -0.100 ±0.000 |" in (tmp_path / "report" / "report.md").read_text()
+
+
+# -- names from strangers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hostile(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs") / "fake"
+    other = {"sha256": HOSTILE, "split": HOSTILE}
+    write_run(folder, configured(template, "rope", 0, layout=HOSTILE), SCHEMES["rope"], command=HOSTILE, data=other)
+    write_run(folder, configured(template, "rope", 1, layout="=half"), SCHEMES["rope"], data=other, command="=1+1")
+    write_run(folder, configured(template, "alibi", 1), None, "failed", reason=HOSTILE, message=HOSTILE, data=other)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(hostile: Path) -> str:
+    """What a report of hostile runs prints; its files are beside them."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        report.main([hostile])
+    return out.getvalue()
+
+
+def test_hostile_names_reach_the_terminal_spelt_out(printed: str) -> None:
+    assert not {"\x1b", "\u202e", "\u2028"} & set(printed)
+    assert "\\x1b[2J" in "".join(printed.split())
+
+
+def test_hostile_names_stay_text_in_markdown(hostile: Path, printed: str) -> None:
+    markdown = (hostile / "report" / "report.md").read_text()
+    assert "<img" not in markdown and "&lt;img" in markdown
+    assert re.search(r"(?<!\\)\]\(javascript", markdown) is None
+    assert "\x1b" not in markdown
+
+
+def test_hostile_names_are_no_formulas_in_csv(hostile: Path, printed: str) -> None:
+    commands = {row["command"] for row in read_csv(hostile / "report" / "runs.csv")}
+    assert "'=1+1" in commands
+    assert not any(command.startswith("=") for command in commands)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_a_csv_text_never_starts_like_a_formula_and_a_number_stays_one(start: str) -> None:
+    row = text.csv_text(["a", "b"], [{"a": f" {start}cmd|' /C calc'!A0", "b": -1.5}])
+    assert row.splitlines()[1].startswith(f"'{start}cmd") and row.splitlines()[1].endswith(",-1.5")
+
+
+def test_latex_spells_out_every_special_character() -> None:
+    assert text.latex(r"\input{a}_$#%&~^") == (
+        r"\textbackslash{}input\{a\}\_\$\#\%\&\textasciitilde{}\textasciicircum{}"
+    )
+
+
+def test_hostile_names_stay_data_on_the_page(hostile: Path, printed: str) -> None:
+    html = (hostile / "report" / "index.html").read_text()
+    assert "<img" not in html
+    assert html.count("<script") == html.count("</script>") == 2  # the curves of one set, and ours
+    data = re.search(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert data is not None and not set("<>&\u2028") & set(data[1])
+    labels = [series["label"] for series in json.loads(data[1])["series"]]
+    assert any("<img src=x onerror=alert(1)>" in label for label in labels)
+
+
+def test_the_pages_policy_allows_its_one_script_and_style_and_nothing_else(written: Path) -> None:
+    html = (written / "index.html").read_text()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None and policy[1].startswith("default-src 'none'; ")
+    for tag in ("script", "style"):
+        (inner,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy[1]
+    assert "unsafe" not in policy[1]
+    assert not re.search(r"\son\w+\s*=|\sstyle\s*=|\ssrc\s*=|\shref\s*=|@import|url\(", html)
+    assert set(re.findall(r"https?://[\w./]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+
+
+def test_only_what_a_viewer_needs_of_a_hostile_name_is_in_the_svg(hostile: Path, printed: str) -> None:
+    svg = (hostile / "report" / "curves.svg").read_text()
+    assert "<img" not in svg and "<script" not in svg and "&lt;img" in svg
+
+
+def test_secrets_in_a_strangers_command_are_not_shown(template: Config, tmp_path: Path) -> None:
+    secret = "hf_" + "a" * 30
+    write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"], command=f"posbench train token={secret}")
+    report.main([tmp_path])
+    for path in (tmp_path / "report").iterdir():
+        assert secret.encode() not in path.read_bytes(), path.name
+
+
+# -- colours -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_two_of_the_named_schemes_look_the_same() -> None:
+    looks = [styles.style(name, name) for name in styles._ASSIGNED]
+    assert len(set(looks)) == len(looks)
+
+
+def test_a_schemes_look_depends_on_its_name_alone() -> None:
+    assert styles.style("rope", "rope") == styles.Style("#0072B2", "o", "")
+    assert styles.style("mine", "mine") == styles.style("mine", "mine")
+    variant = styles.style("rope", "rope base=64")
+    assert variant.colour == "#0072B2" and variant.dash != ""
+
+
+def test_a_table_without_unicode_is_still_readable(study: Path) -> None:
+    from rich.console import Console
+
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    console = Console(file=out, markup=False, width=120)
+    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    for table in tables.main_tables(group, summary.summarise(group)):
+        text.print_table(console, table)  # would raise on a character that ASCII lacks
+    out.flush()
+    assert b"+-" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_is_cut_in_a_narrow_terminal(found: dict[str, summary.Summary], study: Path, width: int) -> None:
+    from rich.console import Console
+
+    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    for table in tables.main_tables(group, list(found.values())):
+        console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
+        text.print_table(console, table)
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, printed.splitlines())) <= width
+        words = {word for row in table.rows for value in row if value.number is not None for word in value.text.split()}
+        assert words <= set(printed.split())
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def posbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["posbench", *arguments])
+    return cli.main()
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_command_writes_where_it_is_told(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "elsewhere"
+    assert posbench(monkeypatch, "report", str(study / "rope-*"), str(study / "alibi-*"), "--out", str(out)) == 0
+    assert "Command: posbench report" in (out / "report.md").read_text()
+    assert len(read_csv(out / "runs.csv")) == 10
+
+
+def test_the_command_says_in_one_line_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench(monkeypatch, "report", str(tmp_path / "nowhere")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "does not exist" in error
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_folder_that_cannot_be_written_is_one_clear_line(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write into"):
+        report.main([study], tmp_path / "file")

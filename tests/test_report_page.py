@@ -1,0 +1,182 @@
+"""The HTML report in a real browser: it is clicked, it asks for nothing from the network, and no name in it runs."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study import SCHEMES, configured, demo_config, write_run, write_study
+
+from posbench import report
+from posbench.report import figures
+
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+PAYLOAD = "\"'></th><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>{{7*7}}"
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking "
+    "--disable-component-update --disable-sync --no-first-run --window-size=1280,1000"
+)
+
+if not (CHROMIUM and DRIVER) and os.environ.get("POSBENCH_REQUIRE_CHROMIUM") != "1":
+    pytest.skip(
+        "chromium and chromedriver are not installed (apt-get install chromium-driver)", allow_module_level=True
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "localhost,127.0.0.1")  # the driver is asked on this machine
+        patch.setenv("SE_OFFLINE", "true")  # selenium downloads nothing
+        driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+        yield driver
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, template = tmp_path_factory.mktemp("outputs") / "fake", demo_config()
+    write_study(folder, template, {name: SCHEMES[name] for name in ("rope", "alibi", "sinusoidal", "learned")}, seeds=2)
+    hostile = {"command": PAYLOAD, "data": {"sha256": "c0ffee" + "0" * 58, "split": "document", "name": PAYLOAD}}
+    write_run(folder, configured(template, "alibi", 0, note=PAYLOAD), SCHEMES["alibi"], **hostile)
+    write_run(folder, configured(template, "none", 0), None, "failed", reason="diverged", message=PAYLOAD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda group, summaries, folder: [])
+        report.main([folder])
+    return folder / "report" / "index.html"
+
+
+@pytest.fixture
+def opened(browser: Any, page: Path) -> Any:
+    for kind in ("performance", "browser"):
+        browser.get_log(kind)  # forget what came before
+    browser.get(page.as_uri())
+    return browser
+
+
+def all_texts(browser: Any, css: str) -> list[str]:
+    return [
+        str(text)
+        for text in browser.execute_script(f"return [...document.querySelectorAll({css!r})].map(e => e.textContent)")
+    ]
+
+
+def click(browser: Any, css: str, text: str) -> Any:
+    """Click the element of that text, as a user would."""
+    element = next(e for e in browser.find_elements("css selector", css) if e.text.strip() == text)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    element.click()
+    return element
+
+
+def test_the_page_asks_for_nothing_but_itself(opened: Any, page: Path) -> None:
+    click(opened, ".view", "rise against 1x")
+    messages = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert asked == [page.as_uri()]
+
+
+def test_the_browser_has_nothing_to_complain_about(opened: Any) -> None:
+    click(opened, ".legend button", "sinusoidal")
+    assert opened.get_log("browser") == []  # no script error, nothing refused by the policy
+
+
+def test_a_click_on_a_header_sorts_and_another_turns_it_round(opened: Any) -> None:
+    def column(number: int) -> list[str]:
+        script = (
+            "return [...document.querySelector('table').tBodies[0].rows].map(r => r.cells[arguments[0]].textContent)"
+        )
+        return [str(text) for text in opened.execute_script(script, number)]
+
+    before = column(0)
+    header = click(opened, "thead button", "nll")
+    ascending, levels = column(0), [float(text) for text in column(5) if text]
+    assert ascending != before and sorted(ascending) == sorted(before)
+    assert len(levels) == 5 and levels == sorted(levels)
+    assert ascending[-1] == "none"  # its run failed: without a value it stays last
+    header.click()
+    assert column(0) == [*ascending[:-1][::-1], "none"]
+    assert header.find_element("xpath", "..").get_attribute("aria-sort") == "descending"
+
+
+def test_a_click_in_the_legend_takes_a_curve_away_and_brings_it_back(opened: Any) -> None:
+    def drawn() -> list[str]:
+        return [str(e.get_attribute("data-label")) for e in opened.find_elements("css selector", "svg g.series")]
+
+    assert "sinusoidal" in drawn()
+    button = click(opened, ".legend button", "sinusoidal")
+    assert "sinusoidal" not in drawn() and "rope" in drawn()
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert "sinusoidal" in drawn()
+
+
+def test_only_the_references_windowed_curve_is_on_at_first(opened: Any) -> None:
+    drawn = [e.get_attribute("data-label") for e in opened.find_elements("css selector", "svg g.series")]
+    assert [label for label in drawn if label.endswith("windowed")] == ["rope, windowed"]
+
+
+def test_the_rise_starts_at_zero_for_every_scheme(opened: Any) -> None:
+    click(opened, ".view", "rise against 1x")
+    starts = opened.execute_script(
+        "return [...document.querySelectorAll('g.series path.curve')].map(e => e.getAttribute('d').split('L')[0])"
+    )
+    assert len(starts) >= 4 and len(set(starts)) == 1
+
+
+def test_an_undefined_scheme_ends_at_a_stop_sign(opened: Any) -> None:
+    titles = [e.get_attribute("textContent") for e in opened.find_elements("css selector", "svg g.end title")]
+    assert titles == ["learned: undefined from 2x"]
+    click(opened, ".legend button", "learned")
+    assert opened.find_elements("css selector", "svg g.end") == []
+
+
+def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
+    from selenium.webdriver import ActionChains
+
+    spot = opened.find_elements("css selector", "g.series[data-label=sinusoidal] circle.hit")[-1]
+    ActionChains(opened).move_to_element(spot).perform()
+    readout = opened.find_element("css selector", ".readout").text
+    assert readout.startswith("sinusoidal at 1024 tokens (16x): 5.") and "95 %" in readout
+
+
+def test_hostile_names_are_shown_and_do_nothing(opened: Any) -> None:
+    assert opened.title == "posbench: fake"
+    assert opened.find_elements("css selector", "img") == []
+    assert len(opened.find_elements("css selector", "script")) == 2
+    label = next(text for text in all_texts(opened, ".legend button") if "onerror" in text and "windowed" not in text)
+    assert label.endswith(PAYLOAD)
+    assert any(PAYLOAD in text for text in all_texts(opened, "details pre"))
+    assert "49" not in label  # {{7*7}} was not evaluated
+
+
+def test_every_run_shows_its_command_and_configuration(opened: Any) -> None:
+    runs = opened.find_elements("css selector", "details")
+    assert len(runs) == 10
+    runs[0].find_element("css selector", "summary").click()
+    text = runs[0].text
+    assert "posbench train encoding=" in text and "train_length: 64" in text and "torch 2.13.0" in text
+
+
+def test_properties_of_the_schemes_are_on_the_page(opened: Any) -> None:
+    assert "Measured properties" in all_texts(opened, "h3")
+
+
+def test_the_policy_refuses_a_script_that_is_not_ours(opened: Any) -> None:
+    opened.execute_script(
+        "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s);"
+        "const b = document.createElement('b'); b.setAttribute('onclick', 'document.title = 1'); b.click();"
+    )
+    assert opened.title == "posbench: fake"
+    assert any("Content Security Policy" in entry["message"] for entry in opened.get_log("browser"))

@@ -1,0 +1,138 @@
+"""Scores of single tokens: against contexts put together one by one, and where less is computed than everything."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posbench import encodings, protocols
+from posbench.attention import run
+from posbench.config import Config
+from posbench.data.tokens import TokenSplit
+from posbench.model import GPT, build
+from posbench.protocols import Windows, targets_of
+from posbench.scoring import changed, score
+
+V = 50
+CPU = torch.device("cpu")
+# fp32 sums of a few hundred terms through two layers, in another order. Nll is of the order of 4.
+TOLERANCE = 2e-5
+
+
+def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
+    encoding = dataclasses.replace(tiny_config.encoding, name=name, options=options)
+    model = build(dataclasses.replace(tiny_config, encoding=encoding), V).eval()
+    for parameter in model.encoding.parameters():  # some begin as zeros, which would hide what they do
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def text(n: int = 4000) -> TokenSplit:
+    ids = np.random.default_rng(0).integers(0, V, n).astype(np.uint16)
+    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
+
+
+def nll_of(model: GPT, split: TokenSplit, *windows: Windows, batch_tokens: int = 2048) -> np.ndarray:
+    return np.concatenate([score(model, split, w, CPU, torch.float32, batch_tokens).ravel() for w in windows])
+
+
+def test_sliding_by_one_token_is_every_token_with_its_own_full_context(tiny_config: Config) -> None:
+    model, split = model_of(tiny_config), text()
+    windows = protocols.plan("sliding", split, [24], 8, 16, "concat", stride=1)[24]
+    targets, nll = targets_of(windows), nll_of(model, split, *windows)
+    ids = torch.from_numpy(split.ids.astype(np.int64))
+    for i in [*range(0, 24, 5), *range(200, 360, 7)]:
+        at, context = targets.indices[i], targets.context[i]
+        with torch.inference_mode():
+            logits = model(ids[None, at - context : at])[0, -1].double()
+        expected = float(torch.logsumexp(logits, 0) - logits[ids[at]])
+        assert nll[i] == pytest.approx(expected, abs=TOLERANCE)
+    assert set(targets.context[8 * 24 :]) == {24}
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "none", "sinusoidal", "t5"])
+def test_a_position_of_a_long_pass_scores_as_a_window_that_ends_there(name: str, tiny_config: Config) -> None:
+    """`per_position` and `fixed_target` agree for one window start and any scheme that is prefix-consistent."""
+    model, split = model_of(tiny_config, name), text()
+    starts = np.arange(8) * 300
+    whole = score(model, split, Windows(96, 96, starts, np.arange(8), "concat"), CPU, torch.float32, 2048)
+    for length in (1, 17, 64):
+        ending = score(model, split, Windows(length, 1, starts, np.arange(8), "concat"), CPU, torch.float32, 2048)
+        np.testing.assert_allclose(whole[:, length - 1], ending[:, 0], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", encodings.names())
+@pytest.mark.parametrize("window", [None, 12])
+def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, window: int | None, tiny_config: Config) -> None:
+    model = model_of(tiny_config, name)
+    length = min(40, model.encoding.max_length or 40)
+    ids = torch.randint(V, (3, length), generator=torch.Generator().manual_seed(0))
+    positions = model.encoding.positions(ids, torch.Generator().manual_seed(0))
+    positions = positions if "positions" in model.encoding.hooks else None
+    with torch.inference_mode(), changed(model, model.encoding, window):
+        everything = model.hidden(ids, positions)
+        for last in (1, 7, length):
+            alone = model.hidden(ids, positions, last=last)
+            # Normalised states are of the order of 1; learned parameters drawn from N(0, 1) make large logits.
+            torch.testing.assert_close(alone, everything[:, -last:], atol=1e-4, rtol=1e-4)
+
+
+def test_sinks_are_seen_beside_the_window_and_nothing_else_is(tiny_config: Config) -> None:
+    """One layer: what stands between the sinks and the window does not matter, sinks and window do."""
+    config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, n_layers=1))
+    model = build(config, V).eval()
+    ids = torch.randint(V, (1, 32), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), changed(model, model.encoding, window=8, sinks=3):
+        before = model.hidden(ids)[0, -1]
+        for place, matters in ((0, True), (2, True), (3, False), (23, False), (24, True), (30, True)):
+            other = ids.clone()
+            other[0, place] = (other[0, place] + 1) % V
+            assert bool((model.hidden(other)[0, -1] != before).any()) is matters, place
+    assert (model.window, model.sinks) == (None, 0)
+
+
+def test_a_window_with_as_many_sinks_as_keys_is_plain_attention(tiny_config: Config) -> None:
+    model = model_of(tiny_config, "t5")
+    ids = torch.randint(V, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        plain = model.hidden(ids)
+        with changed(model, model.encoding, window=4, sinks=28):
+            torch.testing.assert_close(model.hidden(ids), plain, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_drawn(tiny_config: Config) -> None:
+    split = text()
+    windows = protocols.plan("fixed_target", split, [16, 64], 8, 16, "concat")[64][0]
+    for name in ("rope", *({"randomized"} & set(encodings.names()))):
+        model = model_of(tiny_config, name)
+        together, alone = (nll_of(model, split, windows, batch_tokens=n) for n in (4096, 64))
+        np.testing.assert_allclose(together, alone, atol=TOLERANCE)
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the most elements that any tensor made under it has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fire", "cope", "shaw"])
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
+    name: str, sinks: int, tiny_config: Config
+) -> None:
+    training = dataclasses.replace(tiny_config.training, train_length=64)
+    model, split, length = model_of(dataclasses.replace(tiny_config, training=training), name), text(5000), 64 * 64
+    windows = Windows(length, 8, np.array([100]), np.array([0]), "concat")
+    with _Largest() as largest, changed(model, model.encoding, 64 if sinks else None, sinks):
+        nll = nll_of(model, split, windows)
+    assert np.isfinite(nll).all()
+    assert 0 < largest.elements <= 2 * run.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4

@@ -1,0 +1,450 @@
+"""Sweeps: the same runs as one by one, whatever fails or is killed on the way."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tiny_sweep import TINY, one_by_one, result, until, write_text
+
+import posbench.report
+from posbench import encodings, exits, job, runs, sweep
+from posbench.config import Config, configs_dir
+from posbench.errors import PosbenchError, UserError
+from posbench.sweep import cells, launcher, pool, table, tuning
+from posbench.sweep.cells import Cell, Status
+from posbench.train import train
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens prepared once for all tests here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+    """An empty current folder with a text; the reports that would have been written are listed instead."""
+    monkeypatch.chdir(tmp_path)
+    write_text()
+    asked: list[list[Path]] = []
+    monkeypatch.setattr(posbench.report, "main", asked.append, raising=False)
+    return asked
+
+
+@pytest.fixture
+def overrides(cache: Path, tmp_path: Path) -> list[str]:
+    # An absolute path, by which the processes of this test are recognised.
+    return [*TINY, f"runtime.cache={cache}", f"runtime.outputs={tmp_path / 'outputs'}"]
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Living processes that name the folder in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (path / "cmdline").read_bytes() and int(path.name) != os.getpid():
+                found.append(int(path.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+# -- what a sweep consists of ------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
+    found = cells.expand([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
+    assert [(cell.config.encoding.name, cell.config.seed) for cell in found] == [
+        ("rope", 0),
+        ("rope", 1),
+        ("alibi", 0),
+        ("alibi", 1),
+    ]
+    assert found[1].overrides[:2] == ("encoding=rope", "seed=1")
+    assert found[0].folder == found[0].saved.parent.parent / found[0].id
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml")))
+def test_every_sweep_file_composes(name: str) -> None:
+    found = cells.expand(cells.read_sets(name, ["tracking=none"]))
+    assert len(found) >= 6
+    assert {cell.config.study for cell in found} == {name}
+
+
+def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
+    sets = cells.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
+    found = cells.expand(sets)
+    assert len(found) == 2 * (2 + 4)
+    assert {cell.config.seed for cell in found} == {7, 8}  # in place of the file's own
+    assert all(cell.config.training.clip == 2 for cell in found)
+    bases = [cell.config.encoding.options.get("base") for cell in found]
+    assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
+
+
+def test_a_sweep_file_may_come_from_the_users_own_folder(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "mine", "sets:\n  - encoding=rope encoding.base=64\n  - encoding=none\nshared: [seed=3]\n")
+    assert cells.read_sets("mine", ["study=x"], tmp_path) == [
+        ["seed=3", "study=x", "encoding=rope", "encoding.base=64"],
+        ["seed=3", "study=x", "encoding=none"],
+    ]
+
+
+def write_sweep(folder: Path, name: str, text: str) -> None:
+    (folder / "sweep").mkdir(exist_ok=True)
+    (folder / "sweep" / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME"),
+        (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: compare, "),
+        (["sweep=compare", "encoding=rope"], "sweep=compare has its own 'encoding=none': leave encoding out"),
+        (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
+        (["encoding=rope,alibi", "encoding.base=64"], "'alibi' has no option 'base'"),
+        (["encoding=rope", "training.clip=interval(0,1)"], "training.clip=interval(0,1) has no end: give a list"),
+        (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
+        (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
+        (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
+        (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
+        (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=joblib"),
+        (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sweep.sweep(arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- encoding=rope\n", "is not a sweep: expected 'sets'"),
+        ("sets: []\n", "is not a sweep: expected 'sets'"),
+        ("sets: [encoding=rope]\nshard: [seed=1]\n", "unknown key 'shard': did you mean 'shared'?"),
+        ("sets: [{encoding: rope}]\n", "expected a list such as '- encoding=rope,alibi'"),
+        ('sets: ["encoding=\'rope"]\n', "no closing quotation"),
+    ],
+)
+def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    write_sweep(tmp_path, "mine", text)
+    with pytest.raises(UserError) as caught:
+        cells.read_sets("mine", [], tmp_path)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_launcher_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"unknown hydra/launcher 'bsic': did you mean 'basic'\?"):
+        launcher.check(["hydra/launcher=bsic"])
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
+    overrides: list[str], reports: list[list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["encoding=rope,alibi", "seed=0,1", *overrides]
+    sweep.sweep(arguments, n_jobs=2)
+    todo = cells.expand([arguments])
+    one_by_one(todo, tmp_path / "single")
+    for cell in todo:
+        assert result(cell.folder) == result(tmp_path / "single" / cell.id)
+    record = json.loads((tmp_path / "outputs/demo/sweep.json").read_text())
+    assert [(row["id"], row["status"]) for row in record["cells"]] == [(cell.id, "done") for cell in todo]
+    assert cells.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
+    assert reports == [[tmp_path / "outputs/demo"]]
+
+    monkeypatch.setattr(pool, "start", None)  # a second sweep starts no process
+    sweep.sweep(arguments)
+    assert [len(cells.record(cell)["attempts"]) for cell in todo] == [1] * 4
+
+
+CRASH = """
+import os, signal
+from posbench.encodings.base import Encoding, Shape
+
+class Crash(Encoding):
+    def __init__(self, shape: Shape, signal_number: int = 0) -> None:
+        super().__init__(shape)
+        self.signal_number = signal_number
+
+    def rotate(self, q, k, x, positions, layer):
+        os.kill(os.getpid(), self.signal_number)
+        return q, k
+"""
+
+
+@pytest.fixture
+def crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed scheme that dies by a signal, with its YAML; returns the folder for --config-dir."""
+    package = tmp_path / "packages"
+    (package / "crash-1.0.dist-info").mkdir(parents=True)
+    (package / "crash-1.0.dist-info/METADATA").write_text("Name: crash\nVersion: 1.0\n")
+    (package / "crash-1.0.dist-info/entry_points.txt").write_text("[posbench.encodings]\ncrash = crash:Crash\n")
+    (package / "crash.py").write_text(CRASH)
+    (tmp_path / "configs/encoding").mkdir(parents=True)
+    (tmp_path / "configs/encoding/crash.yaml").write_text("name: crash\nsignal_number: 0\n")
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setenv("PYTHONPATH", str(package), prepend=os.pathsep)
+    encodings._installed.cache_clear()
+    yield tmp_path / "configs"
+    encodings._installed.cache_clear()
+
+
+def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
+    overrides: list[str], crash: Path, reports: list[list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["encoding=rope", "encoding=alibi training.learning_rate=1e30"]
+    sets += [f"encoding=crash encoding.signal_number={int(signal.SIGSEGV)},{int(signal.SIGKILL)}"]
+    write_sweep(crash, "faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
+    with pytest.raises(PosbenchError) as caught:
+        sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=crash)
+    rope, diverging, segfault, killed = cells.expand(cells.read_sets("faults", overrides, crash), crash)
+    assert caught.value.exit_code == 1
+    assert str(caught.value).startswith("3 runs of 4 not done: ")
+    assert all(cell.id in str(caught.value) for cell in (diverging, segfault, killed))
+    assert cells.status(rope) == Status("done")
+    assert (cells.status(diverging).name, cells.status(diverging).reason) == ("failed", "diverged")
+    assert cells.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
+    assert cells.status(killed).reason == "oom"
+    assert "killed by SIGKILL" in str(cells.status(killed).message)
+    assert cells.record(segfault)["attempts"][-1]["ended"]
+    shown = capsys.readouterr().err
+    assert "Not done" in shown
+    assert "All 2 runs with encoding=crash failed." in shown
+    assert len(reports) == 1  # of those that are done
+
+
+def start_sweep(*arguments: Any) -> Any:
+    """A sweep in a process of its own, forked since torch is here already."""
+    process = multiprocessing.get_context("fork").Process(target=run_sweep, args=arguments)
+    process.start()
+    return process
+
+
+def run_sweep(*arguments: Any) -> None:
+    try:
+        sweep.sweep(*arguments)
+    except PosbenchError as error:
+        raise SystemExit(error.exit_code) from None
+
+
+def steps(folder: Path) -> int:
+    """Updates logged by the runs below a folder."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/metrics.jsonl"))
+
+
+def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_process(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    longer = ["training.tokens=32768", "runtime.checkpoint_every_steps=20"]  # 512 updates
+    arguments = ["encoding=rope", "seed=0,1", *(o for o in overrides if "tokens=" not in o or "warm" in o), *longer]
+    study = tmp_path / "outputs/demo"
+    rng = random.Random(time.time_ns())
+    moments = sorted(rng.sample(range(1, 900), 2))
+    for wanted in [*moments, None]:
+        process = start_sweep(arguments, 1)
+        if wanted is None:
+            time.sleep(rng.uniform(0.0, 2.0))  # also before anything is trained
+        else:
+            until(lambda wanted=wanted: steps(study) >= wanted)
+        process.kill()
+        process.join()
+        until(lambda: not processes_of(tmp_path))
+    sweep.sweep(arguments, n_jobs=1)
+    todo = cells.expand([arguments])
+    one_by_one(todo, tmp_path / "single")
+    for cell in todo:
+        assert result(cell.folder) == result(tmp_path / "single" / cell.id), moments
+
+
+def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path) -> None:
+    arguments = ["encoding=rope,alibi", *(o for o in overrides if "training.tokens" not in o)]  # 15,625 updates
+    process = start_sweep(arguments, 1)
+    until(lambda: steps(tmp_path / "outputs/demo") > 5)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    first, second = cells.expand([arguments])
+    assert process.exitcode == 130
+    assert (cells.status(first).name, cells.status(first).reason) == ("stopped", "signal")
+    assert not processes_of(tmp_path)
+    saved = max((first.folder / "checkpoint").glob("step-*"))
+    assert int(saved.name.removeprefix("step-")) == cells.progress(first)[0] > 5
+    assert not second.folder.exists()
+
+
+OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
+
+
+def test_a_run_that_another_process_owns_is_waited_for(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = cells.expand([["encoding=rope", *overrides]])
+    cell.folder.mkdir(parents=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWN, cell.folder / ".lock"])
+    until(lambda: runs.in_use(cell.folder))
+    cells.save(cell)
+    monkeypatch.setattr(sys, "argv", ["job", str(cell.saved)])
+    with pytest.raises(SystemExit) as caught:  # the cell's own process finds it in use
+        job._command_line()
+    assert caught.value.code == exits.IN_USE
+
+    def start(cell: Cell, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        code = exits.IN_USE if runs.in_use(cell.folder) else 0
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+
+    seen: list[str] = []
+
+    def show(status: dict[str, Status]) -> None:
+        seen.append(status[cell.id].name)
+        if seen[-1] == "in use":
+            owner.kill()
+            owner.wait()
+
+    monkeypatch.setattr(pool, "start", start)
+    assert pool.run([cell], [{}], show) == {cell.id: Status("done")}
+    assert list(dict.fromkeys(seen)) == ["running", "in use", "done"]
+
+
+def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Cell]) -> None:
+    cell = several[0]
+    cells.save(cell)
+    cell.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
+    expected = Status("failed", "error", "there is no text.txt")
+    assert pool.outcome(cell, 2, before={}) == cells.status(cell) == expected
+    cell.output.write_text("")
+    assert pool.outcome(cell, 2, cells.record(cell)).message == "ended with exit code 2"
+    assert pool.outcome(cell, 75, cells.record(cell)) == cells.IN_USE
+    stopped = pool.outcome(cell, -signal.SIGTERM, cells.record(cell), [signal.SIGTERM])
+    assert (stopped.name, cells.status(cell).name) == ("stopped", "stopped")
+
+
+@pytest.mark.parametrize(
+    ("cores", "n_jobs", "configured", "processes", "threads"),
+    [(8, None, None, 4, 2), (2, None, None, 2, 1), (2, 1, None, 1, 2), (2, 4, None, 4, 1), (8, None, 4, 2, 4)],
+)
+def test_threads_are_divided_among_the_processes(
+    several: list[Cell],
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    n_jobs: int | None,
+    configured: int | None,
+    processes: int,
+    threads: int,
+) -> None:
+    asked: list[tuple[list[Cell], list[dict[str, str]]]] = []
+    monkeypatch.setattr(sweep, "_cores", lambda: cores)
+    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append((todo, slots)) or {})
+    todo = [
+        dataclasses.replace(
+            cell,
+            config=dataclasses.replace(
+                cell.config, runtime=dataclasses.replace(cell.config.runtime, threads=configured)
+            ),
+        )
+        for cell in several
+    ]
+    sweep._run(todo, n_jobs, [])
+    ((cells_run, slots),) = asked
+    assert len(slots) == processes
+    assert {cell.config.runtime.threads for cell in cells_run} == {threads}
+
+
+def test_each_gpu_gets_a_process_of_its_own(several: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep.devices, "resolve", lambda name: torch.device("cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    runtime = dataclasses.replace(several[0].config.runtime, device="auto")
+    todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
+    assert sweep._slots(todo, None) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    assert len(sweep._slots(todo, 4)) == 4
+
+
+# -- tuning ------------------------------------------------------------------------------------------------------------
+
+
+def in_this_process(todo: list[Cell]) -> dict[str, Status]:
+    for cell in todo:
+        try:
+            train(cell.config, cell.folder, ["posbench", "train"])
+        except PosbenchError:
+            continue
+    return {cell.id: cells.status(cell) for cell in todo}
+
+
+def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    todo = cells.expand([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
+    chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
+    assert [cell.config.training.learning_rate for cell in chosen] == [0.003] * 4
+    assert [(cell.config.encoding.name, cell.config.seed) for cell in chosen] == [
+        (cell.config.encoding.name, cell.config.seed) for cell in todo
+    ]
+    assert all(cell.overrides[-1] == "training.learning_rate=0.003" for cell in chosen)
+    assert all(sum(o.startswith("training.learning_rate=") for o in cell.overrides) == 1 for cell in chosen)
+
+    study = tmp_path / "outputs/demo"
+    rope, alibi = json.loads((study / "tuning.json").read_text())["schemes"]
+    assert (rope["encoding"], alibi["encoding"]) == ("rope", "alibi")
+    low, middle, high = rope["tried"]
+    assert rope["chosen"] == middle["learning_rate"] == 0.003
+    assert middle["nll"] < low["nll"]
+    assert rope["spread"] == pytest.approx(low["nll"] - middle["nll"])
+    assert (high["status"], high["reason"], high["nll"]) == ("failed", "diverged", None)  # recorded, not dropped
+    assert not rope["at_edge"]
+    for row in (low, middle):
+        evaluated = runs.evaluation_rows(study / "tuning" / row["id"])
+        assert {(e["split"], e["length_ratio"]) for e in evaluated} == {("validation", 1.0)}
+    assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
+
+
+def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> None:
+    todo = cells.expand([["encoding=rope", "training.learning_rate=0.003", *overrides]])
+    chosen = tuning.tuned(todo, [1.0, 2.0], lambda trials: {c.id: Status("failed", "error") for c in trials})
+    assert [cell.config.training.learning_rate for cell in chosen] == [0.003]
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(tiny_config: Config) -> list[Cell]:
+    configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
+    schemes = ("rope", "rope", "alibi", "alibi")
+    return [cells.cell([f"encoding={name}", "study=test"], c) for name, c in zip(schemes, configs, strict=True)]
+
+
+def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Cell]) -> None:
+    done, failed = Status("done"), Status("failed", "error", "x")
+    by_id = dict(zip((cell.id for cell in several), (done, failed, failed, failed), strict=True))
+    assert table.poisoned(several, by_id) == {"encoding=alibi": 2}
+    assert table.poisoned(several, dict.fromkeys(by_id, failed)) == {"encoding=rope": 2, "encoding=alibi": 2}
+    assert table.poisoned(several, dict.fromkeys(by_id, done)) == {}
+
+
+def test_the_table_of_many_cells_shows_those_that_matter(several: list[Cell]) -> None:
+    states = (Status("done"), cells.RUNNING, Status("failed", "oom", "killed\x1b[2J"), cells.WAITING)
+    by_id = dict(zip((cell.id for cell in several), states, strict=True))
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table.table(several, by_id, rows=2))
+    shown = console.export_text()
+    assert several[1].id in shown and several[2].id in shown
+    assert several[0].id not in shown and several[3].id not in shown
+    assert "1 of 4 runs done, 1 running, 1 failed, 1 waiting" in shown
+    assert "\x1b[2J" not in shown
