@@ -232,7 +232,7 @@ def _numbers(
 
 
 def _same_cell(row: Row, other: Row) -> bool:
-    """Whether `other`, as read from a file, is this cell. What `row` does not know before its passes is not compared."""
+    """Whether `other`, as read from a file, is this cell. What `row` does not know before its passes does not count."""
     keys = [*runs.EVALUATION_KEY, "reason", "extension_options"]
     if row["targets_sha256"]:
         keys += ["status", "targets_sha256"]

@@ -55,7 +55,7 @@ class GPT(nn.Module):
             ids: (B, T).
             positions: (1|B, T); default the encoding's own.
             generator: for encodings with random positions.
-            last: only the states of the last so many tokens are wanted: (B, last, D). The last block computes no others.
+            last: only the last so many tokens' states are wanted, (B, last, D): the last block computes no others.
         """
         consecutive = positions is None and "positions" not in self.encoding.hooks
         if positions is None:

@@ -88,9 +88,16 @@ def launcher_config(overrides: list[str]) -> DictConfig:
     """
     _refuse_code(overrides)
     with _hydra() as loader:
-        for override in (_parse(text, loader) for text in overrides):
-            if override.key_or_group == "hydra/launcher":
-                _check_group(override, _options("hydra/launcher", [], loader))
+        parsed = [_parse(text, loader) for text in overrides]
+        chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
+        for override in chosen:
+            _check_group(override, _options("hydra/launcher", [], loader))
+        default = _compose([str(override.input_line) for override in chosen], with_hydra=True, primary="cell")
+        for override in parsed:
+            setting = override.key_or_group.removeprefix("hydra.launcher.").partition(".")[0]
+            if override not in chosen and setting not in default.hydra.launcher:
+                near = did_you_mean(setting, map(str, default.hydra.launcher))
+                raise UserError(f"'{chosen[0].value()}' has no setting '{setting}'{near}")
         launcher: DictConfig = _compose(overrides, with_hydra=True, primary="cell").hydra.launcher
         return launcher
 

@@ -88,7 +88,8 @@ def plan(
     """Windows of a protocol for every length, none where the text is too short for `MIN_BLOCKS` blocks.
 
     The targets are chosen for the longest length that the text allows, so that all lengths score the same tokens: one
-    of `lengths`, or `longest` if that is more, or else the first of its halvings for which there is text. They depend on nothing but the text and these arguments: every run is scored on the same ones.
+    of `lengths`, or `longest` if that is more, or else the first of its halvings for which there is text. They depend
+    on nothing but the text and these arguments: every run is scored on the same ones.
 
     Args:
         protocol: fixed_target, nonoverlap or sliding.
@@ -101,24 +102,25 @@ def plan(
         longest: length that the targets shall allow, although it is not evaluated.
     """
     choices: list[Boundaries] = ["doc", "concat"] if documents == "auto" else [documents]  # type: ignore[list-item]
-    for longest in sorted({*lengths, *(longest >> times for times in range(longest.bit_length()))}, reverse=True):
+    halvings = {longest >> times for times in range(longest.bit_length())}
+    for reach in sorted({*lengths, *halvings}, reverse=True):
         for boundaries in choices:
             ends = _ends(split, boundaries)
             if protocol == "fixed_target":
-                found = _fixed_target(ends, longest, targets, blocks)
+                found = _fixed_target(ends, reach, targets, blocks)
             else:
-                span, share = (2 * longest, 16) if protocol == "sliding" else (longest, 4)
+                span, share = (2 * reach, 16) if protocol == "sliding" else (reach, 4)
                 found = _spans(ends, span, max(MIN_BLOCKS, blocks // share))
             if len(found) < MIN_BLOCKS:
                 continue
             planned: dict[int, tuple[Windows, ...]] = dict.fromkeys(lengths, ())
-            for length in (c for c in lengths if c <= longest):
+            for length in (c for c in lengths if c <= reach):
                 if protocol == "fixed_target":
                     planned[length] = (_before(found, length, targets, boundaries),)
                 elif protocol == "sliding":
-                    planned[length] = _slide(found, length, 2 * longest, stride, boundaries)
+                    planned[length] = _slide(found, length, 2 * reach, stride, boundaries)
                 else:
-                    planned[length] = (_tile(found, length, longest // length, boundaries),)
+                    planned[length] = (_tile(found, length, reach // length, boundaries),)
             return planned
     return dict.fromkeys(lengths, ())
 

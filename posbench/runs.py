@@ -62,8 +62,7 @@ class Run:
         Raises:
             UserError: another process owns the folder, it holds another run, or the configuration holds a secret.
         """
-        for key in secret_keys(configuration.to_container(config)):
-            raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
+        refuse_secrets(config)
         lock = _lock(folder)
         try:
             if restart and any(path.name != _LOCK for path in folder.iterdir()):
@@ -283,6 +282,16 @@ def evaluation_blocks(folder: Path) -> list[dict[str, Any]]:
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(json.dumps(row.get(name)) for name in EVALUATION_KEY)
+
+
+def refuse_secrets(config: Config) -> None:
+    """What a configuration holds is written down and shown.
+
+    Raises:
+        UserError: a value looks like a secret.
+    """
+    for key in secret_keys(configuration.to_container(config)):
+        raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
 
 
 def in_use(folder: Path) -> bool:

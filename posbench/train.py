@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench import chart, checkpoint, console, devices, evaluate, tracking
+from posbench import cells, chart, checkpoint, console, devices, evaluate, tracking
 from posbench.config import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
@@ -48,7 +48,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    evaluate.check(config.evaluation)
+    cells.check(config.evaluation)
     device = devices.resolve(config.runtime.device)
     dtype = devices.resolve_precision(config.training.precision, device)
     threads = devices.set_threads(config.runtime.threads)

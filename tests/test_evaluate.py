@@ -338,6 +338,22 @@ def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: 
             rows_of(Planted(None), periodic(48), evaluation_with(config, **fields))
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stride=17", "evaluation.stride is 17: expected at most training.train_length, 16"),
+        ("stride=0", "evaluation.stride is 0: expected at least 1"),
+        ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
+        ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
+        ("protocol=slidng", "did you mean 'sliding'?"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
+    with pytest.raises(UserError) as error:
+        evaluation_overrides.apply(tiny_config, [override])
+    assert message in str(error.value)
+
+
 def test_every_task_explains_itself_with_a_drawing() -> None:
     for name in tasks.names():
         text = importlib.import_module(f"posbench.tasks.{name}").__doc__
@@ -364,6 +380,17 @@ def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Co
     assert {(row["window"], row["mean_context"], str(row["extension_options"])) for row in sinks} == {
         (L, L + 4, "{'sinks': 4}")
     }
+
+
+def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(config: Config) -> None:
+    rows, _ = rows_of(Planted(None), periodic(48), config)
+    longer = evaluation_with(config, ratios=(1, 2, 4))
+    longer = dataclasses.replace(longer, training=dataclasses.replace(config.training, train_length=4 * L))
+    others, _ = rows_of(Planted(None), periodic(48), longer)
+    for protocol in ("fixed_target", "nonoverlap"):
+        digests = {row["targets_sha256"] for row in (*rows, *others) if row["protocol"] == protocol}
+        assert len(digests) == 1
+    assert {row["length"] for row in others} == {4 * L, 8 * L, 16 * L}
 
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:

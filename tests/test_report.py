@@ -157,12 +157,15 @@ def test_fewer_than_five_seeds_are_marked_and_get_no_verdict(template: Config, t
     assert tables.FEW in tables.signed(alibi.endpoints.rise).text
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_runs_on_other_target_tokens_are_not_paired(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]})
     for run in folder.glob("alibi-*"):
         for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
             path = run / name
             path.write_text(path.read_text().replace("a1" * 32, "b2" * 32))
+    report.main([folder])
+    assert "Not all runs were scored on the same target tokens" in (folder / "report" / "report.md").read_text()
     alibi = summarised(folder)["alibi"]
     assert alibi.endpoints is not None
     assert alibi.endpoints.verdict == "not paired with rope: no verdict"

@@ -120,6 +120,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
         (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
         (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=joblib"),
+        (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
     ],
 )
@@ -148,9 +149,12 @@ def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, mes
     assert message in str(caught.value)
 
 
-def test_an_unknown_launcher_is_one_line() -> None:
+def test_an_unknown_launcher_or_setting_is_one_line() -> None:
     with pytest.raises(UserError, match=r"unknown hydra/launcher 'bsic': did you mean 'basic'\?"):
         launcher.check(["hydra/launcher=bsic"])
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    with pytest.raises(UserError, match=r"'joblib' has no setting 'n_job': did you mean 'n_jobs'\?"):
+        launcher.check(["hydra/launcher=joblib", "hydra.launcher.n_job=2"])
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

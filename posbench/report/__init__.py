@@ -164,6 +164,12 @@ def _notes(group: "Group") -> list[str]:
     notes = []
     if group.reference is None:
         notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
+    cells = [run.cells.get((load.PLAIN, group.train_length)) for run in group.runs if run.done]
+    if len({cell.targets for cell in cells if cell and cell.status == "ok"}) > 1:
+        notes.append(
+            "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
+            "run, and runs are paired only where their target tokens are equal."
+        )
     rates: dict[float, list[str]] = {}
     for scheme in group.schemes:
         rates.setdefault(scheme.runs[0].config.training.learning_rate, []).append(scheme.label)

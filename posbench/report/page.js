@@ -41,7 +41,7 @@ function element(name, attributes, ...children) {
 }
 
 function ticks(low, high) {
-  const raw = (high - low) / 6, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = (high - low) / 8, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw);
   const found = [];
   for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);

@@ -15,6 +15,7 @@ import yaml
 
 from posbench import console, devices, files
 from posbench.errors import PosbenchError, UserError
+from posbench.redaction import redact
 from posbench.sweep import cells, launcher, pool, table, tuning
 from posbench.sweep.cells import Cell, Status
 
@@ -147,17 +148,24 @@ def _recorded(todo: list[Cell], command: str, show: pool.Show) -> pool.Show:
 
 def _write(study: Path, todo: list[Cell], command: str, status: dict[str, Status]) -> None:
     """All cells that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
-    own = {
-        cell.id: {"id": cell.id, "overrides": list(cell.overrides), **dataclasses.asdict(status[cell.id])}
-        for cell in todo
-    }
-    for row in own.values():
-        row["status"] = row.pop("name")
+    own = {cell.id: _row(cell, status[cell.id]) for cell in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
     earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
-    content = {"schema": 1, "command": command, "cells": [*earlier, *own.values()]}
+    content = {"schema": 1, "command": redact(command), "cells": [*earlier, *own.values()]}
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _row(cell: Cell, status: Status) -> dict[str, Any]:
+    message = None if status.message is None else redact(status.message)
+    overrides = [redact(override) for override in cell.overrides]
+    return {
+        "id": cell.id,
+        "overrides": overrides,
+        "status": status.name,
+        "reason": status.reason,
+        "message": message,
+    }
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Cell]:
     """
     found: dict[Path, Cell] = {}
     for overrides, config in preflight.combinations(sets, config_dir):
+        runs.refuse_secrets(config)  # before it is saved
         new = cell(overrides, config)
         found.setdefault(new.saved, new)
     return list(found.values())
