@@ -1,12 +1,10 @@
 """Pictures: the numbers behind them, what the terminal prints, and the PNG file."""
 
-import builtins
 import io
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -161,19 +159,6 @@ def test_png_holds_schemes_side_by_side(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         data = (tmp_path / name).read_bytes()
         assert data.startswith(b"\x89PNG") and len(data) > 10_000
-
-
-def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"posbench\[plots\]"):
-        show.main(["none"], tmp_path / "a.png")
 
 
 def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures as PNG files. matplotlib is needed here only; it comes with the extra `plots`."""
+"""Pictures as PNG files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
     """One row of panels per scheme.
 
     Raises:
-        UserError: matplotlib is missing, or the file cannot be written.
+        UserError: the file cannot be written.
     """
     columns = max(len(picture.panels) for picture in pictures)
     with _style():
@@ -65,10 +65,8 @@ def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Pat
 
 
 def _style() -> Any:
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise UserError("pictures need matplotlib: install the extra, pip install 'posbench[plots]'") from None
+    import matplotlib
+
     return matplotlib.rc_context(STYLE)
 
 
