@@ -149,6 +149,7 @@ def measure(
     configs = configurations(names, sizes, threads, overrides or [])
     base = configs[BASE]
     device, dtype = setup(base)
+    devices.keep_freed_memory()
     load = load_average(torch.get_num_threads())
     text = random_text(sizes.vocab_size, base)
     models = {name: build(config, sizes.vocab_size).to(device) for name, config in configs.items()}

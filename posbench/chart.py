@@ -33,6 +33,9 @@ def print_curves(folder: pathlib.Path) -> None:
     series = {name: _points(rows, name) for name in SERIES}
     if any(len(points) > 1 for points in series.values()):
         console.print(_draw({name: points for name, points in series.items() if points}, plain))
+    others = {name: cells for name, cells in _others(rows).items() if cells}
+    if others:
+        console.print(_others_table(others, plain))
     if any(row["documents"] == "concat" for row in rows):
         console.print("Documents were too short to be scored whole: windows run across them.")
     console.print(f"Run folder: {folder}", soft_wrap=True)
@@ -72,6 +75,26 @@ def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
         "windowed: those with attention narrowed to the training length; nonoverlap: whole windows"
     )
     table.caption_justify = "left"
+    return table
+
+
+def _others(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """What was evaluated beside the headline: extensions, probes, other protocols, by name and length."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if (name := series_of(row)) not in SERIES:
+            found.setdefault(name.removeprefix("fixed_target_"), {})[row["length"]] = row
+    return found
+
+
+def _others_table(others: dict[str, dict[int, dict[str, Any]]], plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    lengths = sorted({length for cells in others.values() for length in cells})
+    table.add_column("nll by context", no_wrap=True)
+    for length in lengths:
+        table.add_column(str(length), justify="right")
+    for name, cells in others.items():
+        table.add_row(name, *(_number(cells.get(length, {})) for length in lengths))
     return table
 
 

@@ -175,11 +175,12 @@ def evaluate(
     from posbench.evaluation_overrides import apply
 
     settings, device, threads = apply(runs.load_config(run), overrides or [])
-    from posbench import console
+    from posbench import chart, console
     from posbench.evaluate import evaluate_run
 
     console.log_to_terminal()
     evaluate_run(run, settings, device=device, threads=threads)
+    chart.print_curves(run)
 
 
 @app.command()

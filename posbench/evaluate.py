@@ -109,6 +109,7 @@ def evaluate_run(
     step, weights = checkpoint.load_model(folder)
     chosen = devices.resolve(device or config.runtime.device)
     devices.set_threads(threads or config.runtime.threads)
+    devices.keep_freed_memory()
     with runs.Run.open(folder, config, command=None) as run:
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
         if run.record["tokenizer_sha256"] not in (None, tokens.tokenizer.sha256):

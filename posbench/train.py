@@ -52,6 +52,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
     device = devices.resolve(config.runtime.device)
     dtype = devices.resolve_precision(config.training.precision, device)
     threads = devices.set_threads(config.runtime.threads)
+    devices.keep_freed_memory()
     with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
         run.log_to_file()
         run.begin_attempt(str(device), devices.dtype_name(dtype), threads)

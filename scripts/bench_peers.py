@@ -7,7 +7,8 @@ Every contender has the same layers, heads, width, vocabulary, tied head and bat
 and within 2 % as many parameters as posbench's model. All take the very step of `posbench train`: its loss in the dtype
 of the logits, its clipping, its fused AdamW. Each peer runs with every attention it has in the dtype that posbench
 chooses here (bf16 where the machine is good at it), and as it comes, in fp32 with its own choice of attention. Nothing
-is compiled, and no setting of threads or allocator differs. Needs the dependency group `peers`.
+is compiled. Threads and allocator are set for the process, so for all alike: as `posbench train` sets them, or with
+--default-malloc as they come. Needs the dependency group `peers`.
 """
 
 import argparse
@@ -255,12 +256,16 @@ def variants(names: list[str], fast: str) -> list[Variant]:
     return sorted(set(found), key=lambda variant: (names.index(variant.peer), variant.dtype, variant.attention))
 
 
-def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None) -> tuple[list[Row], str]:
+def measure(
+    names: list[str], sizes: Sizes, rounds: int, threads: int | None, keep_freed_memory: bool = True
+) -> tuple[list[Row], str]:
     """Rows in the order of the names, and a line that says how they came about."""
     for name in names:
         if name not in PEERS:
             raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")
     device, dtype = bench.setup(bench.configuration("none", sizes, threads, ["runtime.device=cpu"]))
+    if keep_freed_memory:
+        devices.keep_freed_memory()
     fast = devices.dtype_name(dtype)
     load = load_average(torch.get_num_threads())
     contenders: dict[str, TrainingStep] = {}
@@ -292,7 +297,7 @@ def measure(names: list[str], sizes: Sizes, rounds: int, threads: int | None) ->
     caption = (
         f"{sizes.n_layers} layers, {sizes.n_heads} heads, width {sizes.d_model}, vocabulary {sizes.vocab_size}, "
         f"{sizes.batch_size} x {sizes.train_length} tokens per step, {torch.get_num_threads()} threads, "
-        f"medians of {rounds} rounds, load before {load:.1f}, "
+        f"{'posbench' if keep_freed_memory else 'default'} malloc, medians of {rounds} rounds, load before {load:.1f}, "
         f"{fast} matrix product {np.median(timings.peaks) / 1e9:,.0f} GFLOP/s, torch {torch.__version__}"
     )
     return rows, caption
@@ -348,13 +353,17 @@ def main() -> None:
     parser.add_argument("--length", type=int, help="training length, with as many tokens per batch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--default-malloc", action="store_true", help="leave the C library's allocator as it comes")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     try:
         sizes = bench.find_shape(given.shape, given.length)
-        rows, caption = measure(given.peers or list(PEERS), sizes, given.rounds, given.threads)
+        rows, caption = measure(
+            given.peers or list(PEERS), sizes, given.rounds, given.threads, not given.default_malloc
+        )
     except PosbenchError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     if given.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, allow_nan=False))
     else:

@@ -92,7 +92,7 @@ def test_t5_refuses_a_max_distance_that_its_exact_buckets_already_cover() -> Non
 
 
 def test_t5_says_once_that_its_last_buckets_stay_untrained(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="posbench"):
         build("t5", max_distance=64)
         assert not caplog.records
         build("t5", max_distance=1001)

@@ -4,7 +4,6 @@ A run is its configuration, so a sweep is a list of configurations, its cells. R
 failed; the run folders are the only memory it needs.
 """
 
-import dataclasses
 import json
 import os
 import shlex
