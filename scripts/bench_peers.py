@@ -305,7 +305,7 @@ def measure(
 
 def _row(variant: Variant, chosen: list[Variant], timings: Timings, tokens: int, parameters: int, fast: str) -> Row:
     name, ours = str(variant), variant.ours(fast)
-    speeds = {str(v): np.median(tokens / timings.wall[str(v)]) for v in chosen if v.peer == variant.peer}
+    speeds = {str(v): float(np.median(tokens / timings.wall[str(v)])) for v in chosen if v.peer == variant.peer}
     return Row(
         peer=variant.peer,
         attention=variant.attention,
@@ -315,7 +315,7 @@ def _row(variant: Variant, chosen: list[Variant], timings: Timings, tokens: int,
         fastest=speeds[name] == max(speeds.values()),
         posbench=ours,
         parameters=parameters,
-        tokens_per_second=float(speeds[name]),
+        tokens_per_second=speeds[name],
         tokens_per_cpu_second=float(np.median(tokens / timings.cpu[name])),
         ratio_same_dtype=timings.ratio(variant.ours(), name),
         ratio=timings.ratio(ours, name),

@@ -179,14 +179,22 @@ def test_a_busy_machine_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "busy (load average 2.2, 4 cores, 3 wanted here)" in capsys.readouterr().err
 
 
-def test_a_peer_runs_beside_posbench(quick: None, peers: ModuleType) -> None:
+def test_a_peer_runs_beside_posbench(
+    quick: None, peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = dataclasses.replace(bench.find_shape("demo"), train_length=8, batch_size=2)
-    rows, caption = peers.measure(["nanogpt"], sizes, rounds=2, threads=1)
-    assert {row.dtype for row in rows} >= {"fp32"} and sum(row.default for row in rows) == 1
-    assert sum(row.fastest for row in rows) == 1
-    assert all(row.ratio_low <= row.ratio <= row.ratio_high for row in rows)
-    assert peers.table(rows).count("\n") == len(rows) + 1
-    assert "2 x 8 tokens per step" in caption
+    monkeypatch.setattr(bench, "SHAPES", {"small": sizes})
+    command = ["bench_peers.py", "nanogpt", "--shape", "small", "--rounds", "2", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, "--json"])
+    peers.main()
+    rows = json.loads(capsys.readouterr().out)
+    assert "fp32" in {row["dtype"] for row in rows} and {row["peer"] for row in rows} == {"nanogpt"}
+    assert [sum(row[mark] for row in rows) for mark in ("default", "fastest")] == [1, 1]
+    assert all(row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+    monkeypatch.setattr(sys, "argv", command)
+    peers.main()
+    *table, empty, caption = capsys.readouterr().out.splitlines()
+    assert len(table) == len(rows) + 2 and empty == "" and "2 x 8 tokens per step" in caption
 
 
 def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None:
