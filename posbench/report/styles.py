@@ -17,7 +17,7 @@ _ASSIGNED = {
     "rope": (_BLUE, "o"), "alibi": (_RED, "s"), "t5": (_GREEN, "^"), "sinusoidal": (_PINK, "D"),
     "kerple_log": (_ORANGE, "v"), "fire": (_SKY, "P"), "none": (_BLACK, "X"), "learned": (_GREY, "p"),
     "xpos": (_BLUE, "s"), "partial_rope": (_BLUE, "^"), "p_rope": (_BLUE, "D"), "pope": (_BLUE, "v"),
-    "kerple_power": (_ORANGE, "s"), "sandwich": (_RED, "D"), "fox": (_RED, "^"), "shaw": (_GREEN, "o"),
+    "kerple_power": (_ORANGE, "s"), "sandwich": (_RED, "D"), "fox": (_ORANGE, "^"), "shaw": (_GREEN, "o"),
     "deberta": (_GREEN, "D"), "transformer_xl": (_GREEN, "s"), "tupe": (_GREEN, "v"), "cope": (_BLACK, "o"),
     "dape": (_SKY, "o"), "path": (_SKY, "s"), "stick_breaking": (_SKY, "^"), "randomized": (_ORANGE, "o"),
     "sine": (_PINK, "s"), "index": (_GREY, "s"), "minmax": (_GREY, "^"), "binary": (_GREY, "D"),
