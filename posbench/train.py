@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import cells, chart, checkpoint, console, devices, evaluate, tracking
@@ -25,6 +24,7 @@ from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
+from posbench.loss import cross_entropy
 from posbench.model import GPT, build, parameter_counts
 from posbench.randomness import generator
 from posbench.runs import Run
@@ -188,7 +188,7 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     for ids, targets in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
         with devices.autocast(device, dtype):
-            loss = _cross_entropy(model.logits(forward(ids, None, draw)), targets) / parts
+            loss = cross_entropy(model.logits(forward(ids, None, draw)), targets) / parts
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
@@ -206,11 +206,6 @@ def update(
     return value, size
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    # bf16 logits stay as they are: autocast computes the loss itself in fp32, and a copy would double their memory.
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
 @torch.inference_mode()
 def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, dtype: torch.dtype) -> float:
     """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
@@ -221,7 +216,7 @@ def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, 
         tokens.validation, training.train_length, training.batch_size, limit=VALIDATION_BLOCKS
     ):
         with devices.autocast(device, dtype):
-            losses.append(_cross_entropy(model.logits(model.hidden(inputs.to(device))), labels.to(device)))
+            losses.append(cross_entropy(model.logits(model.hidden(inputs.to(device))), labels.to(device)))
     return float(torch.stack(losses).mean())
 
 

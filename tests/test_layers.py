@@ -18,7 +18,7 @@ LAYERS = [
     ["encodings.base"],
     ["attention"],
     ["encodings.*", "data", "devices", "console", "exits", "timing"],
-    ["model", "tasks", "extend", "probe"],
+    ["model", "loss", "tasks", "extend", "probe"],
     ["checkpoint", "runs", "tracking"],
     ["protocols", "statistics"],
     ["cells", "scoring"],

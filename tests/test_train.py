@@ -165,14 +165,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    plain = training._cross_entropy
+    plain = training.cross_entropy
 
     def poisoned(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return plain(logits, labels) * (float("nan") if calls == 8 else 1.0)
 
-    monkeypatch.setattr(training, "_cross_entropy", poisoned)
+    monkeypatch.setattr(training, "cross_entropy", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
         training.train(config, tmp_path / "run", [])
     record = record_of(tmp_path / "run")

@@ -1,0 +1,50 @@
+"""The training loss, without a second copy of the logits, which are the largest tensor of a step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Logits in fp32 held at once: what stays in cache on a CPU, what keeps an accelerator busy.
+AT_ONCE = 2**18
+AT_ONCE_ACCELERATOR = 2**26
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats per token, computed in fp32 (fp64 for fp64 logits).
+
+    Where a gradient is wanted it is written over the logits: nothing else may need them afterwards.
+
+    Args:
+        logits: (..., V), any float dtype.
+        labels: (...), int64.
+    """
+    loss: Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        at_once = AT_ONCE if logits.device.type == "cpu" else AT_ONCE_ACCELERATOR
+        rows = max(1, at_once // logits.shape[-1])
+        total = torch.zeros((), dtype=exact, device=logits.device)
+        for piece, label in zip(torch.split(logits.detach(), rows), torch.split(labels[:, None], rows), strict=True):
+            values = piece.to(exact)
+            probabilities = torch.softmax(values, -1)
+            # log sum exp = the largest logit less the log of its probability: one pass fewer than computing it again.
+            normaliser = values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+            total += (normaliser - values.gather(-1, label)).sum()
+            if ctx.needs_input_grad[0]:
+                probabilities.scatter_add_(-1, label, torch.full_like(normaliser, -1.0))
+                piece.copy_(probabilities.mul_(1 / len(labels)))
+        ctx.save_for_backward(logits.detach())
+        return total / len(labels)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (of_logits,) = ctx.saved_tensors
+        return of_logits.mul_(gradient), None  # in place: a second backward pass is refused
