@@ -13,7 +13,8 @@ from rich.text import Text
 from posbench import runs, tracking
 
 HEIGHT = 12
-COLUMN = 14  # characters between two lengths
+WIDTH = 66  # characters of the chart at most
+COLUMN = 14  # and between two lengths
 # name -> (mark, mark without Unicode, style); the colours are told apart by the colour-blind, too
 SERIES = {
     "fixed_target": ("●", "o", "bright_blue"),
@@ -108,6 +109,7 @@ def _number(row: dict[str, Any], key: str = "nll", digits: int = 3) -> str:
 
 def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:
     lengths = sorted({length for points in series.values() for length in points})
+    column = min(COLUMN, WIDTH // max(1, len(lengths) - 1))
     values = [value for points in series.values() for value in points.values()]
     low, high = min(values), max(values)
     span = max(high - low, 0.05)  # a flat curve shall look flat, not like noise blown up
@@ -117,7 +119,7 @@ def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:
         points = series.get(name, {})
         mark = SERIES[name][1 if plain else 0]
         places = [
-            (lengths.index(c) * COLUMN, round((v - low) / span * (HEIGHT - 1))) for c, v in sorted(points.items())
+            (lengths.index(c) * column, round((v - low) / span * (HEIGHT - 1))) for c, v in sorted(points.items())
         ]
         for (x0, y0), (x1, y1) in itertools.pairwise(places):
             for x in range(x0 + 1, x1):
@@ -125,12 +127,13 @@ def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:
                 grid[x, y] = ("." if plain else "·", SERIES[name][2])
         for place in places:
             grid[place] = (mark, SERIES[name][2])
-    return _render(grid, lengths, low, span, series, plain)
+    return _render(grid, lengths, column, low, span, series, plain)
 
 
 def _render(
     grid: dict[tuple[int, int], tuple[str, str]],
     lengths: list[int],
+    column: int,
     low: float,
     span: float,
     series: dict[str, dict[int, float]],
@@ -140,10 +143,10 @@ def _render(
     for y in reversed(range(HEIGHT)):
         label = f"{low + span * y / (HEIGHT - 1):7.3f} " if y % 3 == 0 or y == HEIGHT - 1 else " " * 8
         text.append(label + ("| " if plain else "│ "))
-        for x in range((len(lengths) - 1) * COLUMN + 1):
+        for x in range((len(lengths) - 1) * column + 1):
             text.append(*grid.get((x, y), (" ", "")))
         text.append("\n")
-    text.append(" " * 10 + "".join(f"{length:<{COLUMN}}" for length in lengths).rstrip() + "\n")
+    text.append(" " * 10 + "".join(f"{length:<{column}}" for length in lengths).rstrip() + "\n")
     text.append(" " * 10 + "tokens of context    ")
     for name in series:
         text.append(f"{SERIES[name][1 if plain else 0]} {name}   ", SERIES[name][2])

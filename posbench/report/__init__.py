@@ -153,8 +153,8 @@ def _protocol(cells: list[dict[str, Any]]) -> list[str]:
         f"at every context length, documents {_all(cells, 'documents')}, evaluated in {_all(cells, 'dtype')}.",
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
         f"original text, {_all(cells, 'n_bytes')}.",
-        "Bands: 95 %, t-intervals over seeds, or of a single run a bootstrap over blocks; dashed: attention narrowed to "
-        "the training length; stop sign: undefined beyond.",
+        "Bands: 95 %, t-intervals over seeds, or of a single run a bootstrap over blocks; dashed: attention narrowed "
+        "to the training length; stop sign: undefined beyond.",
     ]
 
 

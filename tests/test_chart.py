@@ -1,0 +1,71 @@
+"""The curve in the terminal: what it says, and that it fits."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+
+from posbench import chart
+from posbench.config import Config, to_container
+
+LENGTHS = [16, 32, 64, 128, 256, 512, 1024]
+
+
+def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
+    status = "ok" if nll is not None else "undefined"
+    return {
+        "protocol": "fixed_target", "length": length, "length_ratio": length / 16, "window": None, "extension": None,
+        "task": None, "split": "test", "documents": "doc", "checkpoint_step": 1, "status": status, "reason": None,
+        "stride": None, "nll": nll, "ci_low": nll and nll - 0.1, "ci_high": nll and nll + 0.1,
+        "perplexity": nll and 2.718281828**nll, "bits_per_byte": nll and nll / 2, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def drawn(rows: list[dict[str, Any]]) -> str:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
+        lines = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
+        chart.print_curves(tmp_path)
+        return capsys.readouterr().out
+
+    return drawn
+
+
+def test_the_numbers_stand_in_the_table_and_the_curve_rises_with_them(draw: Any) -> None:
+    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)])
+    assert "16 (1x)" in out and "64 (4x)" in out and "148.41" in out  # perplexity at 64
+    marks = [line for line in out.splitlines() if "●" in line and "│" in line]
+    assert [line.index("●") for line in marks] == sorted((line.index("●") for line in marks), reverse=True)
+    assert marks[0].strip().startswith("5.000") and marks[-1].strip().startswith("4.000")
+
+
+def test_every_line_fits_80_columns_however_many_lengths_there_are(draw: Any) -> None:
+    rows = [row(length, 4.0 + index / 10) for index, length in enumerate(LENGTHS)]
+    rows += [row(length, 4.0, window=16) for length in LENGTHS[1:]]
+    rows += [row(length, 4.1, protocol="nonoverlap") for length in LENGTHS]
+    lines = draw(rows).splitlines()
+    assert max(len(line.rstrip()) for line in lines if not line.startswith("Run folder")) <= 80
+    axis = next(line for line in lines if line.split() == [str(length) for length in LENGTHS])
+    assert axis  # the lengths stand on one line, under their marks
+
+
+def test_what_is_undefined_is_named_and_not_drawn(draw: Any) -> None:
+    out = draw([row(16, 4.0), row(32, None), row(64, None)]).partition("Run folder")[0]
+    assert out.count("undefined") == 2 and "│" not in out
+
+
+def test_a_flat_curve_looks_flat(draw: Any) -> None:
+    out = draw([row(length, 4.0 + 0.001 * index) for index, length in enumerate(LENGTHS)])
+    assert len([line for line in out.splitlines() if "●" in line and "│" in line]) <= 2  # of 12: noise stays noise
+
+
+def test_extensions_are_listed_below_the_curve(draw: Any) -> None:
+    out = draw([row(16, 4.0), row(32, 4.5), row(16, 4.0, extension="yarn"), row(32, 4.2, extension="yarn")])
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("yarn")]
+    assert line.split() == ["yarn", "4.000", "4.200"]
