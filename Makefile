@@ -56,9 +56,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "posbench needs Python 3.11 or later; $$($(PYTHON) --version) found: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(if $(UV),$(UV) venv -q --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
-	$(if $(UV),,$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1')
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(if $(UV),,$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1')
 	$(INSTALL) -e .
 	@touch $@
 
