@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench import runs, tracking
+from posbench import runs
+from posbench.tracking import curve_name
 
 HEIGHT = 12
 WIDTH = 66  # characters of the chart at most
@@ -42,13 +43,8 @@ def print_curves(folder: pathlib.Path) -> None:
     console.print(f"Run folder: {folder}", soft_wrap=True)
 
 
-def series_of(row: dict[str, Any]) -> str:
-    """Which curve an evaluation row belongs to."""
-    return tracking.curve_name(row)
-
-
 def _points(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
-    return {row["length"]: row["nll"] for row in rows if row["status"] == "ok" and series_of(row) == name}
+    return {row["length"]: row["nll"] for row in rows if row["status"] == "ok" and curve_name(row) == name}
 
 
 def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
@@ -57,7 +53,7 @@ def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
     table.add_column("context", no_wrap=True)
     for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
         table.add_column(name, justify="right", no_wrap=True)
-    cells = {(series_of(row), row["length"]): row for row in rows}
+    cells = {(curve_name(row), row["length"]): row for row in rows}
     for length in sorted({length for name, length in cells if name in SERIES}):
         target = cells.get(("fixed_target", length), {})
         ratio = next(row["length_ratio"] for row in rows if row["length"] == length)
@@ -83,7 +79,7 @@ def _others(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
     """What was evaluated beside the headline: extensions, probes, other protocols, by name and length."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
-        if (name := series_of(row)) not in SERIES:
+        if (name := curve_name(row)) not in SERIES:
             found.setdefault(name.removeprefix("fixed_target_"), {})[row["length"]] = row
     return found
 

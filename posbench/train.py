@@ -260,20 +260,19 @@ def _failures_recorded(run: Run) -> Iterator[None]:
     except RunFailed as error:
         run.finish("failed", error.reason, str(error))
         raise
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _out_of_memory(error):
+    except Exception as error:
+        if not _out_of_memory(error):
             run.finish("failed", "error", str(error))
             raise
         message = f"out of memory: {str(error).splitlines()[0] if str(error) else 'no room'}; a smaller batch may fit"
         run.finish("failed", "oom", message)
         raise RunFailed(message, reason="oom") from error
-    except Exception as error:
-        run.finish("failed", "error", str(error))
-        raise
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
 
 
 @contextlib.contextmanager

@@ -49,16 +49,15 @@ def attention(
     check_length(encoding, q.shape[2])
     pairwise = encoding.hooks & PAIRWISE
     consecutive = consecutive and not torch.compiler.is_compiling()  # the compiler cannot see into hand-written kernels
-    if sinks or last:
-        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
-    elif consecutive and "attention" in encoding.hooks:
+    whole = not sinks and not last  # the cheaper forms know neither
+    if whole and consecutive and "attention" in encoding.hooks:
         out = encoding.attention(q, k, v, x, positions, layer, window)
-    elif not pairwise or (consecutive and pairwise == {"distance_bias"}):
+    elif whole and (not pairwise or (consecutive and pairwise == {"distance_bias"})):
         table = distance_table(encoding, q.shape[2], layer, q.device)
         q, k = encoding.rotate(q, k, x, positions, layer)
         out = plain(q.to(v.dtype), k.to(v.dtype), v, encoding.logit_scale, table, window)
     else:
-        out = _by_rows(encoding, q, k, v, x, positions, layer, window)
+        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
     return out.to(v.dtype)
 
 

@@ -80,23 +80,31 @@ def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
 
 
 def _checked(name: str, cls: "type[Encoding]", options: dict[str, Any]) -> dict[str, Any]:
-    import pydantic
-
     accepted = [p.name for p in _parameters(cls)]
     hints = typing.get_type_hints(cls.__init__)
     for key, value in options.items():
         if key not in accepted:
             accepts = f"it accepts {', '.join(accepted)}" if accepted else "it accepts none"
             raise UserError(f"'{name}' has no option '{key}': {accepts}{_owner(key, name, accepted)}")
-        try:
-            options[key] = pydantic.TypeAdapter(hints[key]).validate_python(value)
-        except pydantic.ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
-            raise UserError(
-                f"encoding.{key} is {value!r} for '{name}': {message[0].lower()}{message[1:]}"
-                f" (default {options_of(name)[key]!r})"
-            ) from None
+        options[key] = typed(value, hints[key], f"encoding.{key}", name, options_of(name)[key])
     return options
+
+
+def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
+    """An option's value as the annotation it was declared with.
+
+    Raises:
+        UserError: it is of another type; the line names the option, its owner and its default.
+    """
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(hint).validate_python(value)
+    except pydantic.ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        raise UserError(
+            f"{option} is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {default!r})"
+        ) from None
 
 
 def _owner(key: str, name: str, accepted: list[str]) -> str:

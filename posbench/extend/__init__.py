@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from posbench import encodings
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError, did_you_mean
 from posbench.extend import far_pairs, frequencies, squeezed
@@ -94,22 +95,13 @@ def extended(
 
 
 def _checked(method: Method, options: dict[str, Any]) -> dict[str, Any]:
-    import pydantic
-
     hints = typing.get_type_hints(method.apply)
     checked = {}
     for key, value in options.items():
         if key not in method.options:
             near = did_you_mean(key, method.options).replace(":", ";", 1)
             raise UserError(f"'{method.name}' has no option '{key}': it accepts {_listed(list(method.options))}{near}")
-        try:
-            checked[key] = pydantic.TypeAdapter(hints[key]).validate_python(value)
-        except pydantic.ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"]
-            raise UserError(
-                f"{key} is {value!r} for '{method.name}': {message[0].lower()}{message[1:]}"
-                f" (default {method.options[key]!r})"
-            ) from None
+        checked[key] = encodings.typed(value, hints[key], key, method.name, method.options[key])
     return checked
 
 
