@@ -1,6 +1,6 @@
 """A small GPT that knows no positional scheme: it owns one `Encoding` and asks it at the contract's points.
 
-Pre-norm blocks without biases; LayerNorm + tanh-GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
+Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """
 
 import functools
@@ -112,7 +112,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, config.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+        # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
+        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):

@@ -106,7 +106,7 @@ def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config
     model = built(tiny_config, "learned").eval()
     settings = transformers.GPT2Config(
         vocab_size=V, n_positions=tiny_config.training.train_length, n_embd=shape.d_model, n_layer=shape.n_layers,
-        n_head=shape.n_heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        n_head=shape.n_heads, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     theirs = transformers.GPT2LMHeadModel(settings).eval()
     ours = dict(model.named_parameters())
@@ -123,5 +123,5 @@ def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config
             weights[f"transformer.h.{layer}.{name}.weight"] = weight.mT if weight.dim() == 2 else weight
     theirs.load_state_dict(weights)
     ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
-    # 1e-5 tells tanh from exact GELU (2e-4) and a wrong norm epsilon apart from fp32 rounding.
+    # 1e-5 tells exact GELU from its tanh form (2e-4) and a wrong norm epsilon apart from fp32 rounding.
     torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-5, rtol=0)
