@@ -174,6 +174,7 @@ class _Call:
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # one copy here, or one in every product
         out = empty_like(v)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
@@ -192,6 +193,7 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, *kept = ctx.saved_tensors
+        grad_out = grad_out.contiguous()
         blocks = len(call.cut.blocks())
         dq, dk, dv = empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
