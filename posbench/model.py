@@ -6,10 +6,12 @@ Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Ll
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from posbench import encodings
 from posbench.attention.run import attention
@@ -98,10 +100,22 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.n_heads, width // self.n_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, Dh)
+        q, k, v = _Heads.apply(self.qkv(x).view(batch, length, 3, self.n_heads, -1))  # each (B, H, T, Dh)
         out = attend(q, k, v, x)
         return self.out(out.transpose(1, 2).reshape(batch, -1, width))  # type: ignore[no-any-return]
+
+
+class _Heads(torch.autograd.Function):
+    """Packed projections (B, T, 3, H, Dh) as q, k and v; plain indexing would lay their gradients out twice."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor) -> tuple[Tensor, ...]:
+        return packed.permute(2, 0, 3, 1, 4).unbind()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.stack([gradient.transpose(1, 2) for gradient in gradients], dim=2)
 
 
 class MLP(nn.Module):

@@ -244,12 +244,12 @@ def test_an_extension_to_four_times_the_length_changes_the_logits(method: str) -
 
 
 def rope_score(q: list[float], k: list[float], distance: float, base: float = 10_000.0) -> float:
-    """q turned by `distance` against an unturned k, pairs (c, c + d/2) as complex numbers; scaled."""
+    """q turned by `distance` against an unturned k, pairs (2p, 2p + 1) as complex numbers; scaled."""
     pairs = len(q) // 2
     total = 0.0
     for p in range(pairs):
-        turned = complex(q[p], q[p + pairs]) * cmath.exp(1j * distance * base ** (-p / pairs))
-        total += (turned * complex(k[p], k[p + pairs]).conjugate()).real
+        turned = complex(q[2 * p], q[2 * p + 1]) * cmath.exp(1j * distance * base ** (-p / pairs))
+        total += (turned * complex(k[2 * p], k[2 * p + 1]).conjugate()).real
     return total / math.sqrt(len(q))
 
 

@@ -6,6 +6,7 @@ Pair p of a head of width d turns by  angle_p = position · base^(-2p/d).  Which
     half          (x_p, x_p+d/2)      GPT-NeoX, Llama, the default of transformers
 
 They differ by a fixed permutation of channels, so a model that learns its projections cannot tell them apart.
+Interleaved is the default: such a pair already lies in memory as a complex number, and turns at half the cost.
 A pair is one complex number and its rotation is one product:  (x_a + i·x_b) · e^(i·angle).
 """
 
@@ -28,7 +29,7 @@ class Rotary(Encoding):
     # Frequencies other than the base's, (head_dim / 2,) fp64 on the CPU; no buffer: .to(bfloat16) would round it.
     stretched: Tensor | None = None
 
-    def __init__(self, shape: Shape, base: float = 10000.0, layout: Layout = "half") -> None:
+    def __init__(self, shape: Shape, base: float = 10000.0, layout: Layout = "interleaved") -> None:
         super().__init__(shape)
         self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
         check_pairs(type(self).__module__.rpartition(".")[2], shape)

@@ -26,7 +26,7 @@ class Llama3(rotary.Rotary):
         self,
         shape: Shape,
         base: float = 10000.0,
-        layout: rotary.Layout = "half",
+        layout: rotary.Layout = "interleaved",
         factor: float = 8.0,
         low_freq_factor: float = 1.0,
         high_freq_factor: float = 4.0,

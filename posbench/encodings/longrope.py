@@ -30,7 +30,7 @@ class LongRoPE(rotary.Rotary):
         self,
         shape: Shape,
         base: float = 10000.0,
-        layout: rotary.Layout = "half",
+        layout: rotary.Layout = "interleaved",
         factor: float = 4.0,
         original_length: int | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ from posbench.encodings.base import Shape
 
 class PRoPE(rotary.Rotary):
     def __init__(
-        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", fraction: float = 0.75
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.75
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")

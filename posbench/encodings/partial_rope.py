@@ -20,7 +20,7 @@ from posbench.encodings.base import Shape
 
 class PartialRoPE(rotary.Rotary):
     def __init__(
-        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", fraction: float = 0.25
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.25
     ) -> None:
         super().__init__(shape, base, layout)
         self.width = int(fraction * shape.head_dim)

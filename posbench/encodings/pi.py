@@ -22,7 +22,7 @@ from posbench.encodings.base import Shape
 
 class PI(rotary.Rotary):
     def __init__(
-        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", factor: float = 4.0
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", factor: float = 4.0
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")

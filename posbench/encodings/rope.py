@@ -23,5 +23,5 @@ class RoPE(rotary.Rotary):
         "rerope", "leaky_rerope", "self_extend", "dual_chunk",
     )  # fmt: skip
 
-    def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half") -> None:
+    def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved") -> None:
         super().__init__(shape, base, layout)

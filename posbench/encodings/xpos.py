@@ -26,7 +26,11 @@ GAMMA = 0.4
 
 class XPos(rotary.Rotary):
     def __init__(
-        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "half", scale_base: float | None = None
+        self,
+        shape: Shape,
+        base: float = 10000.0,
+        layout: rotary.Layout = "interleaved",
+        scale_base: float | None = None,
     ) -> None:
         super().__init__(shape, base, layout)
         fits = scale_base is None or 0 < scale_base < math.inf

@@ -28,7 +28,7 @@ class YaRN(rotary.Rotary):
         self,
         shape: Shape,
         base: float = 10000.0,
-        layout: rotary.Layout = "half",
+        layout: rotary.Layout = "interleaved",
         factor: float = 4.0,
         ramp: rules.Ramp = "index",
         alpha: float = 1.0,
