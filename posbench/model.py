@@ -18,6 +18,7 @@ from posbench.attention.run import attention
 from posbench.config import Config, ModelConfig
 from posbench.encodings.base import Encoding, Shape
 from posbench.randomness import derive, generator
+from posbench.rms_norm import RMSNorm
 
 # rms of the token embedding at initialisation. GPT-2's 0.02 is far too small for narrow models.
 TOKEN_RMS = {"fan_in": 0.05, "gpt2": 0.02}
@@ -100,7 +101,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = _Heads.apply(self.qkv(x).view(batch, length, 3, self.n_heads, -1))  # each (B, H, T, Dh)
+        packed = self.qkv(x).view(batch, length, 3, self.n_heads, -1)
+        q, k, v = _Heads.apply(packed)  # type: ignore[no-untyped-call]  # each (B, H, T, Dh)
         out = attend(q, k, v, x)
         return self.out(out.transpose(1, 2).reshape(batch, -1, width))  # type: ignore[no-any-return]
 
@@ -176,7 +178,7 @@ def parameter_counts(model: GPT) -> dict[str, int]:
 
 def _norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.d_model, eps=1e-6)
+        return RMSNorm(config.d_model)
     return nn.LayerNorm(config.d_model, bias=False)
 
 

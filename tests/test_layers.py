@@ -17,7 +17,7 @@ LAYERS = [
     ["config"],
     ["encodings.base"],
     ["attention"],
-    ["encodings.*", "data", "devices", "console", "exits", "timing"],
+    ["encodings.*", "data", "devices", "console", "exits", "timing", "rms_norm"],
     ["model", "loss", "tasks", "extend", "probe"],
     ["checkpoint", "runs", "tracking"],
     ["protocols", "statistics"],
