@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward
 
 
 def banded_attention(
@@ -66,55 +66,60 @@ class _Banded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, near_k: Tensor, near_v: Tensor) -> Tensor:
-        out = empty_like(v)
+        shape = v.shape
+        q, k, v = flat(q), flat(_padded(k, len(near_k))), flat(_padded(v, len(near_k)))
+        out = torch.empty_like(q)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             near_k, near_v = near_k.to(q.dtype), near_v.to(q.dtype)
-            k, v = _padded(k, len(near_k)), _padded(v, len(near_k))
             for tile in call.cut.tiles():
-                mask = _padded_mask(tile, len(near_k))
-                for batch in tile.batches:
-                    queries, keys = tile.queries_of(batch), _padded_keys(tile, batch, len(near_k))
-                    probabilities = call.probabilities(q[queries], k[keys], near_k, mask)
-                    out[queries] = product(probabilities, v[keys]) + _band(probabilities, len(near_v)) @ near_v
+                keys, mask = _padded_keys(tile, len(near_k)), _padded_mask(tile, len(near_k))
+                for part in map(tile.part, tile.batches):
+                    probabilities = call.probabilities(q[part, tile.queries], k[part, keys], near_k, mask)
+                    product(probabilities, v[part, keys], out=out[part, tile.queries])
+                    out[part, tile.queries] += _band(probabilities, len(near_v)) @ near_v
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
         ctx.save_for_backward(q, k, v, near_k, near_v, *kept)
-        return out
+        return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, near_k, near_v, *kept = ctx.saved_tensors
+        batch_and_heads, grad_out = grad_out.shape[:2], flat(grad_out)
         near, blocks = len(near_k), len(call.cut.blocks())
-        dq, dk, dv = empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
+        dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         sum_k, sum_v = (torch.zeros_like(x, dtype=exact(x)) for x in (near_k, near_v))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
-                mask = _padded_mask(tile, near)
-                for batch in tile.batches:
-                    queries, keys = tile.queries_of(batch), _padded_keys(tile, batch, near)
-                    rows, above = q[queries], grad_out[queries]
-                    probabilities = next(remaining) if call.keep else call.probabilities(rows, k[keys], near_k, mask)
-                    grad = product(above, v[keys].mT)
+                keys, mask = _padded_keys(tile, near), _padded_mask(tile, near)
+                for part in map(tile.part, tile.batches):
+                    rows, above = q[part, tile.queries], grad_out[part, tile.queries]
+                    probabilities = (
+                        next(remaining) if call.keep else call.probabilities(rows, k[part, keys], near_k, mask)
+                    )
+                    grad = product(above, v[part, keys].mT)
                     _band(grad, near).add_(above @ near_v.mT)
                     grad = softmax_backward(grad, probabilities)
                     near_grad = _band(grad, near)
-                    dq[queries] = product(grad, k[keys], call.scale).add_(near_grad @ near_k, alpha=call.scale)
-                    dk.add(keys, product(grad.mT, rows, call.scale))
-                    dv.add(keys, product(probabilities.mT, above))
+                    product(grad, k[part, keys], call.scale, out=dq[part, tile.queries])
+                    dq[part, tile.queries].add_(near_grad @ near_k, alpha=call.scale)
+                    dk.add(part, keys, grad.mT, rows, call.scale)
+                    dv.add(part, keys, probabilities.mT, above)
                     sum_k.add_(_over_all_rows(near_grad, rows), alpha=call.scale)
                     sum_v.add_(_over_all_rows(_band(probabilities, near), above))
-        return None, dq, dk.result()[:, :, near - 1 :], dv.result()[:, :, near - 1 :], sum_k, sum_v
+        of_qkv = (x.unflatten(0, batch_and_heads) for x in (dq, dk.result()[:, near - 1 :], dv.result()[:, near - 1 :]))
+        return None, *of_qkv, sum_k, sum_v
 
 
 def _band(x: Tensor, near: int) -> Tensor:
-    """View (sequences, heads, rows, near) of a contiguous, padded tile: each row's keys at distances near-1 .. 0."""
-    batch, heads, rows, width = x.shape
+    """View (sequences heads, rows, near) of a contiguous, padded tile: each row's keys at distances near-1 .. 0."""
+    count, rows, width = x.shape
     first = width - near + 1 - rows  # column of the first row's farthest near key
-    return x.as_strided((batch, heads, rows, near), (heads * rows * width, rows * width, width + 1, 1), first)
+    return x.as_strided((count, rows, near), (rows * width, width + 1, 1), first)
 
 
 def _padded(x: Tensor, near: int) -> Tensor:
@@ -125,8 +130,8 @@ def _padded_mask(tile: Tile, near: int) -> Tensor:
     return F.pad(tile.mask, (near - 1, 0), value=-torch.inf)
 
 
-def _padded_keys(tile: Tile, batch: slice, near: int) -> tuple[slice, slice, slice]:
-    return batch, tile.heads, slice(tile.keys.start, tile.keys.stop + near - 1)
+def _padded_keys(tile: Tile, near: int) -> slice:
+    return slice(tile.keys.start, tile.keys.stop + near - 1)
 
 
 def _over_all_rows(a: Tensor, b: Tensor) -> Tensor:

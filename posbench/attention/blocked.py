@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, empty_like, exact, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward
 
 
 def blocked_attention(
@@ -161,10 +161,11 @@ class _Call:
         return None if self.bias.per_sequence else self._added(tile, slice(None))
 
     def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
-        """Softmax of a tile's logits: (sequences, heads, Tq, Tk), in q's dtype."""
+        """Softmax of a tile's logits, of q and k (B H, T, Dq): (sequences heads, Tq, Tk), in q's dtype."""
         added = self._added(tile, batch) if shared is None else shared
-        scores = product(q[tile.queries_of(batch)], k[tile.keys_of(batch)].mT)
-        return torch.softmax(torch.add(added, scores, alpha=self.scale), -1).to(q.dtype)
+        part = tile.part(batch)
+        scores = tile.by_head(product(q[part, tile.queries], k[part, tile.keys].mT))
+        return torch.softmax(torch.add(added, scores, alpha=self.scale), -1).to(q.dtype).flatten(0, 1)
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
         bias = self.bias.of(tile, batch)
@@ -174,43 +175,48 @@ class _Call:
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # one copy here, or one in every product
-        out = empty_like(v)
+        shape = v.shape
+        q, k, v = flat(q), flat(k), flat(v)
+        out = torch.empty_like(v)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
                 shared = call.shared(tile)
                 for batch in tile.batches:
+                    part = tile.part(batch)
                     probabilities = call.probabilities(q, k, tile, batch, shared)
-                    out[tile.queries_of(batch)] = product(probabilities, v[tile.keys_of(batch)])
+                    product(probabilities, v[part, tile.keys], out=out[part, tile.queries])
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
         ctx.save_for_backward(q, k, v, *kept)
-        return out
+        return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, *kept = ctx.saved_tensors
-        grad_out = grad_out.contiguous()
+        batch_and_heads, grad_out = grad_out.shape[:2], flat(grad_out)
         blocks = len(call.cut.blocks())
-        dq, dk, dv = empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
+        dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
+                queries, keys = tile.queries, tile.keys
                 shared = None if call.keep else call.shared(tile)
                 for batch in tile.batches:
-                    queries, keys = tile.queries_of(batch), tile.keys_of(batch)
+                    part = tile.part(batch)
                     probabilities = next(remaining) if call.keep else call.probabilities(q, k, tile, batch, shared)
-                    grad = softmax_backward(product(grad_out[queries], v[keys].mT), probabilities)
-                    dq[queries] = product(grad, k[keys], call.scale)
-                    dk.add(keys, product(grad.mT, q[queries], call.scale))
-                    dv.add(keys, product(probabilities.mT, grad_out[queries]))
+                    above = grad_out[part, queries]
+                    grad = softmax_backward(product(above, v[part, keys].mT), probabilities)
+                    product(grad, k[part, keys], call.scale, out=dq[part, queries])
+                    dk.add(part, keys, grad.mT, q[part, queries], call.scale)
+                    dv.add(part, keys, probabilities.mT, above)
                     bias_gradient.add(tile, batch, grad)
                 bias_gradient.close(tile)
-        return None, dq, dk.result(), dv.result(), *bias_gradient.sums
+        of_qkv = (x.unflatten(0, batch_and_heads) for x in (dq, dk.result(), dv.result()))
+        return None, *of_qkv, *bias_gradient.sums
 
 
 class _BiasGradient:
@@ -223,9 +229,12 @@ class _BiasGradient:
         self.total: Tensor | None = None  # of the tile, over the sequences so far
 
     def add(self, tile: Tile, batch: slice, grad: Tensor) -> None:
-        if self.wanted and self.bias.per_sequence:
+        if not self.wanted:
+            return
+        grad = tile.by_head(grad)
+        if self.bias.per_sequence:
             self.bias.pull(self.sums, tile, batch, grad)
-        elif self.wanted:
+        else:
             if self.total is None:
                 self.total, grad = grad[0].to(exact(grad), copy=True), grad[1:]
             for sequence in grad:  # faster on CPUs than one sum that widens the dtype

@@ -2,6 +2,9 @@
 
 A tile is the scores of some heads of a block of query rows, against the keys those rows may see. It is small enough to
 stay in a core's cache from the product to the softmax. Keys after the block, or before the window, are in no tile.
+
+Batch and heads are one axis in here, (B H, T, D): whole heads of several sequences, or some heads of one, are then one
+slice of it, and no product has to copy what it reads.
 """
 
 import dataclasses
@@ -26,14 +29,16 @@ class Tile:
     queries: slice
     keys: slice
     mask: Tensor  # (Tq, Tk): 0 where visible, -inf where hidden
-    batches: tuple[slice, ...]  # sequences that are computed together: several where the tile is small
+    batches: tuple[slice, ...]  # sequences that are computed together: several only if all heads are in the tile
+    n_heads: int  # of the layer
 
-    def queries_of(self, batch: slice) -> tuple[slice, slice, slice]:
-        """Index of the tile's queries in (B, H, T, D)."""
-        return batch, self.heads, self.queries
+    def part(self, batch: slice) -> slice:
+        """Where the tile's heads of some of its sequences are on the axis (B H)."""
+        return slice(batch.start * self.n_heads + self.heads.start, (batch.stop - 1) * self.n_heads + self.heads.stop)
 
-    def keys_of(self, batch: slice) -> tuple[slice, slice, slice]:
-        return batch, self.heads, self.keys
+    def by_head(self, x: Tensor) -> Tensor:
+        """x (sequences heads, ...), which `part` gave, as (sequences, heads, ...)."""
+        return x.unflatten(0, (-1, self.heads.stop - self.heads.start))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Cut:
             heads = n_heads if self.whole_heads else min(n_heads, fitting)
             batches = tuple(_slices(batch, max(1, fitting // heads)))
             for part in _slices(n_heads, heads):
-                yield Tile(part, slice(start, stop), slice(first, stop), mask, batches)
+                yield Tile(part, slice(start, stop), slice(first, stop), mask, batches, n_heads)
 
     def _tile_scores(self) -> int:
         on_cpu = self.like.device.type == "cpu"
@@ -80,21 +85,28 @@ class Cut:
 
 
 class KeyGradient:
-    """Gradient of keys or values (B, H, T, D). Where several blocks of queries add to it, summed in fp32."""
+    """Gradient of keys or values (B H, T, D). Where several blocks of queries add to it, summed in fp32."""
 
     def __init__(self, x: Tensor, blocks: int) -> None:
         self.dtype = x.dtype
         self.single = blocks == 1
-        self.total = empty_like(x) if self.single else torch.zeros_like(empty_like(x), dtype=exact(x))
+        self.total = torch.empty_like(x) if self.single else torch.zeros_like(x, dtype=exact(x))
 
-    def add(self, keys: tuple[slice, ...], part: Tensor) -> None:
+    def add(self, part: slice, keys: slice, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+        """Add scale a @ b at these keys."""
+        total = self.total[part, keys]
         if self.single:
-            self.total[keys] = part
+            product(a, b, scale, out=total)
         else:
-            self.total[keys] += part
+            total += product(a, b, scale)
 
     def result(self) -> Tensor:
         return self.total.to(self.dtype)
+
+
+def flat(x: Tensor) -> Tensor:
+    """x (B, H, T, D) as contiguous (B H, T, D)."""
+    return x.contiguous().flatten(0, 1)
 
 
 def exact(x: Tensor) -> torch.dtype:
@@ -102,19 +114,12 @@ def exact(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def empty_like(x: Tensor) -> Tensor:
-    """An empty (B, H, T, D) that lies in memory as (B, T, H, D), the order the projections around attention use."""
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+def product(a: Tensor, b: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     """scale a @ b for every sequence and head, rounded once."""
-    flat_a, flat_b = a.flatten(0, 1), b.flatten(0, 1)
     if scale == 1.0:
-        return torch.bmm(flat_a, flat_b).view(*a.shape[:-1], b.shape[-1])
+        return torch.bmm(a, b, out=out)
     ignored = a.new_zeros(())  # beta=0
-    return torch.baddbmm(ignored, flat_a, flat_b, beta=0, alpha=scale).view(*a.shape[:-1], b.shape[-1])
+    return torch.baddbmm(ignored, a, b, beta=0, alpha=scale, out=out)
 
 
 def softmax_backward(grad: Tensor, probabilities: Tensor) -> Tensor:
