@@ -17,6 +17,7 @@ from posbench import encodings
 from posbench.attention.run import attention
 from posbench.config import Config, ModelConfig
 from posbench.encodings.base import Encoding, Shape
+from posbench.loss import cross_entropy
 from posbench.randomness import derive, generator
 from posbench.rms_norm import RMSNorm
 
@@ -76,6 +77,10 @@ class GPT(nn.Module):
         """Logits (..., vocab_size). With a concatenated code the head reads the token channels only."""
         weight = self.tokens.weight if self.head is None else self.head.weight
         return F.linear(hidden[..., : weight.shape[1]], weight)
+
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Mean negative log-likelihood in nats per token of labels (B, T), from `hidden`'s states."""
+        return cross_entropy(self.logits(hidden), labels)
 
 
 class Block(nn.Module):

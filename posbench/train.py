@@ -24,7 +24,6 @@ from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
-from posbench.loss import cross_entropy
 from posbench.model import GPT, build, parameter_counts
 from posbench.randomness import generator
 from posbench.runs import Run
@@ -188,7 +187,7 @@ def update(
     optimizer.zero_grad(set_to_none=True)
     for ids, targets in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
         with devices.autocast(device, dtype):
-            loss = cross_entropy(model.logits(forward(ids, None, draw)), targets) / parts
+            loss = model.loss(forward(ids, None, draw), targets) / parts
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
@@ -216,7 +215,7 @@ def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, 
         tokens.validation, training.train_length, training.batch_size, limit=VALIDATION_BLOCKS
     ):
         with devices.autocast(device, dtype):
-            losses.append(cross_entropy(model.logits(model.hidden(inputs.to(device))), labels.to(device)))
+            losses.append(model.loss(model.hidden(inputs.to(device)), labels.to(device)))
     return float(torch.stack(losses).mean())
 
 

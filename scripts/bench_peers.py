@@ -4,11 +4,12 @@
     python scripts/bench_peers.py llama mpt --shape 3m --json
 
 Every contender has the same layers, heads, width, vocabulary, tied head and batch, no dropout and no key-value cache,
-and within 2 % as many parameters as posbench's model. All take the very step of `posbench train`: its loss in the dtype
-of the logits, its clipping, its fused AdamW. Each peer runs with every attention it has in the dtype that posbench
-chooses here (bf16 where the machine is good at it), and as it comes, in fp32 with its own choice of attention. Nothing
-is compiled. Threads and allocator are set for the process, so for all alike: as `posbench train` sets them, or with
---default-malloc as they come. Needs the dependency group `peers`.
+and within 2 % as many parameters as posbench's model. All take the steps of `posbench train`: its batches, clipping,
+finite checks and fused AdamW, and a loss in fp32: a peer's is torch's cross-entropy, as these libraries use it. Each
+peer runs with every attention it has in the dtype that posbench chooses here (bf16 where the machine is good at it),
+and as it comes, in fp32 with its own choice of attention. Nothing is compiled. Threads and allocator are set for the
+process, so for all alike: as `posbench train` sets them, or with --default-malloc as they come. Needs the dependency
+group `peers`.
 """
 
 import argparse
@@ -201,10 +202,10 @@ class LikePosbench(nn.Module):
         self.peer = peer
 
     def hidden(self, ids: Tensor, positions: None, generator: torch.Generator) -> Tensor:
-        return self.peer(ids)
+        return self.peer(ids)  # the logits
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())  # fp32, under autocast too
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from posbench import train as training
 from posbench.checkpoint import load_model
 from posbench.config import Config, to_container
 from posbench.errors import RunFailed, UserError
+from posbench.model import GPT
 from posbench.runs import evaluation_rows, read_jsonl
 from posbench.train import learning_rate
 
@@ -165,14 +166,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    plain = training.cross_entropy
+    plain = GPT.loss
 
-    def poisoned(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def poisoned(model: GPT, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return plain(logits, labels) * (float("nan") if calls == 8 else 1.0)
+        return plain(model, hidden, labels) * (float("nan") if calls == 8 else 1.0)
 
-    monkeypatch.setattr(training, "cross_entropy", poisoned)
+    monkeypatch.setattr(GPT, "loss", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
         training.train(config, tmp_path / "run", [])
     record = record_of(tmp_path / "run")

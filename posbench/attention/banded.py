@@ -111,8 +111,8 @@ class _Banded(torch.autograd.Function):
                     dv.add(part, keys, probabilities.mT, above)
                     sum_k.add_(_over_all_rows(near_grad, rows), alpha=call.scale)
                     sum_v.add_(_over_all_rows(_band(probabilities, near), above))
-        of_qkv = (x.unflatten(0, batch_and_heads) for x in (dq, dk.result()[:, near - 1 :], dv.result()[:, near - 1 :]))
-        return None, *of_qkv, sum_k, sum_v
+        of_q, of_k, of_v = (x.view(*batch_and_heads, *x.shape[1:]) for x in (dq, dk.result(), dv.result()))
+        return None, of_q, of_k[:, :, near - 1 :], of_v[:, :, near - 1 :], sum_k, sum_v
 
 
 def _band(x: Tensor, near: int) -> Tensor:

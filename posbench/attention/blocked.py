@@ -215,7 +215,7 @@ class _Blocked(torch.autograd.Function):
                     dv.add(part, keys, probabilities.mT, above)
                     bias_gradient.add(tile, batch, grad)
                 bias_gradient.close(tile)
-        of_qkv = (x.unflatten(0, batch_and_heads) for x in (dq, dk.result(), dv.result()))
+        of_qkv = (x.view(*batch_and_heads, *x.shape[1:]) for x in (dq, dk.result(), dv.result()))
         return None, *of_qkv, *bias_gradient.sums
 
 

@@ -38,7 +38,7 @@ class Tile:
 
     def by_head(self, x: Tensor) -> Tensor:
         """x (sequences heads, ...), which `part` gave, as (sequences, heads, ...)."""
-        return x.unflatten(0, (-1, self.heads.stop - self.heads.start))
+        return x.view(-1, self.heads.stop - self.heads.start, *x.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
