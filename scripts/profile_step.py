@@ -1,0 +1,79 @@
+"""Where the time of a training step goes, operator by operator: schemes of posbench, and peers beside them.
+
+    python scripts/profile_step.py none --shape 12m --threads 1
+    python scripts/profile_step.py alibi mpt --threads 2      # mpt: with its fastest attention here, eager
+
+Milliseconds per step that torch's profiler saw in each operator itself, on the thread that runs the step, and how often
+it was called. Peers are those of `bench_peers.py`; they need the dependency group `peers`.
+"""
+
+import argparse
+import os
+import sys
+
+import bench_peers
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from posbench import bench, devices
+from posbench.bench import Sizes, TrainingStep
+from posbench.errors import PosbenchError
+from posbench.model import build
+
+WARM_UP, STEPS = 4, 8
+ATTENTION = "eager"  # of peers that have it; on CPUs the fastest
+
+
+def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
+    peer = bench_peers.PEERS.get(name)
+    given = ["runtime.device=cpu", *(peer.overrides if peer else ())]
+    config = bench.configuration(peer.encoding if peer else name, sizes, threads, given)
+    device, dtype = bench.setup(config)
+    attention = ATTENTION if peer and ATTENTION in peer.attentions else "sdpa"
+    model = bench_peers.LikePosbench(peer.build(sizes, attention)) if peer else build(config, sizes.vocab_size)
+    return TrainingStep(model, config, bench.random_text(sizes.vocab_size, config), device, dtype)
+
+
+def operators(step: TrainingStep) -> dict[str, tuple[float, float]]:
+    """Milliseconds and calls per step, by operator."""
+    for _ in range(WARM_UP):
+        step()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(STEPS):
+            step()
+    return {e.key: (e.self_cpu_time_total / 1e3 / STEPS, e.count / STEPS) for e in seen.key_averages()}
+
+
+def table(found: dict[str, dict[str, tuple[float, float]]], rows: int) -> str:
+    longest = {key: max(by.get(key, (0.0, 0.0))[0] for by in found.values()) for by in found.values() for key in by}
+    totals = {name: sum(time for time, _ in by.values()) for name, by in found.items()}
+    lines = [["all", *(f"{totals[name]:.1f} ms" for name in found)]]
+    for key in sorted(longest, key=longest.__getitem__, reverse=True)[:rows]:
+        cells = [by.get(key, (0.0, 0.0)) for by in found.values()]
+        shares = zip(cells, totals.values(), strict=True)
+        lines.append([f"`{key}`", *(f"{time:.1f} ms, {time / all_:.0%}, {calls:.0f} x" for (time, calls), all_ in shares)])
+    return bench.markdown(["operator", *found], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", help="encodings and peers")
+    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
+    parser.add_argument("--length", type=int, help="training length, with as many tokens per batch")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--rows", type=int, default=16)
+    given = parser.parse_args()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would announce itself on stderr
+    try:
+        sizes = bench.find_shape(given.shape, given.length)
+        devices.keep_freed_memory()
+        found = {name: operators(step_of(name, sizes, given.threads)) for name in given.names}
+    except PosbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(table(found, given.rows))
+    print(f"\n{given.shape}, {sizes.batch_size} x {sizes.train_length} tokens, {torch.get_num_threads()} threads")
+
+
+if __name__ == "__main__":
+    main()
