@@ -53,7 +53,7 @@ class Cut:
         """Blocks of query rows: first row, last row (exclusive), first key."""
         length = self.like.shape[2]
         seen = min(length, self.window or length)
-        rows = max(MIN_ROWS, min(MAX_ROWS, TILE_BYTES // (seen * self.like.element_size())))
+        rows = max(MIN_ROWS, min(MAX_ROWS, seen // 2, TILE_BYTES // (seen * self.like.element_size())))
         starts = range(0, length, rows)
         return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
 
@@ -85,18 +85,24 @@ class Cut:
 
 
 class KeyGradient:
-    """Gradient of keys or values (B H, T, D). Where several blocks of queries add to it, summed in fp32."""
+    """Gradient of keys or values (B H, T, D), to which every block of queries adds.
+
+    One or two blocks add in the dtype of x, which costs one more rounding at most; more of them in fp32.
+    """
 
     def __init__(self, x: Tensor, blocks: int) -> None:
         self.dtype = x.dtype
-        self.single = blocks == 1
-        self.total = torch.empty_like(x) if self.single else torch.zeros_like(x, dtype=exact(x))
+        self.whole = blocks == 1
+        dtype = x.dtype if blocks <= 2 else exact(x)
+        self.total = torch.empty_like(x) if self.whole else torch.zeros_like(x, dtype=dtype)
 
     def add(self, part: slice, keys: slice, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
         """Add scale a @ b at these keys."""
         total = self.total[part, keys]
-        if self.single:
+        if self.whole:
             product(a, b, scale, out=total)
+        elif total.dtype == a.dtype:
+            total.baddbmm_(a, b, alpha=scale)
         else:
             total += product(a, b, scale)
 
