@@ -8,6 +8,7 @@ it was called. Peers are those of `bench_peers.py`; they need the dependency gro
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 
@@ -34,24 +35,35 @@ def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
     return TrainingStep(model, config, bench.random_text(sizes.vocab_size, config), device, dtype)
 
 
-def operators(step: TrainingStep) -> dict[str, tuple[float, float]]:
-    """Milliseconds and calls per step, by operator."""
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """In one operator, per step."""
+
+    milliseconds: float = 0.0
+    calls: float = 0.0
+
+
+def operators(step: TrainingStep) -> dict[str, Spent]:
     for _ in range(WARM_UP):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(STEPS):
             step()
-    return {e.key: (e.self_cpu_time_total / 1e3 / STEPS, e.count / STEPS) for e in seen.key_averages()}
+    return {e.key: Spent(e.self_cpu_time_total / 1e3 / STEPS, e.count / STEPS) for e in seen.key_averages()}
 
 
-def table(found: dict[str, dict[str, tuple[float, float]]], rows: int) -> str:
-    longest = {key: max(by.get(key, (0.0, 0.0))[0] for by in found.values()) for by in found.values() for key in by}
-    totals = {name: sum(time for time, _ in by.values()) for name, by in found.items()}
-    lines = [["all", *(f"{totals[name]:.1f} ms" for name in found)]]
-    for key in sorted(longest, key=longest.__getitem__, reverse=True)[:rows]:
-        cells = [by.get(key, (0.0, 0.0)) for by in found.values()]
-        shares = zip(cells, totals.values(), strict=True)
-        lines.append([f"`{key}`", *(f"{time:.1f} ms, {time / all_:.0%}, {calls:.0f} x" for (time, calls), all_ in shares)])
+def table(found: dict[str, dict[str, Spent]], rows: int) -> str:
+    totals = {name: sum(spent.milliseconds for spent in by.values()) for name, by in found.items()}
+    keys = {key for by in found.values() for key in by}
+    longest = {key: max(by.get(key, Spent()).milliseconds for by in found.values()) for key in keys}
+
+    def cell(name: str, key: str) -> str:
+        spent = found[name].get(key, Spent())
+        return f"{spent.milliseconds:.1f} ms, {spent.milliseconds / totals[name]:.1%}, {spent.calls:.0f} x"
+
+    lines = [["all", *(f"{total:.1f} ms" for total in totals.values())]]
+    for key in sorted(keys, key=longest.__getitem__, reverse=True)[:rows]:
+        lines.append([f"`{key}`", *(cell(name, key) for name in found)])
     return bench.markdown(["operator", *found], lines)
 
 
@@ -72,7 +84,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     print(table(found, given.rows))
-    print(f"\n{given.shape}, {sizes.batch_size} x {sizes.train_length} tokens, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    print(f"\n{given.shape}, {sizes.batch_size} x {sizes.train_length} tokens, {threads} thread{'s' * (threads > 1)}")
 
 
 if __name__ == "__main__":
