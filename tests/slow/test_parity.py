@@ -1,0 +1,49 @@
+"""Training by the fast kernels against training by attention's definition: the same losses, step after step."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from posbench import bench, model, preflight, train
+from posbench.attention.reference import attention_output
+from posbench.data import tokens
+from posbench.data.batches import TrainingBatches
+
+pytestmark = pytest.mark.slow
+
+STEPS, LENGTH, BATCH = 300, 256, 4
+CPU = torch.device("cpu")
+
+
+def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
+    """Of every step on the built-in corpus, at a length of two tiles: (STEPS,)."""
+    size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
+    config = preflight.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
+    bench.setup(config)
+    corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
+    gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
+    optimizer = train.optimizer_for(gpt, config.training)
+    batches = TrainingBatches(corpus.train, LENGTH, BATCH, config.seed)
+    rates = [train.learning_rate(step, STEPS, config.training) for step in range(STEPS)]
+    return torch.tensor(
+        [
+            train.update(gpt, gpt.hidden, optimizer, rate, batches, config, step, CPU, dtype)[0]
+            for step, rate in enumerate(rates)
+        ]
+    )
+
+
+def by_definition(encoding: Any, q: Any, k: Any, v: Any, x: Any, positions: Any, layer: int, **rest: Any) -> Any:
+    return attention_output(encoding, q, k, v, x, layer, positions)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5"])
+def test_300_steps_lose_what_they_lose_by_definition(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, half = losses(encoding, torch.float32), losses(encoding, torch.bfloat16)
+    monkeypatch.setattr(model, "attention", by_definition)
+    exact = losses(encoding, torch.float32)
+    assert exact[-1] < exact[0] - 1  # it did learn
+    torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)
+    torch.testing.assert_close(half, exact, atol=0.02, rtol=0)  # any one step, in nats
+    torch.testing.assert_close(half[-20:].mean(), exact[-20:].mean(), atol=2e-3, rtol=0)
