@@ -22,7 +22,6 @@ from posbench.errors import PosbenchError
 from posbench.model import build
 
 WARM_UP, STEPS = 4, 8
-ATTENTION = "eager"  # of peers that have it; on CPUs the fastest
 
 
 def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
@@ -30,8 +29,11 @@ def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
     given = ["runtime.device=cpu", *(peer.overrides if peer else ())]
     config = bench.configuration(peer.encoding if peer else name, sizes, threads, given)
     device, dtype = bench.setup(config)
-    attention = ATTENTION if peer and ATTENTION in peer.attentions else "sdpa"
-    model = bench_peers.LikePosbench(peer.build(sizes, attention)) if peer else build(config, sizes.vocab_size)
+    if peer:
+        attention = "eager" if "eager" in peer.attentions else peer.attentions[0]  # on CPUs the fastest at most lengths
+        model = bench_peers.LikePosbench(peer.build(sizes, attention))
+    else:
+        model = build(config, sizes.vocab_size)
     return TrainingStep(model, config, bench.random_text(sizes.vocab_size, config), device, dtype)
 
 

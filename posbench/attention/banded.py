@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
 
 
 def banded_attention(
@@ -66,7 +66,6 @@ class _Banded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, near_k: Tensor, near_v: Tensor) -> Tensor:
-        shape = v.shape
         q, k, v = flat(q), flat(_padded(k, len(near_k))), flat(_padded(v, len(near_k)))
         out = torch.empty_like(q)
         kept: list[Tensor] = []
@@ -82,13 +81,13 @@ class _Banded(torch.autograd.Function):
                         kept.append(probabilities)
         ctx.call = call
         ctx.save_for_backward(q, k, v, near_k, near_v, *kept)
-        return out.view(shape)
+        return unflat(out, call.cut.like)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, near_k, near_v, *kept = ctx.saved_tensors
-        batch_and_heads, grad_out = grad_out.shape[:2], flat(grad_out)
+        grad_out = flat(grad_out)
         near, blocks = len(near_k), len(call.cut.blocks())
         dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         sum_k, sum_v = (torch.zeros_like(x, dtype=exact(x)) for x in (near_k, near_v))
@@ -111,7 +110,7 @@ class _Banded(torch.autograd.Function):
                     dv.add(part, keys, probabilities.mT, above)
                     sum_k.add_(_over_all_rows(near_grad, rows), alpha=call.scale)
                     sum_v.add_(_over_all_rows(_band(probabilities, near), above))
-        of_q, of_k, of_v = (x.view(*batch_and_heads, *x.shape[1:]) for x in (dq, dk.result(), dv.result()))
+        of_q, of_k, of_v = (unflat(x, call.cut.like) for x in (dq, dk.result(), dv.result()))
         return None, of_q, of_k[:, :, near - 1 :], of_v[:, :, near - 1 :], sum_k, sum_v
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward
+from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
 
 
 def blocked_attention(
@@ -161,10 +161,9 @@ class _Call:
         return None if self.bias.per_sequence else self._added(tile, slice(None))
 
     def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
-        """Softmax of a tile's logits, of q and k (B H, T, Dq): (sequences heads, Tq, Tk), in q's dtype."""
+        """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype."""
         added = self._added(tile, batch) if shared is None else shared
-        part = tile.part(batch)
-        scores = tile.by_head(product(q[part, tile.queries], k[part, tile.keys].mT))
+        scores = tile.by_head(product(q, k.mT))
         return torch.softmax(torch.add(added, scores, alpha=self.scale), -1).to(q.dtype).flatten(0, 1)
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
@@ -175,7 +174,6 @@ class _Call:
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
-        shape = v.shape
         q, k, v = flat(q), flat(k), flat(v)
         out = torch.empty_like(v)
         kept: list[Tensor] = []
@@ -184,38 +182,39 @@ class _Blocked(torch.autograd.Function):
                 shared = call.shared(tile)
                 for batch in tile.batches:
                     part = tile.part(batch)
-                    probabilities = call.probabilities(q, k, tile, batch, shared)
+                    probabilities = call.probabilities(q[part, tile.queries], k[part, tile.keys], tile, batch, shared)
                     product(probabilities, v[part, tile.keys], out=out[part, tile.queries])
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
         ctx.save_for_backward(q, k, v, *kept)
-        return out.view(shape)
+        return unflat(out, call.cut.like)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         q, k, v, *kept = ctx.saved_tensors
-        batch_and_heads, grad_out = grad_out.shape[:2], flat(grad_out)
+        grad_out = flat(grad_out)
         blocks = len(call.cut.blocks())
         dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
-                queries, keys = tile.queries, tile.keys
                 shared = None if call.keep else call.shared(tile)
                 for batch in tile.batches:
                     part = tile.part(batch)
-                    probabilities = next(remaining) if call.keep else call.probabilities(q, k, tile, batch, shared)
-                    above = grad_out[part, queries]
-                    grad = softmax_backward(product(above, v[part, keys].mT), probabilities)
-                    product(grad, k[part, keys], call.scale, out=dq[part, queries])
-                    dk.add(part, keys, grad.mT, q[part, queries], call.scale)
-                    dv.add(part, keys, probabilities.mT, above)
+                    rows, above, keys = q[part, tile.queries], grad_out[part, tile.queries], k[part, tile.keys]
+                    probabilities = (
+                        next(remaining) if call.keep else call.probabilities(rows, keys, tile, batch, shared)
+                    )
+                    grad = softmax_backward(product(above, v[part, tile.keys].mT), probabilities)
+                    product(grad, keys, call.scale, out=dq[part, tile.queries])
+                    dk.add(part, tile.keys, grad.mT, rows, call.scale)
+                    dv.add(part, tile.keys, probabilities.mT, above)
                     bias_gradient.add(tile, batch, grad)
                 bias_gradient.close(tile)
-        of_qkv = (x.view(*batch_and_heads, *x.shape[1:]) for x in (dq, dk.result(), dv.result()))
+        of_qkv = (unflat(x, call.cut.like) for x in (dq, dk.result(), dv.result()))
         return None, *of_qkv, *bias_gradient.sums
 
 

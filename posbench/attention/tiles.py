@@ -17,7 +17,8 @@ from torch import Tensor
 # Probabilities in a tile, per CPU thread: about a core's cache. Accelerators rather want few launches.
 TILE_BYTES = 2**20
 TILE_BYTES_ACCELERATOR = 2**27
-# Query rows in a tile: more waste work above the diagonal, fewer make the products slim.
+# Query rows in a tile: more waste work above the diagonal, fewer make the products slim. In between, half of the
+# keys: two blocks have a quarter less to do than one.
 MIN_ROWS, MAX_ROWS = 128, 256
 # Probabilities that one call (one layer) keeps for its backward pass; above that it computes them again.
 KEPT_BYTES = 128 * 2**20
@@ -70,8 +71,8 @@ class Cut:
             fitting = max(1, self._tile_scores() // mask.numel())  # heads of one sequence, or of several
             heads = n_heads if self.whole_heads else min(n_heads, fitting)
             batches = tuple(_slices(batch, max(1, fitting // heads)))
-            for part in _slices(n_heads, heads):
-                yield Tile(part, slice(start, stop), slice(first, stop), mask, batches, n_heads)
+            for some in _slices(n_heads, heads):
+                yield Tile(some, slice(start, stop), slice(first, stop), mask, batches, n_heads)
 
     def _tile_scores(self) -> int:
         on_cpu = self.like.device.type == "cpu"
@@ -92,17 +93,13 @@ class KeyGradient:
 
     def __init__(self, x: Tensor, blocks: int) -> None:
         self.dtype = x.dtype
-        self.whole = blocks == 1
-        dtype = x.dtype if blocks <= 2 else exact(x)
-        self.total = torch.empty_like(x) if self.whole else torch.zeros_like(x, dtype=dtype)
+        self.total = torch.zeros_like(x, dtype=x.dtype if blocks <= 2 else exact(x))
 
     def add(self, part: slice, keys: slice, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
         """Add scale a @ b at these keys."""
         total = self.total[part, keys]
-        if self.whole:
-            product(a, b, scale, out=total)
-        elif total.dtype == a.dtype:
-            total.baddbmm_(a, b, alpha=scale)
+        if total.dtype == a.dtype:
+            torch.baddbmm(total, a, b, alpha=scale, out=total)
         else:
             total += product(a, b, scale)
 
@@ -113,6 +110,11 @@ class KeyGradient:
 def flat(x: Tensor) -> Tensor:
     """x (B, H, T, D) as contiguous (B H, T, D)."""
     return x.contiguous().flatten(0, 1)
+
+
+def unflat(x: Tensor, like: Tensor) -> Tensor:
+    """x (B H, T, D) as (B, H, T, D), with B and H those of `like`."""
+    return x.view(*like.shape[:2], *x.shape[1:])
 
 
 def exact(x: Tensor) -> torch.dtype:

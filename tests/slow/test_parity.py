@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from posbench import bench, model, preflight, train
+from posbench import model, preflight, train
 from posbench.attention.reference import attention_output
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
@@ -20,7 +20,6 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     """Of every step on the built-in corpus, at a length of two tiles: (STEPS,)."""
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
     config = preflight.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
-    bench.setup(config)
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
     optimizer = train.optimizer_for(gpt, config.training)
