@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from posbench import checkpoint, devices, protocols, runs, tracking
-from posbench.attention.reference import check_length
 from posbench.cells import Cell, Forward, cells, check
 from posbench.config import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, TokenSplit
-from posbench.encodings.base import Encoding
+from posbench.encodings.base import Encoding, check_length
 from posbench.errors import UserError
 from posbench.model import GPT, build
 from posbench.protocols import MIN_BLOCKS, Targets

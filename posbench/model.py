@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posbench import encodings
-from posbench.attention.run import attention
+from posbench.attention.dispatch import attention
 from posbench.config import Config, ModelConfig
 from posbench.encodings.base import Encoding, Shape
-from posbench.loss import cross_entropy
+from posbench.kernels.cross_entropy import cross_entropy
+from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
-from posbench.rms_norm import RMSNorm
 
 # rms of the token embedding at initialisation. GPT-2's 0.02 is far too small for narrow models.
 TOKEN_RMS = {"fan_in": 0.05, "gpt2": 0.02}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.attention.run import attention
+from posbench.attention.dispatch import attention
 from posbench.encodings.base import Encoding, Shape
 
 NAMES = encodings.names()

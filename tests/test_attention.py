@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posbench.attention import blocked, run, tiles
-from posbench.attention.banded import banded_attention
-from posbench.attention.blocked import Decay, Dense, Table, blocked_attention
+from posbench.attention import dispatch
+from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
-from posbench.attention.run import attention
 from posbench.encodings.base import Shape
+from posbench.kernels import tiles
+from posbench.kernels.banded import banded_attention
+from posbench.kernels.bias import Bias, Decay, Dense, Table
+from posbench.kernels.tiled import tiled_attention
 
 KINDS = ("none", "table", "decay", "dense", "banded", "banded keys")
 
@@ -75,13 +77,13 @@ class Case:
         q, k, v, *learned = inputs
         if self.kind.startswith("banded"):
             return banded_attention(q, k, v, self.scale, *learned, window=self.window)
-        kinds: dict[str, Callable[..., blocked.Bias]] = {
-            "none": blocked.Bias,
+        kinds: dict[str, Callable[..., Bias]] = {
+            "none": Bias,
             "table": Table,
             "decay": Decay,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
-        return blocked_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
+        return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
 
     def exact(self, *inputs: Tensor) -> Tensor:
         q, k, v, *learned = (x.double() for x in inputs)
@@ -194,7 +196,7 @@ def test_biases_stay_in_fp32_until_they_are_added() -> None:
     q = k = torch.zeros(1, 1, 2, 4, dtype=torch.bfloat16)
     v = torch.tensor([1.0, 0.0], dtype=torch.bfloat16)[None, None, :, None].expand(1, 1, 2, 4)
     table = torch.tensor([[1000.0, 1001.0]])  # bf16 knows 1000 and 1004
-    weight = blocked_attention(q, k, v, 1.0, Table(table))[0, 0, 1, 0].item()
+    weight = tiled_attention(q, k, v, 1.0, Table(table))[0, 0, 1, 0].item()
     assert weight == pytest.approx(1 / (1 + math.exp(-1)), rel=2**-8)
 
 
@@ -304,23 +306,23 @@ def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> N
     q, k, v, x = layer_inputs()
     positions = torch.arange(LENGTH)[None]
     fast = attention(encoding, q, k, v, x, positions, 0, window, consecutive=True)
-    rows = run._by_rows(encoding, q, k, v, x, positions, 0, window)
+    rows = dispatch._by_rows(encoding, q, k, v, x, positions, 0, window)
     assert error(fast, rows) < 1e-5
     with torch.no_grad():
         assert error(attention(encoding, q, k, v, x, positions, 0, window, consecutive=True), rows) < 1e-5
         if name == "none":
-            assert error(run.windowed(q, k, v, encoding.logit_scale, window), rows) < 1e-5
+            assert error(dispatch.windowed(q, k, v, encoding.logit_scale, window), rows) < 1e-5
 
 
 def test_on_cpus_only_fp32_evaluation_without_a_bias_goes_to_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    real = run.blocked_attention
+    real = dispatch.tiled_attention
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:
         called.append("blocked")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(run, "blocked_attention", spy)
+    monkeypatch.setattr(dispatch, "tiled_attention", spy)
 
     def used(name: str, dtype: torch.dtype, train: bool) -> bool:
         called.clear()

@@ -13,8 +13,8 @@ import yaml
 from torch import Tensor
 
 from posbench import encodings
+from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output, logits_of, rows_of
-from posbench.attention.run import attention
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 

@@ -9,27 +9,48 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 
-# From the bottom up; a module may import what stands before it, and its own layer's neighbours. A package stands for
-# all its modules.
-LAYERS = [
-    ["errors"],
-    ["files", "redaction", "randomness", "plain_yaml", "encodings"],
-    ["config"],
-    ["encodings.base"],
-    ["attention"],
-    ["encodings.*", "data", "devices", "console", "exits", "timing", "rms_norm"],
-    ["model", "loss", "tasks", "extend", "probe"],
-    ["checkpoint", "runs", "tracking"],
-    ["protocols", "statistics"],
-    ["cells", "scoring"],
-    ["evaluate", "properties", "chart"],
-    ["train", "show"],
-    ["preflight", "evaluation_overrides", "doctor", "listing", "bench"],
-    ["report"],
-    ["job"],
-    ["sweep"],
-    ["cli"],
-    ["__main__"],
+# A line a room, the top first: a room may import what stands below it, and nothing else.
+ROOMS = [
+    "__main__",
+    "cli",
+    "sweep",
+    "job",
+    "report",
+    "listing",
+    "doctor",
+    "evaluation_overrides",
+    "bench",
+    "preflight",
+    "train",
+    "show",
+    "chart",
+    "properties",
+    "evaluate",
+    "scoring",
+    "cells",
+    "statistics",
+    "protocols",
+    "tracking",
+    "runs",
+    "checkpoint",
+    "probe",
+    "extend",
+    "tasks",
+    "model",
+    "attention",
+    "data",
+    "timing",
+    "console",
+    "exits",
+    "devices",
+    "config",
+    "plain_yaml",
+    "encodings",
+    "kernels",
+    "randomness",
+    "redaction",
+    "files",
+    "errors",
 ]
 
 
@@ -43,15 +64,12 @@ def modules() -> dict[str, pathlib.Path]:
     return found
 
 
-def layer_of(name: str) -> int:
-    for choice in (name, f"{name.rpartition('.')[0]}.*", name.split(".")[0]):
-        for index, layer in enumerate(LAYERS):
-            if choice in layer:
-                return index
-    raise AssertionError(f"module {name} stands in no layer of {pathlib.Path(__file__).name}")
+def room(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def imports_of(path: pathlib.Path, known: set[str]) -> set[str]:
+    """Modules of posbench that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "posbench":
@@ -64,15 +82,23 @@ def imports_of(path: pathlib.Path, known: set[str]) -> set[str]:
     return found - {""}
 
 
+def test_every_room_has_its_line_and_every_line_its_room() -> None:
+    assert sorted(ROOMS) == sorted({room(name) for name in modules()})
+
+
 @pytest.mark.parametrize("name", modules())
-def test_imports_point_downwards(name: str) -> None:
-    known = set(modules())
-    upwards = {
-        other
-        for other in imports_of(modules()[name], known)
-        if layer_of(other) > layer_of(name) and other.split(".")[0] != name.split(".")[0]
-    }
-    assert not upwards
+def test_imports_point_down_the_list(name: str) -> None:
+    below = ROOMS[ROOMS.index(room(name)) :]
+    assert {other for other in imports_of(modules()[name], set(modules())) if room(other) not in below} == set()
+
+
+@pytest.mark.parametrize("name", sorted({room(name) for name in modules()}))
+def test_no_circle_within_a_room(name: str) -> None:
+    own = {module for module in modules() if room(module) == name}
+    uses = {module: (imports_of(modules()[module], set(modules())) & own) - {module} for module in own}
+    while free := {module for module, others in uses.items() if not others}:
+        uses = {module: others - free for module, others in uses.items() if module not in free}
+    assert not uses, f"these import each other in a circle: {uses}"
 
 
 @pytest.mark.parametrize(

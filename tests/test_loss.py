@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posbench import loss
+from posbench.kernels import cross_entropy as module
+from posbench.kernels.cross_entropy import cross_entropy
 
 
 def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Loss and gradient of the hidden states, ours and torch's in fp64, for logits that a linear layer made."""
     out = []
-    for function in (loss.cross_entropy, lambda z, y: F.cross_entropy(z.double().flatten(0, -2), y.flatten())):
+    for function in (cross_entropy, lambda z, y: F.cross_entropy(z.double().flatten(0, -2), y.flatten())):
         leaf = logits.detach().clone().requires_grad_()
         value = function(leaf * 1.0, labels)  # not a leaf: ours may write over it
         (3.0 * value).backward()
@@ -24,7 +25,7 @@ def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor,
 def test_the_loss_and_its_gradient_are_torchs(
     rows: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "AT_ONCE", rows * 50)
+    monkeypatch.setattr(module, "AT_ONCE", rows * 50)
     logits = 5 * torch.randn(3, 43, 50, dtype=dtype)  # 129 rows: no multiple of anything
     (ours, gradient), (theirs, exact) = both(logits, torch.randint(50, (3, 43)))
     torch.testing.assert_close(ours.double(), theirs, atol=20 * tolerance, rtol=1e-6)
@@ -43,17 +44,17 @@ def test_bf16_logits_keep_an_exact_loss_and_a_gradient_within_their_rounding() -
 def test_the_gradient_takes_the_place_of_the_logits() -> None:
     made = torch.randn(8, 20, requires_grad=True) * 1.0
     before, where = made.detach().clone(), made.data_ptr()
-    loss.cross_entropy(made, torch.zeros(8, dtype=torch.long))
+    cross_entropy(made, torch.zeros(8, dtype=torch.long))
     assert made.data_ptr() == where and not torch.equal(made.detach(), before)
 
 
 def test_without_a_gradient_the_logits_stay() -> None:
     logits = torch.randn(8, 20)
     before = logits.clone()
-    loss.cross_entropy(logits, torch.zeros(8, dtype=torch.long))
+    cross_entropy(logits, torch.zeros(8, dtype=torch.long))
     assert torch.equal(logits, before)
 
 
 def test_extreme_logits_give_no_nan() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
-    assert float(loss.cross_entropy(logits, torch.tensor([1, 2]))) == pytest.approx((2e4 + 1.0986) / 2, rel=1e-6)
+    assert float(cross_entropy(logits, torch.tensor([1, 2]))) == pytest.approx((2e4 + 1.0986) / 2, rel=1e-6)

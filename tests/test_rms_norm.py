@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posbench.rms_norm import EPS, RMSNorm
+from posbench.kernels.rms_norm import EPS, RMSNorm
 
 
 def norm_of(width: int, dtype: torch.dtype) -> RMSNorm:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import encodings, protocols
-from posbench.attention import run
+from posbench.attention import dispatch
 from posbench.config import Config
 from posbench.data.tokens import TokenSplit
 from posbench.model import GPT, build
@@ -135,4 +135,4 @@ def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
     with _Largest() as largest, changed(model, model.encoding, 64 if sinks else None, sinks):
         nll = nll_of(model, split, windows)
     assert np.isfinite(nll).all()
-    assert 0 < largest.elements <= 2 * run.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4
+    assert 0 < largest.elements <= 2 * dispatch.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Rows
-from posbench.errors import UserError
+from posbench.encodings.base import Encoding, Rows, check_length
 
 
 def attention_logits(
@@ -124,13 +123,6 @@ def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
     if bias is not None:
         logits = logits + bias
     return encoding.scores(logits, rows).masked_fill(~rows.visible, -math.inf)
-
-
-def check_length(encoding: Encoding, length: int) -> None:
-    """Raise UserError if the scheme is undefined at this input length."""
-    if encoding.max_length is not None and length > encoding.max_length:
-        name = type(encoding).__module__.rpartition(".")[2]
-        raise UserError(f"length {length} is beyond the end of '{name}' (defined up to {encoding.max_length})")
 
 
 def _positions(q: Tensor, positions: Tensor | None) -> Tensor:

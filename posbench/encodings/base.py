@@ -158,6 +158,13 @@ class Encoding(nn.Module):
         raise NotImplementedError
 
 
+def check_length(encoding: Encoding, length: int) -> None:
+    """Raise UserError if the scheme is undefined at this input length."""
+    if encoding.max_length is not None and length > encoding.max_length:
+        name = type(encoding).__module__.rpartition(".")[2]
+        raise UserError(f"length {length} is beyond the end of '{name}' (defined up to {encoding.max_length})")
+
+
 def _plain(value: object) -> str:
     """An option's value as it is typed: 10000, not 10000.0."""
     return f"{value:g}" if isinstance(value, float) else str(value)

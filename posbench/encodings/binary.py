@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.reference import check_length
 from posbench.encodings._additive import Additive
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Shape, check_length
 from posbench.errors import UserError
 
 

@@ -21,8 +21,9 @@ Checked against: the network run on each pair in a plain loop, and worked argume
 import torch
 from torch import Tensor, nn
 
-from posbench.attention.blocked import Dense, blocked_attention, by_distance
 from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels.bias import Dense, by_distance
+from posbench.kernels.tiled import tiled_attention
 
 HIDDEN = 32
 
@@ -63,7 +64,7 @@ class FIRE(Encoding):
             return _interpolated(distance, where, kinks, *learned)
 
         bias = Dense(rows, (*network, c, threshold))
-        return blocked_attention(q, k, v, self.logit_scale, bias, window)
+        return tiled_attention(q, k, v, self.logit_scale, bias, window)
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention.blocked import Decay, blocked_attention
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
+from posbench.kernels.bias import Decay
+from posbench.kernels.tiled import tiled_attention
 
 
 class FoX(Encoding):
@@ -46,4 +47,4 @@ class FoX(Encoding):
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
     ) -> Tensor:
         (total,) = self.prepare(q, k, x, positions, layer)
-        return blocked_attention(q, k, v, self.logit_scale, Decay(total), window)
+        return tiled_attention(q, k, v, self.logit_scale, Decay(total), window)

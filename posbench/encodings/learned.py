@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention.reference import check_length
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Shape, check_length
 from posbench.errors import UserError
 
 

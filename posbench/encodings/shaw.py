@@ -18,8 +18,8 @@ Checked against: transformers Wav2Vec2-BERT (keys); plain loops from the paper (
 import torch
 from torch import Tensor, nn
 
-from posbench.attention.banded import banded_attention
 from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels.banded import banded_attention
 
 
 class Shaw(Encoding):

@@ -6,10 +6,9 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.reference import check_length
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import ALiBi
-from posbench.encodings.base import Encoding, Rows
+from posbench.encodings.base import Encoding, Rows, check_length
 from posbench.encodings.learned import Learned
 from posbench.extend.reach import Extended, Reach
 

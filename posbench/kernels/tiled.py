@@ -10,17 +10,16 @@ grows with heads x block x length.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
+from posbench.kernels.bias import Bias
+from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
 
 
-def blocked_attention(
+def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: "Bias | None" = None, window: int | None = None
 ) -> Tensor:
     """Causal attention softmax(scale q·k + bias) v.
@@ -40,110 +39,8 @@ def blocked_attention(
     train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     cut = Cut(q.detach(), window, bias.whole_heads)
     call = _Call(cut, bias, scale, keep=train and cut.is_kept())
-    out: Tensor = _Blocked.apply(call, *inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
-
-
-# -- what can be added to the logits -----------------------------------------------------------------------------------
-
-
-class Bias:
-    """What is added to the scaled logits; as it stands, nothing."""
-
-    per_sequence: ClassVar[bool] = False  # differs between the sequences of a batch
-    whole_heads: ClassVar[bool] = False  # is cheaper for all heads together than for a few at a time
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What receives gradients."""
-        return ()
-
-    def of(self, tile: Tile, batch: slice) -> Tensor | None:
-        """Bias of a tile: (heads, Tq, Tk), or (sequences, heads, Tq, Tk) if `per_sequence`."""
-        return None
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        """Add to `sums`, which are shaped like `tensors`, what follows from `grad`, which is shaped like `of`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Table(Bias):
-    """A bias by distance (ALiBi, T5, KERPLE)."""
-
-    values: Tensor  # (H, T) fp32, at the distances 0 .. T-1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def of(self, tile: Tile, batch: slice) -> Tensor:
-        rows, keys = tile.mask.shape
-        return by_distance(self.values[tile.heads, :keys], rows)
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        heads, rows, keys = grad.shape
-        falling = grad.new_zeros(heads, rows, rows + keys - 1)
-        _slanted(falling, keys).copy_(grad)
-        sums[0][tile.heads, :keys] += falling.sum(1)[:, :keys].flip(-1)
-
-
-def by_distance(values: Tensor, rows: int) -> Tensor:
-    """Values (H, Tk) at the distances 0 .. Tk-1 laid out for the last `rows` queries of Tk tokens: (H, rows, Tk)."""
-    keys = values.shape[1]
-    falling = F.pad(values.flip(-1), (0, rows - 1))  # at the distances Tk - 1 .. 1 - rows; 0 for hidden keys
-    return _slanted(falling[:, None].repeat(1, rows, 1), keys)
-
-
-def _slanted(x: Tensor, keys: int) -> Tensor:
-    """A view (heads, rows, keys) of contiguous x (heads, rows, rows + keys - 1): each row begins one column further
-    left than the row above, the last at column 0. What depends on distance only is equal in all rows of x."""
-    heads, rows, width = x.shape
-    return x.as_strided((heads, rows, keys), (rows * width, width - 1, 1), rows - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Decay(Bias):
-    """sums_i - sums_j for query i and key j: what is forgotten in between (FoX)."""
-
-    per_sequence: ClassVar[bool] = True
-
-    sums: Tensor  # (B, H, T) fp32, running sums of the log forget gates
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.sums,)
-
-    def of(self, tile: Tile, batch: slice) -> Tensor:
-        sums = self.sums[batch, tile.heads]
-        return sums[..., tile.queries, None] - sums[..., None, tile.keys]
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        # Softmax does not see what a whole row shares, so sums_i itself receives nothing.
-        sums[0][batch, tile.heads, tile.keys] -= grad.sum(-2, dtype=sums[0].dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Dense(Bias):
-    """Any bias that all sequences share (FIRE), computed for a block of query rows at a time, and again backwards."""
-
-    whole_heads: ClassVar[bool] = True
-
-    function: Callable[..., Tensor]  # (queries: slice, keys: slice, *parameters) -> (H, Tq, Tk) fp32
-    parameters: tuple[Tensor, ...]  # what the function depends on and gradients go to
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.parameters
-
-    def of(self, tile: Tile, batch: slice) -> Tensor:
-        return self.function(tile.queries, tile.keys, *self.parameters)
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        with torch.enable_grad():
-            parameters = [tensor.detach().requires_grad_() for tensor in self.parameters]
-            bias = self.function(tile.queries, tile.keys, *parameters)
-        for total, part in zip(sums, torch.autograd.grad(bias, parameters, grad.to(bias.dtype)), strict=True):
-            total += part
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -171,7 +68,7 @@ class _Call:
         return tile.mask if bias is None else (bias + tile.mask).contiguous()  # many sequences are added to it
 
 
-class _Blocked(torch.autograd.Function):
+class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         q, k, v = flat(q), flat(k), flat(v)

@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posbench.attention.blocked import Table, blocked_attention
-from posbench.attention.reference import check_length, logits_of, rows_of
-from posbench.encodings.base import Encoding, Rows
+from posbench.attention.reference import logits_of, rows_of
+from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.kernels.bias import Table
+from posbench.kernels.tiled import tiled_attention
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 
@@ -77,7 +78,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None, w
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
     if table is not None or (on_cpu and not fp32_evaluation):
-        return blocked_attention(q, k, v, scale, None if table is None else Table(table), window)
+        return tiled_attention(q, k, v, scale, None if table is None else Table(table), window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     return windowed(q, k, v, scale, window)

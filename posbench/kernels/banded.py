@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.attention.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
+from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
 
 
 def banded_attention(
