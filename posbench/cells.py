@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from posbench import extend, protocols, runs, tasks
+from posbench import extend, protocols, tasks
 from posbench.config import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError, did_you_mean
 from posbench.protocols import Integers, Windows
+from posbench.runs.folder import load_config
 
 Plan = Callable[..., dict[int, tuple[Windows, ...]]]
 
@@ -98,7 +99,7 @@ def check(settings: EvaluationConfig) -> None:
             known = sorted(extend.METHODS)
             raise UserError(f"unknown extension '{method}'{did_you_mean(method, known)} (there are {', '.join(known)})")
     if settings.reference is not None:
-        runs.load_config(pathlib.Path(settings.reference))
+        load_config(pathlib.Path(settings.reference))
 
 
 def parse_extension(text: str) -> tuple[str, dict[str, Any]]:

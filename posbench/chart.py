@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posbench import runs
-from posbench.tracking import curve_name
+from posbench.runs.folder import load_config
+from posbench.runs.rows import evaluation_rows
+from posbench.runs.tracking import curve_name
 
 HEIGHT = 12
 WIDTH = 66  # characters of the chart at most
@@ -28,8 +29,8 @@ def print_curves(folder: pathlib.Path) -> None:
     """Print a run's table and curve to stdout, and where everything lies."""
     console = Console(markup=False, emoji=False, highlight=False)
     plain = not _carries_unicode()
-    config = runs.load_config(folder)
-    rows = runs.evaluation_rows(folder)
+    config = load_config(folder)
+    rows = evaluation_rows(folder)
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     console.print(_table(rows, title, plain))
     series = {name: _points(rows, name) for name in SERIES}

@@ -171,10 +171,10 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a finished run beyond its training length; rows that exist are not computed again."""
-    from posbench import runs
     from posbench.evaluation_overrides import apply
+    from posbench.runs.folder import load_config
 
-    settings, device, threads = apply(runs.load_config(run), overrides or [])
+    settings, device, threads = apply(load_config(run), overrides or [])
     from posbench import chart, console
     from posbench.evaluate import evaluate_run
 

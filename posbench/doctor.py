@@ -99,7 +99,7 @@ def _wandb_mode() -> str:
     """The mode that `tracking.mode=auto` comes to here. The key itself is only asked whether it exists."""
     import wandb
 
-    from posbench import tracking
+    from posbench.runs import tracking
 
     return tracking.choose_mode("auto", wandb.Settings().base_url)
 

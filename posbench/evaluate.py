@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from posbench import checkpoint, devices, protocols, runs, tracking
+from posbench import devices, protocols
 from posbench.cells import Cell, Forward, cells, check
 from posbench.config import Config, EvaluationConfig
 from posbench.data import tokens as data
@@ -23,6 +23,9 @@ from posbench.encodings.base import Encoding, check_length
 from posbench.errors import UserError
 from posbench.model import GPT, build
 from posbench.protocols import MIN_BLOCKS, Targets
+from posbench.runs import checkpoint, tracking
+from posbench.runs.folder import Run, load_config, load_record
+from posbench.runs.rows import EVALUATION_KEY, evaluation_rows
 from posbench.scoring import changed, score
 from posbench.statistics import block_bootstrap
 
@@ -104,12 +107,12 @@ def evaluate_run(
         UserError: the folder holds no run or no complete checkpoint, or the settings cannot be met.
     """
     check(settings)
-    config = dataclasses.replace(runs.load_config(folder), evaluation=settings)
+    config = dataclasses.replace(load_config(folder), evaluation=settings)
     step, weights = checkpoint.load_model(folder)
     chosen = devices.resolve(device or config.runtime.device)
     devices.set_threads(threads or config.runtime.threads)
     devices.keep_freed_memory()
-    with runs.Run.open(folder, config, command=None) as run:
+    with Run.open(folder, config, command=None) as run:
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
         if run.record["tokenizer_sha256"] not in (None, tokens.tokenizer.sha256):
             raise UserError(f"the data of {folder} gives another tokenizer than the run was trained with")
@@ -121,8 +124,8 @@ def evaluate_run(
 
 
 def evaluate_into(
-    run: "runs.Run",
-    tracker: "tracking.Tracker",
+    run: Run,
+    tracker: tracking.Tracker,
     model: GPT,
     tokens: Tokens,
     config: Config,
@@ -138,7 +141,7 @@ def evaluate_into(
         tracker.curve(row)
         logger.info("%s", describe(row))
 
-    evaluate(model, tokens, config, step, runs.evaluation_rows(run.folder), device, dtype, report)
+    evaluate(model, tokens, config, step, evaluation_rows(run.folder), device, dtype, report)
     seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
     run.update(evaluate_seconds=round(seconds, 3))
 
@@ -233,7 +236,7 @@ def _numbers(
 
 def _same_cell(row: Row, other: Row) -> bool:
     """Whether `other`, as read from a file, is this cell. What `row` does not know before its passes does not count."""
-    keys = [*runs.EVALUATION_KEY, "reason", "extension_options"]
+    keys = [*EVALUATION_KEY, "reason", "extension_options"]
     if row["targets_sha256"]:
         keys += ["status", "targets_sha256"]
     return all(_as_read(row[key]) == other.get(key) for key in keys)
@@ -249,8 +252,8 @@ def _reference(folder: pathlib.Path, tokens: Tokens, device: torch.device) -> tu
     Raises:
         UserError: no complete run, or one of another tokenizer.
     """
-    config = runs.load_config(folder)
-    record = runs.load_record(folder)
+    config = load_config(folder)
+    record = load_record(folder)
     if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
         raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
     step, weights = checkpoint.load_model(folder)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import cells, chart, checkpoint, console, devices, evaluate, tracking
+from posbench import cells, chart, console, devices, evaluate
 from posbench.config import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
@@ -26,8 +26,9 @@ from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
 from posbench.model import GPT, build, parameter_counts
 from posbench.randomness import generator
-from posbench.runs import Run
-from posbench.tracking import Tracker
+from posbench.runs import checkpoint, tracking
+from posbench.runs.folder import Run
+from posbench.runs.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 from disks import in_child, small_disk
 
-from posbench import checkpoint, files
+from posbench import files
 from posbench.errors import RunFailed, UserError
+from posbench.runs import checkpoint
 
 
 def save(folder: Path, step: int, size: int = 64) -> Path:

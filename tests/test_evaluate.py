@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench import encodings, evaluate, evaluation_overrides, runs, tasks
+from posbench import encodings, evaluate, evaluation_overrides, tasks
 from posbench import train as training
 from posbench.config import Config
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.runs.folder import load_record
+from posbench.runs.rows import evaluation_rows
 
 V = 37
 L = 16
@@ -431,14 +433,14 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     )
     folder = tmp_path / "run"
     training.train(config, folder, ["test"])
-    first = runs.evaluation_rows(folder)
+    first = evaluation_rows(folder)
     overrides = [
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
         "extension=ntk", "stride=4", f"reference={folder}",
     ]  # fmt: skip
     settings, _, _ = evaluation_overrides.apply(config, overrides)
     evaluate.evaluate_run(folder, settings)
-    rows = runs.evaluation_rows(folder)
+    rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
     counts = collections.Counter((row["protocol"], row["task"]) for row in rows)
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
@@ -448,7 +450,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         ("task", "key_tokens"): varied,
     }  # fmt: skip
     assert {row["status"] for row in rows if row["task"] != "key_tokens"} == {"ok"}
-    assert all(runs.load_record(folder)["id"] in row["reason"] for row in rows if row["task"] == "key_tokens")
+    assert all(load_record(folder)["id"] in row["reason"] for row in rows if row["task"] == "key_tokens")
     before = (folder / "evaluation.jsonl").read_bytes()
     evaluate.evaluate_run(folder, settings)
     assert (folder / "evaluation.jsonl").read_bytes() == before

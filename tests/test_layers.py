@@ -30,9 +30,7 @@ ROOMS = [
     "cells",
     "statistics",
     "protocols",
-    "tracking",
     "runs",
-    "checkpoint",
     "probe",
     "extend",
     "tasks",
@@ -48,7 +46,6 @@ ROOMS = [
     "encodings",
     "kernels",
     "randomness",
-    "redaction",
     "files",
     "errors",
 ]

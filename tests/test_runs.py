@@ -13,11 +13,12 @@ import pytest
 import torch
 from disks import in_child, small_disk, start_child
 
-from posbench import runs
 from posbench.config import Config, run_id
 from posbench.errors import RunFailed, UserError
-from posbench.redaction import redact
-from posbench.runs import EVALUATION_KEY, Run
+from posbench.runs.folder import Run, load_config, load_record
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.redaction import redact
+from posbench.runs.rows import EVALUATION_KEY, evaluation_blocks, evaluation_rows
 
 COMMAND = ["posbench", "train"]
 FAKE_SECRETS = (
@@ -61,10 +62,10 @@ def test_attempts_follow_each_other_and_times_are_utc(tmp_path: Path, tiny_confi
     for status in ("stopped", "done"):
         with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
             run.begin_attempt("cpu", "fp32", 1)
-            assert runs.load_record(run.folder)["status"] == "running"
+            assert load_record(run.folder)["status"] == "running"
             run.update_attempt(steps=7)
             run.finish(status, "signal" if status == "stopped" else None, "stopped by SIGTERM")
-    record = runs.load_record(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     assert record["status"] == "done" and record["reason"] is None
     assert len(record["attempts"]) == 2
     for attempt in record["attempts"]:
@@ -79,7 +80,7 @@ def test_a_field_outside_the_schema_is_refused(tmp_path: Path, tiny_config: Conf
         with pytest.raises(ValueError, match="tokns"):
             run.update(tokns=1)
         run.update(tokens=1)
-    assert runs.load_record(tmp_path / "run")["tokens"] == 1
+    assert load_record(tmp_path / "run")["tokens"] == 1
 
 
 def test_opening_a_finished_run_without_an_attempt_leaves_its_record(tmp_path: Path, tiny_config: Config) -> None:
@@ -120,7 +121,7 @@ def test_files_follow_the_umask(tmp_path: Path, tiny_config: Config, mask: int) 
 
 def test_the_saved_configuration_is_the_configuration(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        assert runs.load_config(run.folder) == tiny_config
+        assert load_config(run.folder) == tiny_config
 
 
 def test_another_run_in_the_folder_is_refused_with_what_differs(tmp_path: Path, tiny_config: Config) -> None:
@@ -139,7 +140,7 @@ def test_what_is_not_identity_may_change(tmp_path: Path, tiny_config: Config) ->
         pass
     other = dataclasses.replace(tiny_config, runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99))
     with Run.open(tmp_path / "run", other, COMMAND) as run:
-        assert runs.load_config(run.folder) == tiny_config
+        assert load_config(run.folder) == tiny_config
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:
@@ -151,7 +152,7 @@ def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config)
             with pytest.raises(UserError, match="in use"):
                 Run.open(folder, tiny_config, COMMAND, restart=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1", "run.old-2"]
-    assert [runs.read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("run.old-1", "run.old-2", "run")] == [
+    assert [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("run.old-1", "run.old-2", "run")] == [
         [{"step": 0}], [{"step": 1}], [{"step": 2}]
     ]  # fmt: skip
 
@@ -170,7 +171,7 @@ def test_a_strangers_link_is_refused(tmp_path: Path, tiny_config: Config) -> Non
 
 def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
-        runs.load_config(tmp_path)
+        load_config(tmp_path)
 
 
 # -- one owner ---------------------------------------------------------------------------------------------------------
@@ -256,9 +257,9 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path, tiny_config: Con
         run.log_metrics({"step": 2, "train/loss": 1.0})
         with open(run.folder / "metrics.jsonl", "a") as file:
             file.write('{"step": 3, "tra')  # what a kill leaves
-        assert [row["step"] for row in runs.read_jsonl(run.folder / "metrics.jsonl")] == [1, 2]
+        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2]
         run.cut_metrics(offset)
-        assert runs.read_jsonl(run.folder / "metrics.jsonl") == [{"step": 1, "train/loss": 2.0}]
+        assert read_jsonl(run.folder / "metrics.jsonl") == [{"step": 1, "train/loss": 2.0}]
         assert run.metrics_offset() == offset
         run.cut_metrics(offset - 3)  # the file system lost the end
         assert run.metrics_offset() == 0
@@ -270,7 +271,7 @@ def test_a_half_line_never_spoils_the_next(tmp_path: Path, tiny_config: Config) 
         with open(run.folder / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "x": "' + "y" * 70_000)
         run.log_metrics({"step": 3})
-        assert [row["step"] for row in runs.read_jsonl(run.folder / "metrics.jsonl")] == [1, 3]
+        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 3]
 
 
 def test_what_is_not_finite_is_null_and_tensors_are_numbers(tmp_path: Path, tiny_config: Config) -> None:
@@ -293,10 +294,10 @@ def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_conf
         run.log_evaluation(row(32, 2.0), [{"nll_sum": 1 / 3, "n_tokens": 8, "n_bytes": 30}])
         run.log_evaluation(row(16, 3.0), [{"nll_sum": 5.0, "n_tokens": 8, "n_bytes": 30}])
         run.log_evaluation(row(16, 4.0, window=16), [])
-        assert [(r["length"], r["nll"], r["window"]) for r in runs.evaluation_rows(run.folder)] == [
+        assert [(r["length"], r["nll"], r["window"]) for r in evaluation_rows(run.folder)] == [
             (16, 3.0, None), (32, 2.0, None), (16, 4.0, 16)
         ]  # fmt: skip
-        blocks = runs.evaluation_blocks(run.folder)
+        blocks = evaluation_blocks(run.folder)
         assert [(b["length"], b["block"], b["nll_sum"]) for b in blocks] == [(16, 0, 5.0), (32, 0, 1 / 3)]
         assert list(blocks[0]) == [*EVALUATION_KEY, "targets_sha256", "block", "nll_sum", "n_tokens", "n_bytes"]
 
@@ -304,8 +305,8 @@ def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_conf
 def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnot json\n{"step": 3}\n')
     with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl"):
-        runs.read_jsonl(tmp_path / "metrics.jsonl")
-    assert runs.read_jsonl(tmp_path / "missing.jsonl") == []
+        read_jsonl(tmp_path / "metrics.jsonl")
+    assert read_jsonl(tmp_path / "missing.jsonl") == []
 
 
 def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
@@ -324,7 +325,7 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
                 logged += 1
         assert failure.value.reason == "disk"
         assert (run.folder / "metrics.jsonl").read_bytes().endswith(b"\n")
-        assert len(runs.read_jsonl(run.folder / "metrics.jsonl")) == logged
+        assert len(read_jsonl(run.folder / "metrics.jsonl")) == logged
         assert logged > 1
         record = (run.folder / "run.json").read_bytes()
         with pytest.raises(RunFailed):
@@ -332,7 +333,7 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
         assert (run.folder / "run.json").read_bytes() == record
         filler.unlink()
         run.finish("failed", "disk")
-        assert runs.load_record(run.folder)["reason"] == "disk"
+        assert load_record(run.folder)["reason"] == "disk"
 
 
 # -- secrets and logs --------------------------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from rich.console import Console
 from tiny_sweep import TINY, one_by_one, result, until, write_text
 
 import posbench.report
-from posbench import encodings, exits, job, runs, sweep
+from posbench import encodings, exits, job, sweep
 from posbench.config import Config, configs_dir
 from posbench.errors import PosbenchError, UserError
+from posbench.runs.lock import in_use
+from posbench.runs.rows import evaluation_rows
 from posbench.sweep import cells, launcher, pool, table, tuning
 from posbench.sweep.cells import Cell, Status
 from posbench.train import train
@@ -302,7 +304,7 @@ def test_a_run_that_another_process_owns_is_waited_for(
     (cell,) = cells.expand([["encoding=rope", *overrides]])
     cell.folder.mkdir(parents=True)
     owner = subprocess.Popen([sys.executable, "-c", OWN, cell.folder / ".lock"])
-    until(lambda: runs.in_use(cell.folder))
+    until(lambda: in_use(cell.folder))
     cells.save(cell)
     monkeypatch.setattr(sys, "argv", ["job", str(cell.saved)])
     with pytest.raises(SystemExit) as caught:  # the cell's own process finds it in use
@@ -310,7 +312,7 @@ def test_a_run_that_another_process_owns_is_waited_for(
     assert caught.value.code == exits.IN_USE
 
     def start(cell: Cell, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        code = exits.IN_USE if runs.in_use(cell.folder) else 0
+        code = exits.IN_USE if in_use(cell.folder) else 0
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
 
     seen: list[str] = []
@@ -413,7 +415,7 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     assert (high["status"], high["reason"], high["nll"]) == ("failed", "diverged", None)  # recorded, not dropped
     assert not rope["at_edge"]
     for row in (low, middle):
-        evaluated = runs.evaluation_rows(study / "tuning" / row["id"])
+        evaluated = evaluation_rows(study / "tuning" / row["id"])
         assert {(e["split"], e["length_ratio"]) for e in evaluated} == {("validation", 1.0)}
     assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
 

@@ -13,9 +13,10 @@ import pytest
 import wandb
 import wandb_offline
 
-from posbench import runs, tracking
 from posbench.config import Config, to_container
-from posbench.runs import Run
+from posbench.runs import tracking
+from posbench.runs.folder import Run
+from posbench.runs.jsonl import read_jsonl
 
 SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
 
@@ -166,7 +167,7 @@ def test_a_broken_wandb_costs_one_warning_and_no_metrics(
         log_everything(run, tracker)
         tracker.finish()
         tracker.metrics({"step": 4})  # and after the end nothing breaks
-        assert [row["step"] for row in runs.read_jsonl(run.folder / "metrics.jsonl")] == [1, 2, 3]
+        assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2, 3]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("W&B is unreachable (")
     assert warning.endswith(f"continuing without it; metrics are in {tmp_path / 'run' / 'metrics.jsonl'}")

@@ -17,11 +17,12 @@ import torch
 import yaml
 
 from posbench import train as training
-from posbench.checkpoint import load_model
 from posbench.config import Config, to_container
 from posbench.errors import RunFailed, UserError
 from posbench.model import GPT
-from posbench.runs import evaluation_rows, read_jsonl
+from posbench.runs.checkpoint import load_model
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import evaluation_rows
 from posbench.train import learning_rate
 
 STEPS = 12

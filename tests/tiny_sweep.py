@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posbench import runs
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import evaluation_rows
 from posbench.sweep.cells import Cell
 from posbench.train import train
 
@@ -48,8 +49,8 @@ def one_by_one(todo: list[Cell], outputs: Path) -> None:
 def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     """Weights, evaluation rows and losses of a run."""
     newest = max((folder / "checkpoint").glob("step-*"))
-    rows = [{k: v for k, v in row.items() if k not in _NO_SECONDS} for row in runs.evaluation_rows(folder)]
-    losses = [row["train/loss"] for row in runs.read_jsonl(folder / "metrics.jsonl")]
+    rows = [{k: v for k, v in row.items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
+    losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]
     return (newest / "model.safetensors").read_bytes(), rows, losses
 
 

@@ -190,7 +190,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def _command() -> str:
-    from posbench.redaction import redact
+    from posbench.runs.redaction import redact
 
     return redact(shlex.join(["posbench", *sys.argv[1:]]))
 

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from posbench import config as configuration
-from posbench import runs
 from posbench.config import Config
 from posbench.errors import UserError
-from posbench.redaction import redact
+from posbench.runs.folder import load_config, load_record
+from posbench.runs.redaction import redact
+from posbench.runs.rows import EVALUATION_KEY, evaluation_blocks, evaluation_rows
 from posbench.statistics import Floats
 
 REFERENCE = "rope"
@@ -174,10 +175,10 @@ def read(folder: Path) -> RunData:
     Raises:
         UserError: its files cannot be read as what they should be.
     """
-    rows = runs.evaluation_rows(folder)
-    config, record = runs.load_config(folder), runs.load_record(folder)
+    rows = evaluation_rows(folder)
+    config, record = load_config(folder), load_record(folder)
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    return RunData(folder, record | shown, config, rows, _cells(rows, runs.evaluation_blocks(folder), config))
+    return RunData(folder, record | shown, config, rows, _cells(rows, evaluation_blocks(folder), config))
 
 
 def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Cell]:
@@ -216,7 +217,7 @@ def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
 
 
 def _key(row: dict[str, Any]) -> str:
-    return json.dumps([row.get(name) for name in (*runs.EVALUATION_KEY, "targets_sha256")])
+    return json.dumps([row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")])
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import yaml
 
 from posbench import console, devices, files
 from posbench.errors import PosbenchError, UserError
-from posbench.redaction import redact
+from posbench.runs.redaction import redact
 from posbench.sweep import cells, launcher, pool, table, tuning
 from posbench.sweep.cells import Cell, Status
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
-from posbench import files, plain_yaml, preflight, runs
+from posbench import files, plain_yaml, preflight
 from posbench.config import Config, configs_dir, run_id, to_container
 from posbench.errors import UserError, did_you_mean
+from posbench.runs.folder import load_config, load_record, refuse_secrets
+from posbench.runs.rows import evaluation_rows
 
 FINAL = ("done", "failed", "stopped")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
@@ -73,7 +75,7 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Cell]:
     """
     found: dict[Path, Cell] = {}
     for overrides, config in preflight.combinations(sets, config_dir):
-        runs.refuse_secrets(config)  # before it is saved
+        refuse_secrets(config)  # before it is saved
         new = cell(overrides, config)
         found.setdefault(new.saved, new)
     return list(found.values())
@@ -147,7 +149,7 @@ def save(cell: Cell) -> None:
 def record(cell: Cell) -> dict[str, Any]:
     """The cell's `run.json`; empty where there is none that can be read."""
     try:
-        return runs.load_record(cell.folder)
+        return load_record(cell.folder)
     except UserError:
         return {}
 
@@ -161,7 +163,7 @@ def status(cell: Cell) -> Status:
 def is_finished(cell: Cell) -> bool:
     """Whether nothing is left to do. Where other evaluation settings were asked before, the run itself must look."""
     try:
-        held = runs.load_config(cell.folder)
+        held = load_config(cell.folder)
     except UserError:
         return False
     return record(cell).get("status") == "done" and held.evaluation == cell.config.evaluation
@@ -199,7 +201,7 @@ def nll_in_distribution(cell: Cell) -> float | None:
     }
     wanted |= dict.fromkeys(("window", "extension", "task"))
     try:
-        rows = runs.evaluation_rows(cell.folder)
+        rows = evaluation_rows(cell.folder)
     except UserError:
         return None
     return next((row["nll"] for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)

@@ -15,9 +15,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from posbench import preflight, runs
+from posbench import preflight
 from posbench.config import configs_dir, load
 from posbench.errors import RunFailed, Stopped, UserError
+from posbench.runs.lock import in_use
 from posbench.sweep import cells, pool
 from posbench.sweep.cells import FINAL, Cell, Status
 
@@ -117,7 +118,7 @@ def _look(cell: Cell, before: dict[str, Any]) -> Status:
     found = cells.status(cell)
     if found.name not in ("running", "stopped"):
         return found
-    if _silence(cell) < SILENT_SECONDS or runs.in_use(cell.folder):
+    if _silence(cell) < SILENT_SECONDS or in_use(cell.folder):
         return cells.RUNNING  # or stopped, and the scheduler may start it again
     if found.name == "stopped":
         return found

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posbench import exits, runs
+from posbench import exits
 from posbench.errors import Stopped, UserError
+from posbench.runs.folder import Run
+from posbench.runs.lock import in_use
 from posbench.sweep import cells
 from posbench.sweep.cells import FINAL, Cell, Status
 
@@ -80,7 +82,7 @@ def _startable(todo: list[Cell], status: dict[str, Status], looked: dict[str, fl
             found.append(cell)
         elif status[cell.id] == cells.IN_USE and time.monotonic() >= looked.get(cell.id, 0.0) + _RETRY_SECONDS:
             looked[cell.id] = time.monotonic()
-            if not runs.in_use(cell.folder):
+            if not in_use(cell.folder):
                 found.append(cell)
     return found
 
@@ -129,10 +131,10 @@ def outcome(cell: Cell, code: int, before: dict[str, Any], stopped: list[int] | 
 def write_outcome(cell: Cell, status: Status) -> Status:
     """Write into `run.json` what the run's own process could not; where another process owns the run, it waits."""
     try:
-        with runs.Run.open(cell.folder, cell.config, command=None) as run:
+        with Run.open(cell.folder, cell.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)
     except UserError:
-        return cells.IN_USE if runs.in_use(cell.folder) else status
+        return cells.IN_USE if in_use(cell.folder) else status
     return status
 
 

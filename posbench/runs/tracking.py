@@ -18,8 +18,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from posbench.config import Config, to_container
-from posbench.redaction import redact
-from posbench.runs import Run
+from posbench.runs.folder import Run
+from posbench.runs.redaction import redact
 
 _LOG = logging.getLogger(__name__)
 _QUEUE_ROWS = 10_000

@@ -1,0 +1,56 @@
+"""Facts about this process that a run records: times, versions, the commit."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import posbench
+
+_RECORDED_VERSIONS = ("torch", "numpy", "safetensors", "tokenizers", "datasets", "hydra-core", "pydantic", "wandb")
+
+
+def now() -> str:
+    return iso(datetime.datetime.now(datetime.UTC).timestamp())
+
+
+def iso(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def versions() -> dict[str, str]:
+    """Name and version only: an installer's log may hold addresses with passwords."""
+    versions = {"posbench": posbench.__version__, "python": platform.python_version()}
+    for name in _RECORDED_VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def git_state() -> dict[str, Any]:
+    """Commit of the checkout that posbench runs from, and whether its code was changed; nulls if it is installed."""
+    root = Path(posbench.__file__).resolve().parent.parent
+    try:
+        if Path(_git_says(root, "rev-parse", "--show-toplevel")).resolve() == root:
+            commit = _git_says(root, "rev-parse", "HEAD")
+            changes = _git_says(root, "status", "--porcelain", "--", "posbench", "configs")
+            return {"commit": commit, "dirty": bool(changes)}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        pass
+    return {"commit": None, "dirty": None}
+
+
+def _git_says(root: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=5,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+    ).stdout.strip()

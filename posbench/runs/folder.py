@@ -1,0 +1,280 @@
+"""The run folder: one owner at a time, and records that a kill, a full disk or a stranger cannot spoil.
+
+`config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl`,
+`evaluation_blocks.jsonl` and `log.txt`. These are the truth; whatever else shows them mirrors them.
+"""
+
+import json
+import logging
+import os
+import shlex
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from posbench import config as configuration
+from posbench import files
+from posbench.config import NOT_IDENTITY, Config
+from posbench.errors import UserError
+from posbench.runs.facts import git_state, now, versions
+from posbench.runs.jsonl import append, drop_half_line, plain, rounded
+from posbench.runs.lock import moved_aside, take
+from posbench.runs.log import LogFile, OneLine
+from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, OWN, RECORD
+from posbench.runs.redaction import redact, secret_keys
+from posbench.runs.rows import EVALUATION_KEY
+
+_LOG = logging.getLogger(__name__)
+_SCHEMA = 1
+
+
+class Run:
+    """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
+
+    def __init__(self, folder: Path, config: Config, command: list[str] | None, lock: int) -> None:
+        self.folder = folder
+        self.id = configuration.run_id(config)
+        self._command = None if command is None else redact(shlex.join(command))
+        self._lock = lock
+        self._log_file: logging.FileHandler | None = None
+        self.record = self._first_record(config)
+
+    @classmethod
+    def open(cls, folder: Path, config: Config, command: list[str] | None, restart: bool = False) -> "Run":
+        """Take ownership of a run folder, new or old.
+
+        Args:
+            config: what the run is; written down if the folder is new.
+            command: the command line, for the record; None leaves the recorded one.
+            restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
+
+        Raises:
+            UserError: another process owns the folder, it holds another run, or the configuration holds a secret.
+        """
+        refuse_secrets(config)
+        lock = take(folder)
+        try:
+            if restart and any(path.name != LOCK for path in folder.iterdir()):
+                lock = moved_aside(folder, lock)
+            _refuse_links(folder)
+            files.remove_stale(folder)
+            files.remove_stale(folder / "checkpoint")
+            _keep_config(folder, config)
+            return cls(folder, config, command, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the folder up."""
+        if self._log_file:
+            logging.getLogger("posbench").removeHandler(self._log_file)
+            self._log_file.close()
+            self._log_file = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # -- run.json --------------------------------------------------------------------------------------------------
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of `run.json`; its schema knows them all."""
+        unknown = fields.keys() - self.record.keys()
+        if unknown:
+            raise ValueError(f"run.json has no {sorted(unknown)}")
+        self.record.update(plain(fields))
+        files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
+
+    def begin_attempt(self, device: str, dtype: str, threads: int) -> None:
+        """Record that this process starts to work on the run."""
+        attempt = {
+            "started": now(),
+            "ended": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "steps": 0,
+        }
+        self.update(
+            status="running",
+            reason=None,
+            message=None,
+            command=self._command or self.record["command"],
+            attempts=[*self.record["attempts"], attempt],
+            versions=versions(),
+            git=git_state(),
+        )
+
+    def update_attempt(self, **fields: Any) -> None:
+        """Set fields of the current attempt, such as `steps`, the updates it made."""
+        *before, current = self.record["attempts"]
+        unknown = fields.keys() - current.keys()
+        if unknown:
+            raise ValueError(f"an attempt has no {sorted(unknown)}")
+        self.update(attempts=[*before, {**current, **fields}])
+
+    def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
+        """Record how the attempt ended: status `done`, `failed` or `stopped`."""
+        self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
+        if self.record["attempts"]:
+            self.update_attempt(ended=now())
+        else:
+            self.update()
+
+    def _first_record(self, config: Config) -> dict[str, Any]:
+        path = self.folder / RECORD
+        new: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "id": self.id,
+            "study": config.study,
+            "encoding": config.encoding.name,
+            "seed": config.seed,
+            "status": "running",
+            "reason": None,
+            "message": None,
+            "command": self._command,
+            "attempts": [],
+            "parameters": {"total": None, "encoding": None, "non_embedding": None},
+            **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
+            "data": None,
+            "tokenizer_sha256": None,
+            "versions": {},
+            "git": {"commit": None, "dirty": None},
+        }
+        if path.exists():
+            return {**new, **load_record(self.folder)}
+        files.write(path, json.dumps(new, indent=2).encode() + b"\n")
+        return new
+
+    # -- the line-by-line records ----------------------------------------------------------------------------------
+
+    def log_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a row to `metrics.jsonl`. What is not finite is null; floats keep seven digits."""
+        append(self.folder / METRICS, [{key: rounded(value) for key, value in plain(row).items()}])
+
+    def metrics_offset(self) -> int:
+        """Length of `metrics.jsonl` in bytes, all of them on the disk: what a checkpoint remembers."""
+        path = self.folder / METRICS
+        if not path.exists():
+            return 0
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def cut_metrics(self, offset: int) -> None:
+        """Drop what was logged after a checkpoint, since it will be logged again; half lines go too."""
+        path = self.folder / METRICS
+        if not path.exists():
+            return
+        with open(path, "r+b") as file:
+            file.truncate(min(offset, file.seek(0, os.SEEK_END)))
+            drop_half_line(file)
+
+    def log_evaluation(self, row: Mapping[str, Any], blocks: Iterable[Mapping[str, Any]]) -> None:
+        """Append an evaluation cell: first its blocks, then its row, so that a row vouches for its blocks.
+
+        Args:
+            row: a whole row of `evaluation.jsonl`.
+            blocks: `nll_sum`, `n_tokens`, `n_bytes` of each block, in order.
+        """
+        key = {name: row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")}
+        numbered = [{**key, "block": number, **block} for number, block in enumerate(blocks)]
+        append(self.folder / BLOCKS, numbered, durable=True)
+        append(self.folder / EVALUATION, [row], durable=True)
+
+    def log_to_file(self) -> None:
+        """Copy what posbench logs into `log.txt` while the run is owned."""
+        self._log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
+        self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("posbench")
+        logger.addHandler(self._log_file)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
+
+
+# -- reading, also folders of strangers --------------------------------------------------------------------------------
+
+
+def load_config(folder: Path) -> Config:
+    """The configuration of a run folder.
+
+    Raises:
+        UserError: there is none, or it is not one of posbench.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    return configuration.load(folder / CONFIG)
+
+
+def load_record(folder: Path) -> dict[str, Any]:
+    """The `run.json` of a run folder.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} is not a run's record: expected an object; --restart starts over")
+    return record
+
+
+def refuse_secrets(config: Config) -> None:
+    """What a configuration holds is written down and shown.
+
+    Raises:
+        UserError: a value looks like a secret.
+    """
+    for key in secret_keys(configuration.to_container(config)):
+        raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
+
+
+def _refuse_links(folder: Path) -> None:
+    """A folder from a stranger must not make us write elsewhere."""
+    for name in OWN:
+        if (folder / name).is_symlink():
+            raise UserError(f"{folder / name} is a symbolic link: refused")
+
+
+def _keep_config(folder: Path, config: Config) -> None:
+    import yaml
+
+    asked = configuration.to_container(config)
+    path = folder / CONFIG
+    if not path.exists():
+        files.write(path, yaml.safe_dump(asked, sort_keys=False, allow_unicode=True).encode())
+        return
+    held = load_config(folder)
+    if configuration.run_id(held) != configuration.run_id(config):
+        was, now = _flat(configuration.to_container(held)), _flat(asked)
+        changed = [
+            key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
+        ]
+        shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise UserError(
+            f"{folder} holds another run ({configuration.run_id(held)}): {shown}{more}; "
+            "choose another folder, or --restart to move that run aside"
+        )
+
+
+def _flat(container: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in container.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

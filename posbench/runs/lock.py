@@ -1,0 +1,90 @@
+"""Who owns a run folder: one process at a time, by a lock that the system frees when its holder dies."""
+
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+from posbench.errors import InUse, UserError
+from posbench.runs.facts import now
+from posbench.runs.names import LOCK
+
+_LOG = logging.getLogger(__name__)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process owns the run folder at this moment."""
+    try:
+        with open(folder / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder yet, or a file system without locks
+        return False
+    return False
+
+
+def take(folder: Path) -> int:
+    """Own a folder, created if missing: the descriptor of its locked `.lock`. The system frees a dead owner's lock."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # moved aside this moment
+            continue
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UserError(f"{path} is a symbolic link: refused") from None
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise InUse(_owned(folder, owner)) from None
+        except OSError as error:  # some network file systems have no locks
+            _LOG.warning("%s cannot be locked (%s): make sure that no other process uses it", folder, error.strerror)
+        if _is_still(path, descriptor):
+            break
+        os.close(descriptor)  # an owner moved the folder aside between opening and locking
+    owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now()}).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, owner, 0)
+    return descriptor
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _owned(folder: Path, content: bytes) -> str:
+    try:
+        owner = json.loads(content)
+        started = datetime.datetime.fromisoformat(owner["started"])
+        seconds = max(0, round((datetime.datetime.now(datetime.UTC) - started).total_seconds()))
+        who = (
+            f"process {int(owner['pid'])} on {str(owner['host'])!r}, started {datetime.timedelta(seconds=seconds)} ago"
+        )
+    except (ValueError, KeyError, TypeError):  # it has the lock and has not yet said who it is
+        who = "another process, started just now"
+    return f"{folder} is in use by {who}: wait for it or stop it"
+
+
+def moved_aside(folder: Path, lock: int) -> int:
+    """Rename an owned folder to the next free `.old-N` and own a new, empty one in its place."""
+    number = 1
+    while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
+        number += 1
+    os.rename(folder, aside)
+    _LOG.info("the old run is now in %s", aside)
+    new = take(folder)
+    os.close(lock)
+    return new
