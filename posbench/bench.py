@@ -22,9 +22,9 @@ from posbench.config import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError, did_you_mean
+from posbench.evaluation.protocols import Windows
+from posbench.evaluation.score import score
 from posbench.model import GPT, build
-from posbench.protocols import Windows
-from posbench.scoring import score
 from posbench.timing import Call, Timings, load_average, step_memory, take_turns
 
 logger = logging.getLogger(__name__)

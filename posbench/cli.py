@@ -175,12 +175,13 @@ def evaluate(
     from posbench.runs.folder import load_config
 
     settings, device, threads = apply(load_config(run), overrides or [])
-    from posbench import chart, console
-    from posbench.evaluate import evaluate_run
+    from posbench import console
+    from posbench.evaluation import curve
+    from posbench.evaluation.evaluate import evaluate_run
 
     console.log_to_terminal()
     evaluate_run(run, settings, device=device, threads=threads)
-    chart.print_curves(run)
+    curve.print_curves(run)
 
 
 @app.command()

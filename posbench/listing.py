@@ -8,9 +8,10 @@ import re
 import sys
 from typing import Any
 
-from posbench import encodings, tasks
+from posbench import encodings
 from posbench.config import configs_dir
 from posbench.errors import UserError
+from posbench.evaluation import probes
 
 # Where a hook acts, in the order of the forward pass.
 _ACTS = {
@@ -50,7 +51,7 @@ def listing() -> dict[str, list[dict[str, Any]]]:
     return {
         "encodings": [describe(name) for name in encodings.names()],
         "extensions": [{"name": m.name, "title": m.title, "source": m.source} for m in METHODS.values()],
-        "tasks": [_task(name) for name in tasks.names()],
+        "tasks": [_task(name) for name in probes.names()],
         "data": _first_comments("data"),
         "experiments": _first_comments("experiment"),
     }
@@ -94,7 +95,7 @@ def _section(document: str, label: str) -> str | None:
 
 
 def _task(name: str) -> dict[str, Any]:
-    document = importlib.import_module(f"posbench.tasks.{name}").__doc__ or ""
+    document = importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__ or ""
     return {"name": name, "title": document.partition("\n")[0].rstrip("."), "document": inspect.cleandoc(document)}
 
 

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import cells, chart, console, devices, evaluate
+from posbench import console, devices
 from posbench.config import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
+from posbench.evaluation import curve, evaluate
+from posbench.evaluation.plan import check
 from posbench.model import GPT, build, parameter_counts
 from posbench.randomness import generator
 from posbench.runs import checkpoint, tracking
@@ -48,7 +50,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    cells.check(config.evaluation)
+    check(config.evaluation)
     device = devices.resolve(config.runtime.device)
     dtype = devices.resolve_precision(config.training.precision, device)
     threads = devices.set_threads(config.runtime.threads)
@@ -73,7 +75,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
             raise
         tracker.finish()
         run.finish("done")
-    chart.print_curves(run.folder)
+    curve.print_curves(run.folder)
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from posbench import chart
 from posbench.config import Config, to_container
+from posbench.evaluation import curve
 
 LENGTHS = [16, 32, 64, 128, 256, 512, 1024]
 
@@ -31,7 +31,7 @@ def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
         lines = "".join(json.dumps(one) + "\n" for one in rows)
         (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
-        chart.print_curves(tmp_path)
+        curve.print_curves(tmp_path)
         return capsys.readouterr().out
 
     return drawn

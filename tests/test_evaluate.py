@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench import encodings, evaluate, evaluation_overrides, tasks
+from posbench import encodings, evaluation_overrides
 from posbench import train as training
 from posbench.config import Config
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.evaluation import evaluate, probes
 from posbench.runs.folder import load_record
 from posbench.runs.rows import evaluation_rows
 
@@ -222,7 +223,7 @@ def test_positions_of_one_pass_are_rows_that_add_up_to_nonoverlap(config: Config
         assert row["mean_context"] == (low + 1 + row["length"]) / 2
 
 
-def test_cells_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
+def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
     wanted = evaluation_with(config, protocols=("nonoverlap", "per_position"), windowed=False)
     model, lengths = Planted(None), []
     plain = model.hidden
@@ -279,11 +280,11 @@ def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(c
 
 
 def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
-    (probe, control) = tasks.probes("repeat", [64], 8, 32)
+    (probe, control) = probes.of("repeat", [64], 8, 32)
     ids = np.arange(65)
     assert probe.rewrite is not None and control.rewrite is None
     np.testing.assert_array_equal(probe.rewrite(ids), [*range(56, 65), *range(9, 65)])
-    assert [p.length for p in tasks.probes("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
+    assert [p.length for p in probes.of("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
 
 
 class Bag(Planted):
@@ -357,8 +358,8 @@ def test_settings_that_make_no_sense_are_one_line(override: str, message: str, t
 
 
 def test_every_task_explains_itself_with_a_drawing() -> None:
-    for name in tasks.names():
-        text = importlib.import_module(f"posbench.tasks.{name}").__doc__
+    for name in probes.names():
+        text = importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__
         assert "reads" in text and "scores" in text
 
 

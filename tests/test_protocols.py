@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from posbench import protocols
 from posbench.data.tokens import TokenSplit
-from posbench.protocols import Targets, Windows, targets_of
+from posbench.evaluation import protocols
+from posbench.evaluation.protocols import Targets, Windows, targets_of
 
 LENGTHS = [16, 32, 64, 128, 256]
 PROTOCOLS = ["fixed_target", "nonoverlap", "sliding"]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
 
-from posbench import cli, report, statistics
+from posbench import cli, report
 from posbench.config import Config
 from posbench.errors import UserError
+from posbench.evaluation import statistics
 from posbench.report import figures, load, page, styles, summary, tables, text
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posbench import encodings, protocols
+from posbench import encodings
 from posbench.attention import dispatch
 from posbench.config import Config
 from posbench.data.tokens import TokenSplit
+from posbench.evaluation import protocols
+from posbench.evaluation.protocols import Windows, targets_of
+from posbench.evaluation.score import changed, score
 from posbench.model import GPT, build
-from posbench.protocols import Windows, targets_of
-from posbench.scoring import changed, score
 
 V = 50
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from posbench.statistics import (
+from posbench.evaluation.statistics import (
     Reach,
     block_bootstrap,
     block_interval,

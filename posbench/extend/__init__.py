@@ -16,12 +16,12 @@ from posbench import encodings
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError, did_you_mean
 from posbench.extend import far_pairs, frequencies, squeezed
-from posbench.extend.reach import Reach
+from posbench.extend.stretch import Stretch
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to extend a trained scheme. `apply(encoding, reach, **options)` gives the extended one and its facts."""
+    """A way to extend a trained scheme. `apply(encoding, stretch, **options)` gives the extended one and its facts."""
 
     name: str
     title: str  # one line
@@ -91,7 +91,7 @@ def extended(
     if method not in methods_of(encoding):
         scheme = type(encoding).__module__.rpartition(".")[2]
         raise UserError(f"'{scheme}' has no extension '{method}': it supports {_listed(methods_of(encoding))}")
-    return METHODS[method].apply(encoding, Reach(train_length, length), **_checked(METHODS[method], options))
+    return METHODS[method].apply(encoding, Stretch(train_length, length), **_checked(METHODS[method], options))
 
 
 def _checked(method: Method, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Rows
 from posbench.encodings.rope import RoPE
-from posbench.extend.reach import Extended, Reach, expect
+from posbench.extend.stretch import Extended, Stretch, expect
 
 # Positions (1|B, T) fp64 to those that the queries and the keys of far pairs are turned by.
 Far = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -71,13 +71,13 @@ class DualChunk(Encoding):
         return torch.where(chunks > 1, _logits(last, k, rows) * self.logit_scale, logits)
 
 
-def rerope(rope: RoPE, reach: Reach, window: int | None = None) -> Extended:
+def rerope(rope: RoPE, stretch: Stretch, window: int | None = None) -> Extended:
     """ReRoPE: distances from `window` on all count as `window`.
 
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope. The default window, a quarter of the
     training length, is that of the author's results (1024 of 4096); the optional log n scale of the logits is left out.
     """
-    w = _window(window, reach)
+    w = _window(window, stretch)
 
     def far(positions: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full_like(positions, w), torch.zeros_like(positions)
@@ -85,16 +85,16 @@ def rerope(rope: RoPE, reach: Reach, window: int | None = None) -> Extended:
     return FarPairs(rope, w, far), {"window": w, "dynamic": False}
 
 
-def leaky_rerope(rope: RoPE, reach: Reach, window: int | None = None, k: float | None = None) -> Extended:
+def leaky_rerope(rope: RoPE, stretch: Stretch, window: int | None = None, k: float | None = None) -> Extended:
     """Leaky ReRoPE: beyond `window`, k tokens count as one; k such that the farthest is a distance known from training.
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
-    w = _window(window, reach)
+    w = _window(window, stretch)
     slow = 1.0 if k is None else k
-    if k is None and reach.length > reach.train_length:
-        expect(w < reach.train_length - 1, "window", w, f"less than {reach.train_length - 1}, or k given as well")
-        slow = (reach.length - 1 - w) / (reach.train_length - 1 - w)
+    if k is None and stretch.length > stretch.train_length:
+        expect(w < stretch.train_length - 1, "window", w, f"less than {stretch.train_length - 1}, or k given as well")
+        slow = (stretch.length - 1 - w) / (stretch.train_length - 1 - w)
     expect(1 <= slow < float("inf"), "k", slow, "a number of at least 1")
 
     def far(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,18 +103,18 @@ def leaky_rerope(rope: RoPE, reach: Reach, window: int | None = None, k: float |
     return FarPairs(rope, w, far), {"window": w, "k": slow, "dynamic": k is None}
 
 
-def self_extend(rope: RoPE, reach: Reach, window: int | None = None, group: int | None = None) -> Extended:
+def self_extend(rope: RoPE, stretch: Stretch, window: int | None = None, group: int | None = None) -> Extended:
     """Self-Extend: beyond `window`, positions are counted in groups; the smallest that keep distances as trained.
 
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
     """
-    w = _window(window, reach)
+    w = _window(window, stretch)
     size = group or 1
     expect(group is None or group >= 1, "group", group, "at least 1, or null for the smallest that suffices")
-    if group is None and reach.length > reach.train_length:
-        expect(w < reach.train_length, "window", w, f"less than {reach.train_length}, or group given as well")
-        last = reach.length - 1
-        size = next(g for g in itertools.count(1) if last // g + w - w // g < reach.train_length)
+    if group is None and stretch.length > stretch.train_length:
+        expect(w < stretch.train_length, "window", w, f"less than {stretch.train_length}, or group given as well")
+        last = stretch.length - 1
+        size = next(g for g in itertools.count(1) if last // g + w - w // g < stretch.train_length)
 
     def far(positions: Tensor) -> tuple[Tensor, Tensor]:
         grouped = positions // size
@@ -123,7 +123,7 @@ def self_extend(rope: RoPE, reach: Reach, window: int | None = None, group: int 
     return FarPairs(rope, w, far), {"window": w, "group": size, "dynamic": group is None}
 
 
-def dual_chunk(rope: RoPE, reach: Reach, chunk: int | None = None) -> Extended:
+def dual_chunk(rope: RoPE, stretch: Stretch, chunk: int | None = None) -> Extended:
     """Dual chunk attention: true distances within a chunk and near its beginning, train_length - 1 to all far keys.
 
     Chunks hold 3/4 of the training length; the first train_length - chunk places of a chunk see the keys of the chunk
@@ -132,14 +132,14 @@ def dual_chunk(rope: RoPE, reach: Reach, chunk: int | None = None) -> Extended:
     Source: An et al., "Training-Free Long-Context Scaling of Large Language Models" (2024), arXiv:2402.17463, section
     3. (The authors' code ends at position c where the paper, followed here, has c - 1.)
     """
-    size = max(1, 3 * reach.train_length // 4) if chunk is None else chunk
-    expect(1 <= size <= reach.train_length, "chunk", size, f"from 1 to the training length {reach.train_length}")
-    facts: dict[str, object] = {"chunk": size, "window": reach.train_length - size, "dynamic": False}
-    return DualChunk(rope, size, reach.train_length - 1), facts
+    size = max(1, 3 * stretch.train_length // 4) if chunk is None else chunk
+    expect(1 <= size <= stretch.train_length, "chunk", size, f"from 1 to the training length {stretch.train_length}")
+    facts: dict[str, object] = {"chunk": size, "window": stretch.train_length - size, "dynamic": False}
+    return DualChunk(rope, size, stretch.train_length - 1), facts
 
 
-def _window(window: int | None, reach: Reach) -> int:
-    w = max(1, reach.train_length // 4) if window is None else window
+def _window(window: int | None, stretch: Stretch) -> int:
+    w = max(1, stretch.train_length // 4) if window is None else window
     expect(w >= 1, "window", w, "at least 1, or null for a quarter of the training length")
     return w
 

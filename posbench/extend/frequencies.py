@@ -9,31 +9,31 @@ from posbench.encodings import _frequencies as rules
 from posbench.encodings._frequencies import Ramp
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.rope import RoPE
-from posbench.extend.reach import Extended, Reach, expect
+from posbench.extend.stretch import Extended, Stretch, expect
 
 CPU = torch.device("cpu")
 
 
-def pi(rope: RoPE, reach: Reach, factor: float | None = None) -> Extended:
+def pi(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
     """Position interpolation: all frequencies divided by s, so that no angle is larger than in training.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
     arXiv:2306.15595; kaiokendev (2023).
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     return _rescaled(rope, rules.pi(rope.inv_freq(CPU), s), facts)
 
 
-def ntk(rope: RoPE, reach: Reach, factor: float | None = None) -> Extended:
+def ntk(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
     """NTK-aware: a base of base·s^(d/(d-2)), which leaves the fastest pair alone and divides the slowest by s.
 
     Source: bloc97, "NTK-Aware Scaled RoPE" (2023), reddit.com/r/LocalLLaMA.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), facts)
 
 
-def dynamic_ntk(rope: RoPE, reach: Reach, factor: float = 1.0) -> Extended:
+def dynamic_ntk(rope: RoPE, stretch: Stretch, factor: float = 1.0) -> Extended:
     """NTK-aware with s = factor·length/train_length - (factor - 1) beyond the training length, nothing up to it.
 
     With factor 1 it is `ntk`, whose s follows the length too.
@@ -41,26 +41,31 @@ def dynamic_ntk(rope: RoPE, reach: Reach, factor: float = 1.0) -> Extended:
     Source: emozilla, "Dynamically Scaled RoPE" (2023), reddit.com/r/LocalLLaMA; transformers' rope_type `dynamic`.
     """
     expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
-    s = max(1.0, factor * reach.length / reach.train_length - (factor - 1))
+    s = max(1.0, factor * stretch.length / stretch.train_length - (factor - 1))
     return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), {"factor": factor, "dynamic": True, "stretch": s})
 
 
 def ntk_by_parts(
-    rope: RoPE, reach: Reach, factor: float | None = None, ramp: Ramp = "index", alpha: float = 1.0, beta: float = 32.0
+    rope: RoPE,
+    stretch: Stretch,
+    factor: float | None = None,
+    ramp: Ramp = "index",
+    alpha: float = 1.0,
+    beta: float = 32.0,
 ) -> Extended:
     """NTK-by-parts: pairs with at most alpha rotations in training divided by s, those with beta or more untouched.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), arXiv:2309.00071,
     section 3.2; `ramp: index` as their code has it, `rotations` as the paper has it.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     facts |= {"ramp": ramp, "alpha": alpha, "beta": beta}
-    return _rescaled(rope, _by_parts(rope, reach, s, ramp, alpha, beta), facts)
+    return _rescaled(rope, _by_parts(rope, stretch, s, ramp, alpha, beta), facts)
 
 
 def yarn(
     rope: RoPE,
-    reach: Reach,
+    stretch: Stretch,
     factor: float | None = None,
     ramp: Ramp = "index",
     alpha: float = 1.0,
@@ -72,15 +77,15 @@ def yarn(
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), arXiv:2309.00071;
     `ramp: index` as their code, transformers and vLLM have it, `rotations` as the paper has it.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     facts |= {"ramp": ramp, "alpha": alpha, "beta": beta}
     temperature = rules.yarn_temperature(s) if attention_factor is None else attention_factor
-    return _rescaled(rope, _by_parts(rope, reach, s, ramp, alpha, beta), facts, temperature)
+    return _rescaled(rope, _by_parts(rope, stretch, s, ramp, alpha, beta), facts, temperature)
 
 
 def llama3(
     rope: RoPE,
-    reach: Reach,
+    stretch: Stretch,
     factor: float | None = None,
     low_freq_factor: float = 1.0,
     high_freq_factor: float = 4.0,
@@ -89,15 +94,15 @@ def llama3(
 
     Source: Grattafiori et al., "The Llama 3 Herd of Models" (2024), arXiv:2407.21783; transformers' rope_type `llama3`.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     facts |= {"ramp": "rotations", "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
-    inv_freq = _by_parts(rope, reach, s, "rotations", low_freq_factor, high_freq_factor)
+    inv_freq = _by_parts(rope, stretch, s, "rotations", low_freq_factor, high_freq_factor)
     return _rescaled(rope, inv_freq, facts)
 
 
 def longrope(
     rope: RoPE,
-    reach: Reach,
+    stretch: Stretch,
     factor: float | None = None,
     long_factor: list[float] | None = None,
     short_factor: list[float] | None = None,
@@ -111,10 +116,10 @@ def longrope(
     Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024), arXiv:2402.13753;
     transformers' rope_type `longrope`, which, as here, leaves out the paper's uninterpolated first tokens.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     inv_freq = rope.inv_freq(CPU)
     divisors = {
-        "long_factor": inv_freq / _by_parts(rope, reach, s, "index", 1.0, 32.0),
+        "long_factor": inv_freq / _by_parts(rope, stretch, s, "index", 1.0, 32.0),
         "short_factor": torch.ones_like(inv_freq),
     }
     for option, given in (("long_factor", long_factor), ("short_factor", short_factor)):
@@ -122,12 +127,12 @@ def longrope(
             fits = len(given) == len(inv_freq) and all(math.isfinite(value) and value > 0 for value in given)
             expect(fits, option, given, f"{len(inv_freq)} numbers above 0, one per pair")
             divisors[option] = torch.tensor(given, dtype=torch.float64)
-    chosen = "long_factor" if reach.length > reach.train_length else "short_factor"
-    temperature = rules.longrope_temperature(s, reach.train_length) if attention_factor is None else attention_factor
+    chosen = "long_factor" if stretch.length > stretch.train_length else "short_factor"
+    temperature = rules.longrope_temperature(s, stretch.train_length) if attention_factor is None else attention_factor
     return _rescaled(rope, inv_freq / divisors[chosen], facts | {"divided_by": chosen}, temperature)
 
 
-def abf(rope: RoPE, reach: Reach, base: float = 500_000.0) -> Extended:
+def abf(rope: RoPE, stretch: Stretch, base: float = 500_000.0) -> Extended:
     """Adjusted base frequency: a larger base, whatever the length; meant to be trained on, here as it is.
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
@@ -137,7 +142,7 @@ def abf(rope: RoPE, reach: Reach, base: float = 500_000.0) -> Extended:
     return _rescaled(rope, inv_freq, {"base": base, "dynamic": False})
 
 
-def clipped_rope(rope: RoPE, reach: Reach, pairs: int | None = None) -> Extended:
+def clipped_rope(rope: RoPE, stretch: Stretch, pairs: int | None = None) -> Extended:
     """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length slowed further, the last to a halt.
 
     The weight falls as half a cosine wave over the last `pairs`; by default those whose period exceeds the training
@@ -147,7 +152,7 @@ def clipped_rope(rope: RoPE, reach: Reach, pairs: int | None = None) -> Extended
     github.com/hrlics/CoPE.
     """
     inv_freq = rope.inv_freq(CPU)
-    slow = int((2 * math.pi / inv_freq > reach.train_length).sum()) if pairs is None else pairs
+    slow = int((2 * math.pi / inv_freq > stretch.train_length).sum()) if pairs is None else pairs
     expect(0 <= slow <= len(inv_freq), "pairs", slow, f"a number of pairs from 0 to {len(inv_freq)}")
     return _rescaled(rope, rules.clip(inv_freq, slow), {"pairs": slow, "dynamic": False})
 
@@ -165,10 +170,10 @@ def _rescaled(rope: RoPE, inv_freq: Tensor, facts: dict[str, object], attention_
     return extended, facts
 
 
-def _by_parts(rope: RoPE, reach: Reach, s: float, ramp: Ramp, alpha: float, beta: float) -> Tensor:
+def _by_parts(rope: RoPE, stretch: Stretch, s: float, ramp: Ramp, alpha: float, beta: float) -> Tensor:
     expect(0 < alpha < beta < math.inf, "alpha, beta", f"{alpha:g}, {beta:g}", "0 < alpha < beta")
     inv_freq = rope.inv_freq(CPU)
-    return rules.by_parts(inv_freq, s, rules.ramp(ramp, inv_freq, rope.base, reach.train_length, alpha, beta))
+    return rules.by_parts(inv_freq, s, rules.ramp(ramp, inv_freq, rope.base, stretch.train_length, alpha, beta))
 
 
 def _six_digits(inv_freq: Tensor) -> list[float]:

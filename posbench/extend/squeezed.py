@@ -10,7 +10,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import ALiBi
 from posbench.encodings.base import Encoding, Rows, check_length
 from posbench.encodings.learned import Learned
-from posbench.extend.reach import Extended, Reach
+from posbench.extend.stretch import Extended, Stretch
 
 
 class Squeezed(Encoding):
@@ -61,23 +61,23 @@ class StretchedTable(Encoding):
         return (x + code).to(x.dtype)
 
 
-def alibi_pi(alibi: ALiBi, reach: Reach, factor: float | None = None) -> Extended:
+def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: float | None = None) -> Extended:
     """ALiBi with its slopes divided by s, which is position interpolation.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
     arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     return Squeezed(alibi, s), facts
 
 
-def interpolate(encoding: Encoding, reach: Reach, factor: float | None = None) -> Extended:
+def interpolate(encoding: Encoding, stretch: Stretch, factor: float | None = None) -> Extended:
     """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
     arXiv:2306.15595, applied to other schemes; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
     """
-    s, facts = reach.factor(factor)
+    s, facts = stretch.factor(factor)
     if isinstance(encoding, Learned):
-        return StretchedTable(encoding, math.ceil(s * reach.train_length)), facts
+        return StretchedTable(encoding, math.ceil(s * stretch.train_length)), facts
     return Squeezed(encoding, s), facts

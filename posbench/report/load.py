@@ -19,10 +19,10 @@ import numpy as np
 from posbench import config as configuration
 from posbench.config import Config
 from posbench.errors import UserError
+from posbench.evaluation.statistics import Floats
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EVALUATION_KEY, evaluation_blocks, evaluation_rows
-from posbench.statistics import Floats
 
 REFERENCE = "rope"
 

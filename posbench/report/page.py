@@ -18,13 +18,13 @@ from markupsafe import Markup
 import posbench
 from posbench import config as configuration
 from posbench.errors import PosbenchError
+from posbench.evaluation.statistics import Interval
 from posbench.exits import one_line
 from posbench.report.load import PLAIN, WINDOWED, Group, RunData
 from posbench.report.styles import DASHES, style
 from posbench.report.summary import Curve, Summary
 from posbench.report.tables import Table, Value
 from posbench.runs.redaction import redact
-from posbench.statistics import Interval
 
 _HERE = Path(__file__).parent
 

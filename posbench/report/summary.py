@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posbench import statistics
+from posbench.evaluation import statistics
+from posbench.evaluation.statistics import SEEDS_FOR_A_CLAIM, Interval, Reach
 from posbench.report.load import PLAIN, WINDOWED, Blocks, Cell, Group, RunData, Scheme, number
-from posbench.statistics import SEEDS_FOR_A_CLAIM, Interval, Reach
 
 MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
 NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating

@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from posbench import devices, protocols
-from posbench.cells import Cell, Forward, cells, check
+from posbench import devices
 from posbench.config import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, check_length
 from posbench.errors import UserError
+from posbench.evaluation import protocols
+from posbench.evaluation.plan import Forward, Measurement, check, measurements
+from posbench.evaluation.protocols import MIN_BLOCKS, Targets
+from posbench.evaluation.score import changed, score
+from posbench.evaluation.statistics import block_bootstrap
 from posbench.model import GPT, build
-from posbench.protocols import MIN_BLOCKS, Targets
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.rows import EVALUATION_KEY, evaluation_rows
-from posbench.scoring import changed, score
-from posbench.statistics import block_bootstrap
 
 logger = logging.getLogger(__name__)
 
@@ -70,16 +71,16 @@ def evaluate(
             return model, "the model itself"
         return _reference(pathlib.Path(settings.reference), tokens, device)
 
-    for cell in cells(settings, split, train_length):
-        row = _row(cell, config, step, dtype) | _defined(cell, model.encoding, config)
+    for planned in measurements(settings, split, train_length):
+        row = _row(planned, config, step, dtype) | _defined(planned, model.encoding, config)
         blocks: list[Row] = []
         if row["status"] == "ok":
-            targets = protocols.targets_of(cell.forward.windows)
+            targets = protocols.targets_of(planned.forward.windows)
             kept = np.full(len(targets.indices), True)
-            if cell.above is not None:
-                kept = (targets.context > cell.above) & (targets.context <= cell.length)
+            if planned.above is not None:
+                kept = (targets.context > planned.above) & (targets.context <= planned.length)
             row["targets_sha256"] = targets.where(kept).sha256(split)
-            if cell.select:  # which tokens these are is known after two forward passes only: described before
+            if planned.select:  # which tokens these are is known after two forward passes only: described before
                 row["reason"] = f"key tokens of {reference()[1]}, among the targets {row['targets_sha256'][:8]}"
                 row["targets_sha256"] = None
         if any(_same_cell(row, other) for other in known):
@@ -87,13 +88,15 @@ def evaluate(
         if row["status"] == "ok":
             started = time.monotonic()
             devices.reset_peak_memory(device)
-            if cell.select:
-                short, long = (nll_of(forward, reference()[0]) for forward in (cell.select.short, cell.select.long))
-                kept = short - long > cell.select.nats
-            nll = nll_of(cell.forward, model)[kept]
-            numbers, blocks = _numbers(nll, targets.where(kept), cell, tokens, split, config)
+            if planned.select:
+                short, long = (
+                    nll_of(forward, reference()[0]) for forward in (planned.select.short, planned.select.long)
+                )
+                kept = short - long > planned.select.nats
+            nll = nll_of(planned.forward, model)[kept]
+            numbers, blocks = _numbers(nll, targets.where(kept), planned, tokens, split, config)
             row |= numbers
-            row["seconds"] = round(time.monotonic() - started, 3)  # nothing where another cell paid for the passes
+            row["seconds"] = round(time.monotonic() - started, 3)  # nothing where another row paid for the passes
             row["peak_memory_bytes"] = devices.peak_memory(device)
         report(row, blocks)
 
@@ -155,23 +158,23 @@ def describe(row: Row) -> str:
     return f"{where}: {row['nll']:.4f} nats/token ({interval}), perplexity {row['perplexity']:.2f}"
 
 
-def _row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> Row:
+def _row(planned: Measurement, config: Config, step: int, dtype: torch.dtype) -> Row:
     """A row with everything known before the measurement."""
     absent = dict.fromkeys(
         ("n_tokens", "n_bytes", "n_blocks", "mean_context", "nll", "perplexity", "bits_per_byte", "accuracy",
          "exact_match", "ci_low", "ci_high", "targets_sha256", "seconds", "peak_memory_bytes")
     )  # fmt: skip
     return {
-        "protocol": cell.protocol,
-        "length": cell.length,
-        "length_ratio": cell.length / config.training.train_length,
-        "stride": cell.stride,
-        "window": cell.forward.variant.window,
-        "extension": cell.forward.variant.name,
+        "protocol": planned.protocol,
+        "length": planned.length,
+        "length_ratio": planned.length / config.training.train_length,
+        "stride": planned.stride,
+        "window": planned.forward.variant.window,
+        "extension": planned.forward.variant.name,
         "extension_options": None,
-        "task": cell.task,
+        "task": planned.task,
         "split": config.evaluation.split,
-        "documents": cell.forward.windows[0].documents if cell.forward.windows else None,
+        "documents": planned.forward.windows[0].documents if planned.forward.windows else None,
         "checkpoint_step": step,
         "status": "ok",
         "reason": None,
@@ -180,25 +183,25 @@ def _row(cell: Cell, config: Config, step: int, dtype: torch.dtype) -> Row:
     }
 
 
-def _defined(cell: Cell, encoding: Encoding, config: Config) -> Row:
+def _defined(planned: Measurement, encoding: Encoding, config: Config) -> Row:
     """The row's status and reason, and what an extension does."""
-    if not cell.possible:
-        reason = f"the {config.evaluation.split} text has too few windows of {cell.length} tokens"
+    if not planned.possible:
+        reason = f"the {config.evaluation.split} text has too few windows of {planned.length} tokens"
         return {"status": "too_short", "reason": reason}
     train_length = config.training.train_length
     try:
-        length = cell.forward.length
-        used, options = cell.forward.variant.apply(encoding, length, train_length)
+        length = planned.forward.length
+        used, options = planned.forward.variant.apply(encoding, length, train_length)
         check_length(used, length)
-        if cell.select and config.evaluation.reference is None:
-            check_length(encoding, cell.select.long.length)
+        if planned.select and config.evaluation.reference is None:
+            check_length(encoding, planned.select.long.length)
     except UserError as error:
         return {"status": "undefined", "reason": str(error)}
     return {"extension_options": options}
 
 
 def _numbers(
-    nll: NDArray[np.float64], targets: Targets, cell: Cell, tokens: Tokens, split: TokenSplit, config: Config
+    nll: NDArray[np.float64], targets: Targets, planned: Measurement, tokens: Tokens, split: TokenSplit, config: Config
 ) -> tuple[Row, list[Row]]:
     """What a row says of its scored tokens, and its block rows."""
     blocks = targets.blocks
@@ -214,7 +217,7 @@ def _numbers(
     n_bytes = None if token_bytes is None else sum(size or 0 for size in sizes)
     mean = float(nll.mean())
     low, high = block_bootstrap(sums, counts, config.evaluation.bootstrap)
-    variant = cell.forward.variant
+    variant = planned.forward.variant
     seen = targets.context if variant.window is None else targets.context.clip(max=variant.window + variant.sinks)
     row = {
         "targets_sha256": targets.sha256(split),
@@ -235,7 +238,7 @@ def _numbers(
 
 
 def _same_cell(row: Row, other: Row) -> bool:
-    """Whether `other`, as read from a file, is this cell. What `row` does not know before its passes does not count."""
+    """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count."""
     keys = [*EVALUATION_KEY, "reason", "extension_options"]
     if row["targets_sha256"]:
         keys += ["status", "targets_sha256"]

@@ -12,8 +12,8 @@ from torch import Tensor
 from posbench import devices
 from posbench.data.tokens import TokenSplit
 from posbench.encodings.base import Encoding
+from posbench.evaluation.protocols import Integers, Windows
 from posbench.model import GPT
-from posbench.protocols import Integers, Windows
 from posbench.randomness import generator
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once

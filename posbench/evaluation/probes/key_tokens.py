@@ -9,7 +9,7 @@ that run's key tokens and are paired. Without one the model chooses its own (`ke
 with other runs', and the gain from L to 4L on them is partly luck, as they were chosen by it.
 """
 
-from posbench.tasks import KeyTokens, Probe
+from posbench.evaluation.probes import KeyTokens, Probe
 
 
 def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:

@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from posbench.tasks import Ids, Probe
+from posbench.evaluation.probes import Ids, Probe
 
 
 def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:

@@ -11,7 +11,7 @@ after its copy. No training: any language model has some of this skill. N is `ev
 the training length, so that the gap at 1x is one that training had.
 """
 
-from posbench.tasks import Ids, Probe
+from posbench.evaluation.probes import Ids, Probe
 
 
 def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:

@@ -43,7 +43,7 @@ def names() -> list[str]:
     return sorted(stem for stem in stems if not stem.startswith("_"))
 
 
-def probes(name: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
+def of(name: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
     """The rows of a task.
 
     Args:

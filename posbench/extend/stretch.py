@@ -11,7 +11,7 @@ Extended = tuple[Encoding, dict[str, object]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach:
+class Stretch:
     """From the length of training to the length of evaluation, both in tokens."""
 
     train_length: int
