@@ -17,8 +17,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from posbench import console, devices, encodings, preflight, train
-from posbench.config import Config
+from posbench import console, devices, encodings, train
+from posbench.config import compose
+from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError, did_you_mean
@@ -232,7 +233,7 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
         "evaluation.targets": 1,
         "runtime.threads": threads or "null",
     }
-    return preflight.check([*(f"{key}={value}" for key, value in given.items()), *overrides])[0]
+    return compose.check([*(f"{key}={value}" for key, value in given.items()), *overrides])[0]
 
 
 def setup(config: Config) -> tuple[torch.device, torch.dtype]:

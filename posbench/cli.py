@@ -10,7 +10,7 @@ import typer
 
 import posbench
 from posbench import exits
-from posbench.config import configs_dir
+from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 
 _CASES = ("job", "hydra", "all")
@@ -114,9 +114,10 @@ def train(
         raise UserError("Hydra's part refers to the rest: --cfg all --resolve")
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
-    from posbench import job, preflight
+    from posbench import job
+    from posbench.config import compose
 
-    outputs = preflight.check(overrides, config_dir, multirun)[0].runtime.outputs
+    outputs = compose.check(overrides, config_dir, multirun)[0].runtime.outputs
     arguments = [*(["--config-dir", str(config_dir)] if config_dir else []), *overrides]
     if restart:
         os.environ[job.RESTART] = "1"
@@ -171,7 +172,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a finished run beyond its training length; rows that exist are not computed again."""
-    from posbench.evaluation_overrides import apply
+    from posbench.config.overrides import apply
     from posbench.runs.folder import load_config
 
     settings, device, threads = apply(load_config(run), overrides or [])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import posbench
-from posbench.config import configs_dir
+from posbench.config.shipped import configs_dir
 
 _PACKAGES = (
     "torch", "typer", "hydra-core", "omegaconf", "pydantic", "datasets", "tokenizers", "safetensors", "numpy",

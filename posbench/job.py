@@ -14,7 +14,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from posbench import exits
-from posbench.config import Config, configs_dir, from_container, load, run_id
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, from_container, load_saved
+from posbench.config.shipped import configs_dir
 from posbench.errors import InUse, Stopped, UserError
 
 # Environment variables, not keys: they are no part of a run's identity, and launchers hand them on to their jobs.
@@ -45,7 +47,7 @@ def main(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from posbench.preflight import plain
+    from posbench.config.compose import plain
 
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
@@ -67,7 +69,7 @@ def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None
     Args:
         command: the command line, for the record; None = this one.
     """
-    config = load(saved)
+    config = load_saved(saved)
     folder = folder or Path(config.runtime.outputs) / config.study / run_id(config)
     _train(config, folder, command or [sys.executable, "-m", "posbench.job", str(saved)])
 
@@ -96,7 +98,7 @@ def _record_failure(job: str, error: Exception) -> None:
 
 def _run_id(*, _root_: DictConfig) -> str:
     """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
-    from posbench.preflight import plain
+    from posbench.config.compose import plain
 
     try:
         return run_id(from_container(plain(_root_)))

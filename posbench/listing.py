@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from posbench import encodings
-from posbench.config import configs_dir
+from posbench.config.shipped import configs_dir
 from posbench.errors import UserError
 from posbench.evaluation import probes
 

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from posbench import encodings
 from posbench.attention.dispatch import attention
-from posbench.config import Config, ModelConfig
+from posbench.config.schema import Config, ModelConfig
 from posbench.encodings.base import Encoding, Shape
 from posbench.kernels.cross_entropy import cross_entropy
 from posbench.kernels.rms_norm import RMSNorm

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench import console, devices
-from posbench.config import Config, TrainingConfig
+from posbench.config.schema import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from posbench import bench, devices
 from posbench.bench import Sizes, TrainingStep
-from posbench.config import Config
+from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.model import build
 from posbench.timing import Timings, load_average, take_turns

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posbench.config import Config, from_container
+from posbench.config.schema import Config, from_container
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from posbench import config as configuration
-from posbench import preflight
-from posbench.config import Config, EncodingConfig
+from posbench.config import compose
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, EncodingConfig, to_container
 
 RATIOS = (1, 2, 4, 8, 16)
 BLOCKS, TARGETS = 48, 8
@@ -42,7 +42,7 @@ SCHEMES = {
 
 def demo_config() -> Config:
     """The demo's configuration as it is composed today."""
-    config, *_ = preflight.check(["experiment=demo"], None, False)
+    config, *_ = compose.check(["experiment=demo"], None, False)
     return config
 
 
@@ -54,9 +54,9 @@ def write_run(
     study: Path, config: Config, truth: Truth | None, status: str = "done", seed_sd: float = 0.01, **record: Any
 ) -> Path:
     """One run folder; `truth` None writes no evaluation, as of a run that failed."""
-    folder = study / configuration.run_id(config)
+    folder = study / run_id(config)
     folder.mkdir(parents=True)
-    text = yaml.safe_dump(configuration.to_container(config), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(_record(config, truth, status) | record))
     if truth is not None:
@@ -75,7 +75,7 @@ def _record(config: Config, truth: Truth | None, status: str) -> dict[str, Any]:
     tokens = config.training.tokens
     return {
         "schema": 1,
-        "id": configuration.run_id(config),
+        "id": run_id(config),
         "study": config.study,
         "encoding": config.encoding.name,
         "seed": config.seed,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from posbench.config import Config, to_container
+from posbench.config.schema import Config, to_container
 from posbench.evaluation import curve
 
 LENGTHS = [16, 32, 64, 128, 256, 512, 1024]

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from posbench import cli, encodings, exits, listing, preflight
-from posbench.config import load, run_id
+from posbench import cli, encodings, exits, listing
+from posbench.config import compose
+from posbench.config.identity import run_id
+from posbench.config.schema import load_saved
 
 # Two updates of a very small model, from an empty folder.
 TINY = [
@@ -207,7 +209,7 @@ def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFix
 def test_cfg_shows_the_run_folder_that_hydra_will_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("train", "--cfg", "all", "--resolve") == 0
     shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["hydra"]["run"]["dir"] == f"outputs/demo/{run_id(preflight.check([])[0])}"
+    assert shown["hydra"]["run"]["dir"] == f"outputs/demo/{run_id(compose.check([])[0])}"
 
 
 def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +238,7 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
 
 
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:
-    demo = preflight.check(["experiment=demo"])[0]
+    demo = compose.check(["experiment=demo"])[0]
     sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}
     assert {**sizes, "train_length": demo.training.train_length} == listing.DEMO
 
@@ -261,7 +263,7 @@ def test_doctor_reports_and_keeps_secrets(
 def test_train_writes_the_run_folder_of_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("encoding=alibi") == 0
     (name,) = runs()
-    config = load(Path("outputs/demo") / name / "config.yaml")
+    config = load_saved(Path("outputs/demo") / name / "config.yaml")
     assert name == run_id(config) and name.startswith("alibi-s0-")
     record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
     assert record["status"] == "done" and record["command"].startswith("posbench train tracking=none")
@@ -272,7 +274,7 @@ def test_train_writes_the_run_folder_of_its_configuration(capsys: pytest.Capture
 
 def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() -> None:
     assert train("hydra.run.dir=mine/a") == 0
-    assert load(Path("mine/a/config.yaml")).encoding.name == "rope"
+    assert load_saved(Path("mine/a/config.yaml")).encoding.name == "rope"
     assert train("hydra.run.dir=mine/a", "--restart") == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["a", "a.old-1"]
     assert not Path("outputs").exists()
@@ -343,7 +345,7 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
     rows = [json.loads(line) for line in (Path(folder) / "evaluation.jsonl").read_text().splitlines()]
     assert {16, 24, 32, 64} == {row["length"] for row in rows if row["protocol"] == "fixed_target"}
     assert {16, 32} == {row["length"] for row in rows if row["protocol"] == "nonoverlap"}
-    assert load(Path(folder) / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
+    assert load_saved(Path(folder) / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
     capsys.readouterr()
     for override, message in {
         "length=3": "from the training length 16 on",
@@ -394,6 +396,6 @@ def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
     done = process(*command, "encoding.strength=0.5", PYTHONPATH=str(package))
     assert done.returncode == 0, done.stderr
     (name,) = runs()
-    assert load(Path("outputs/demo") / name / "config.yaml").encoding.options == {"strength": 0.5}
+    assert load_saved(Path("outputs/demo") / name / "config.yaml").encoding.options == {"strength": 0.5}
     unlisted = process(*command, "encoding.hidden=2", PYTHONPATH=str(package))
     assert unlisted.stderr == "error: 'mine' takes hidden, but its YAML does not list it: write +encoding.hidden=...\n"

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from posbench import config as configuration
-from posbench import encodings, preflight
-from posbench.config import Config, configs_dir, from_container, load, run_id, to_container
+from posbench import encodings
+from posbench.config import compose, schema
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, from_container, load_saved, to_container
+from posbench.config.shipped import configs_dir
 from posbench.errors import UserError
 
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in ("tuned", "sweep"))
@@ -20,14 +22,14 @@ CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((config
 
 def refused(*overrides: str, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
-        preflight.check(list(overrides), **settings)
+        compose.check(list(overrides), **settings)
     message = str(caught.value)
     assert message and "\n" not in message
     return message
 
 
 def composed(*overrides: str) -> Config:
-    return preflight.check(list(overrides))[0]
+    return compose.check(list(overrides))[0]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -194,7 +196,7 @@ def test_each_value_of_a_sweep_is_checked() -> None:
     assert "training.clip is 'x'" in refused("seed=0,1", "training.clip=1,x", multirun=True)
     assert "'alibi' has no option 'base'" in refused("encoding=rope,alibi", "encoding.base=2", multirun=True)
     assert "matches nothing" in refused("encoding=glob(zz*)", multirun=True)
-    tried = preflight.check(["encoding=rope,alibi", "seed=range(0,3)"], multirun=True)
+    tried = compose.check(["encoding=rope,alibi", "seed=range(0,3)"], multirun=True)
     assert [(config.encoding.name, config.seed) for config in tried] == [
         ("rope", 0),
         ("alibi", 0),
@@ -266,9 +268,9 @@ def saved(tmp_path: Path, config: Config, **changes: Any) -> Path:
 
 def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config) -> None:
     path = saved(tmp_path, tiny_config)
-    assert load(path) == tiny_config
+    assert load_saved(path) == tiny_config
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
-    assert load(path) == tiny_config
+    assert load_saved(path) == tiny_config
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_a_hostile_or_wrong_saved_configuration_is_refused(
     tmp_path: Path, tiny_config: Config, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        load(saved(tmp_path, tiny_config, **changes))
+        load_saved(saved(tmp_path, tiny_config, **changes))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_what_is_not_plain_data_is_refused_in_one_line(tmp_path: Path, text: str
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
-        load(path)
+        load_saved(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -326,17 +328,17 @@ def test_alias_expansion_is_refused_before_it_expands(tmp_path: Path) -> None:
     path.write_text("\n".join(levels))
     before = time.process_time()
     with pytest.raises(UserError, match="aliases are not allowed"):
-        load(path)
+        load_saved(path)
     assert time.process_time() - before < 5  # expanding 9^9 leaves would take minutes
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*nix\.yaml"):
-        load(tmp_path / "nix.yaml")
+        load_saved(tmp_path / "nix.yaml")
 
 
 def test_fields_of_the_dataclasses_and_keys_of_the_yaml_are_the_same() -> None:
     for group, name in {"model": "gpt", "training": "lm", "evaluation": "extrapolation", "tracking": "wandb"}.items():
-        cls = getattr(configuration, f"{group.capitalize()}Config")
+        cls = getattr(schema, f"{group.capitalize()}Config")
         content = yaml.safe_load((configs_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
         assert list(content) == [field.name for field in dataclasses.fields(cls)]

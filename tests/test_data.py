@@ -19,7 +19,7 @@ import tokenizers
 import torch
 import yaml
 
-from posbench.config import DataConfig
+from posbench.config.schema import DataConfig
 from posbench.data import batches, corpus, files, hub, tokenizer, tokens
 from posbench.errors import UserError
 

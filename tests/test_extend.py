@@ -15,7 +15,7 @@ from torch import Tensor
 from posbench import encodings, model
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
-from posbench.config import Config
+from posbench.config.schema import Config
 from posbench.encodings import _frequencies as rules
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding, Shape

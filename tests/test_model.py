@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posbench
-from posbench.config import Config
+from posbench.config.schema import Config
 from posbench.model import GPT, build, parameter_counts
 
 V = 50

@@ -14,7 +14,7 @@ import pytest
 from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
 
 from posbench import cli, report
-from posbench.config import Config
+from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import statistics
 from posbench.report import figures, load, page, styles, summary, tables, text

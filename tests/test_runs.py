@@ -13,7 +13,8 @@ import pytest
 import torch
 from disks import in_child, small_disk, start_child
 
-from posbench.config import Config, run_id
+from posbench.config.identity import run_id
+from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.jsonl import read_jsonl

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import encodings
 from posbench.attention import dispatch
-from posbench.config import Config
+from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.protocols import Windows, targets_of

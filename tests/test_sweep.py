@@ -20,7 +20,8 @@ from tiny_sweep import TINY, one_by_one, result, until, write_text
 
 import posbench.report
 from posbench import encodings, exits, job, sweep
-from posbench.config import Config, configs_dir
+from posbench.config.schema import Config
+from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows

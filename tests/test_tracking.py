@@ -13,7 +13,7 @@ import pytest
 import wandb
 import wandb_offline
 
-from posbench.config import Config, to_container
+from posbench.config.schema import Config, to_container
 from posbench.runs import tracking
 from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from posbench import train as training
-from posbench.config import Config, to_container
+from posbench.config.schema import Config, to_container
 from posbench.errors import RunFailed, UserError
 from posbench.model import GPT
 from posbench.runs.checkpoint import load_model

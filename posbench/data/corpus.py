@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posbench.config import DataConfig
+from posbench.config.schema import DataConfig
 from posbench.data import files, hub
 from posbench.errors import UserError
 

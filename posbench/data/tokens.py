@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from posbench.config import DataConfig
+from posbench.config.schema import DataConfig
 from posbench.data import corpus
 from posbench.data.tokenizer import Tokenizer, from_file, raw_bytes, train_bpe
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from posbench import devices
-from posbench.config import Config, EvaluationConfig
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, check_length

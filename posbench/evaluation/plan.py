@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from posbench import extend
-from posbench.config import EvaluationConfig
+from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import probes, protocols

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from posbench import config as configuration
-from posbench.config import Config
+from posbench.config.identity import NOT_IDENTITY
+from posbench.config.schema import Config, to_container
 from posbench.errors import UserError
 from posbench.evaluation.statistics import Floats
 from posbench.runs.folder import load_config, load_record
@@ -29,7 +29,7 @@ REFERENCE = "rope"
 PLAIN, WINDOWED = "plain", "windowed"
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
 _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
-_NOT_COMPARED = (*configuration.NOT_IDENTITY, "study", "seed")
+_NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 _ASIDE = re.compile(r".+\.old-\d+")
 
@@ -304,7 +304,7 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _asked(run: RunData) -> dict[str, Any]:
     """What must be equal in the configurations of runs that are compared: model, initialisation, budget."""
-    plain = {k: v for k, v in configuration.to_container(run.config).items() if k not in _NOT_COMPARED}
+    plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
     settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
@@ -318,7 +318,7 @@ def _corpus(run: RunData) -> dict[str, Any] | None:
 
 
 def _scheme_options(run: RunData) -> dict[str, Any]:
-    plain = configuration.to_container(run.config)
+    plain = to_container(run.config)
     return {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
 
 

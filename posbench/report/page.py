@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 
 import posbench
-from posbench import config as configuration
+from posbench.config.schema import to_container
 from posbench.errors import PosbenchError
 from posbench.evaluation.statistics import Interval
 from posbench.exits import one_line
@@ -147,7 +147,7 @@ def _numbers(mean: float | None, band: Interval | None) -> list[float] | None:
 
 def _run(run: RunData) -> dict[str, Any]:
     record = run.record
-    plain = yaml.safe_dump(configuration.to_container(run.config), sort_keys=False, allow_unicode=True)
+    plain = yaml.safe_dump(to_container(run.config), sort_keys=False, allow_unicode=True)
     versions, git = record.get("versions"), record.get("git")
     facts = {
         **(versions if isinstance(versions, dict) else {}),

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from posbench import config as configuration
 from posbench import files
-from posbench.config import NOT_IDENTITY, Config
+from posbench.config.identity import NOT_IDENTITY, run_id
+from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
 from posbench.runs.jsonl import append, drop_half_line, plain, rounded
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, folder: Path, config: Config, command: list[str] | None, lock: int) -> None:
         self.folder = folder
-        self.id = configuration.run_id(config)
+        self.id = run_id(config)
         self._command = None if command is None else redact(shlex.join(command))
         self._lock = lock
         self._log_file: logging.FileHandler | None = None
@@ -215,7 +215,7 @@ def load_config(folder: Path) -> Config:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    return configuration.load(folder / CONFIG)
+    return load_saved(folder / CONFIG)
 
 
 def load_record(folder: Path) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def refuse_secrets(config: Config) -> None:
     Raises:
         UserError: a value looks like a secret.
     """
-    for key in secret_keys(configuration.to_container(config)):
+    for key in secret_keys(to_container(config)):
         raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
 
 
@@ -254,21 +254,21 @@ def _refuse_links(folder: Path) -> None:
 def _keep_config(folder: Path, config: Config) -> None:
     import yaml
 
-    asked = configuration.to_container(config)
+    asked = to_container(config)
     path = folder / CONFIG
     if not path.exists():
         files.write(path, yaml.safe_dump(asked, sort_keys=False, allow_unicode=True).encode())
         return
     held = load_config(folder)
-    if configuration.run_id(held) != configuration.run_id(config):
-        was, now = _flat(configuration.to_container(held)), _flat(asked)
+    if run_id(held) != run_id(config):
+        was, now = _flat(to_container(held)), _flat(asked)
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
         ]
         shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise UserError(
-            f"{folder} holds another run ({configuration.run_id(held)}): {shown}{more}; "
+            f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
             "choose another folder, or --restart to move that run aside"
         )
 

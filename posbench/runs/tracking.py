@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from posbench.config import Config, to_container
+from posbench.config.schema import Config, to_container
 from posbench.runs.folder import Run
 from posbench.runs.redaction import redact
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import yaml
 
-from posbench import files, plain_yaml, preflight
-from posbench.config import Config, configs_dir, run_id, to_container
+from posbench import files
+from posbench.config import compose, plain_yaml
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, to_container
+from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
 from posbench.runs.folder import load_config, load_record, refuse_secrets
 from posbench.runs.rows import evaluation_rows
@@ -74,7 +77,7 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Cell]:
         UserError: the first mistake found, in one line.
     """
     found: dict[Path, Cell] = {}
-    for overrides, config in preflight.combinations(sets, config_dir):
+    for overrides, config in compose.combinations(sets, config_dir):
         refuse_secrets(config)  # before it is saved
         new = cell(overrides, config)
         found.setdefault(new.saved, new)

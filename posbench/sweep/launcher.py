@@ -15,8 +15,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from posbench import preflight
-from posbench.config import configs_dir, load
+from posbench.config import compose
+from posbench.config.schema import load_saved
+from posbench.config.shipped import configs_dir
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.runs.lock import in_use
 from posbench.sweep import cells, pool
@@ -38,7 +39,7 @@ def check(overrides: list[str]) -> DictConfig:
     package, extra = _EXTRAS.get(name.partition("_")[0], (None, None))
     if package and not importlib.util.find_spec(package):
         raise UserError(f"hydra/launcher={name} is not installed: pip install 'posbench[{extra}]'")
-    return preflight.launcher_config(overrides)
+    return compose.launcher_config(overrides)
 
 
 def threads(launcher: DictConfig, count: int) -> int:
@@ -137,7 +138,7 @@ def _silence(cell: Cell) -> float:
 def job(cfg: DictConfig) -> None:
     """One cell, in a process of its own: a launcher's workers are used again, and would keep what a run leaves."""
     saved = Path(cfg.cell)
-    cell = Cell((), load(saved), saved)
+    cell = Cell((), load_saved(saved), saved)
     before = cells.record(cell)
     status = pool.outcome(cell, pool.start(cell, {}).wait(), before)
     if status.name != "done":

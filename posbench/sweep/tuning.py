@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config import Config, run_id
+from posbench.config.identity import run_id
+from posbench.config.schema import Config
 from posbench.sweep import cells
 from posbench.sweep.cells import Cell, Status
 

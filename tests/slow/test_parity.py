@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from posbench import model, preflight, train
+from posbench import model, train
 from posbench.attention.reference import attention_output
+from posbench.config import compose
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
 
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     """Of every step on the built-in corpus, at a length of two tiles: (STEPS,)."""
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
-    config = preflight.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
+    config = compose.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
     optimizer = train.optimizer_for(gpt, config.training)

@@ -27,8 +27,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from posbench import encodings, plain_yaml
-from posbench.config import Config, configs_dir, from_container
+from posbench import encodings
+from posbench.config import plain_yaml
+from posbench.config.schema import Config, from_container
+from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml

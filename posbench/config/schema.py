@@ -4,20 +4,16 @@ Below this module nobody sees YAML. Field meanings are explained in `configs/*/*
 """
 
 import dataclasses
-import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from posbench.errors import UserError, did_you_mean
+from posbench.config.checks import above_zero, at_least, fraction, plain_name
+from posbench.config.messages import in_one_line, strict
+from posbench.errors import UserError
 
-# What may change without making it another run (another run id).
-NOT_IDENTITY = ("tracking", "evaluation", "runtime")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also the name of a folder
 _Section = TypeVar("_Section")
 
 
@@ -33,8 +29,8 @@ class AttentionConfig:
     sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "model.attention", "window")
-        _at_least(0, self, "model.attention", "sinks")
+        at_least(1, self, "model.attention", "window")
+        at_least(0, self, "model.attention", "sinks")
         if self.sinks and self.window is None:
             raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
 
@@ -52,7 +48,7 @@ class ModelConfig:
     attention: AttentionConfig
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
+        at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
         if self.d_model % self.n_heads:
             below = self.d_model - self.d_model % self.n_heads
             near = " or ".join(str(width) for width in (below, below + self.n_heads) if width)
@@ -77,8 +73,8 @@ class DataConfig:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        _plain_name("data.name", self.name)
-        _at_least(1, self, "data", "max_documents", "vocab_size")
+        plain_name("data.name", self.name)
+        at_least(1, self, "data", "max_documents", "vocab_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +94,12 @@ class TrainingConfig:
     precision: Literal["auto", "fp32", "bf16"]
 
     def __post_init__(self) -> None:
-        _at_least(2, self, "training", "train_length")
-        _at_least(1, self, "training", "batch_size", "accumulation")
-        _at_least(self.tokens_per_step, self, "training", "tokens")  # train_length x batch_size x accumulation
-        _at_least(0, self, "training", "warmup_tokens", "weight_decay")
-        _above_zero(self, "training", "learning_rate", "clip")
-        _fraction(self, "training", "decay_fraction", "final_learning_rate")
+        at_least(2, self, "training", "train_length")
+        at_least(1, self, "training", "batch_size", "accumulation")
+        at_least(self.tokens_per_step, self, "training", "tokens")  # train_length x batch_size x accumulation
+        at_least(0, self, "training", "warmup_tokens", "weight_decay")
+        above_zero(self, "training", "learning_rate", "clip")
+        fraction(self, "training", "decay_fraction", "final_learning_rate")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"training.betas is {list(self.betas)}: expected two numbers from 0 to below 1")
         if self.warmup_tokens > self.tokens:
@@ -133,8 +129,8 @@ class EvaluationConfig:
     batch_tokens: int
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens", "longest", "stride")
-        _at_least(0, self, "evaluation", "sinks")
+        at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens", "longest", "stride")
+        at_least(0, self, "evaluation", "sinks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers from 1 on, such as [1, 2, 4]")
@@ -168,7 +164,7 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
-        _at_least(1, self, "runtime", "threads", *every)
+        at_least(1, self, "runtime", "threads", *every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +180,8 @@ class Config:
     runtime: RuntimeConfig
 
     def __post_init__(self) -> None:
-        _plain_name("study", self.study)
-        _plain_name("encoding.name", self.encoding.name)
+        plain_name("study", self.study)
+        plain_name("encoding.name", self.encoding.name)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
         if self.evaluation.targets > self.training.train_length:
@@ -198,13 +194,6 @@ class Config:
                 f"evaluation.stride is {self.evaluation.stride}: expected at most training.train_length, "
                 f"{self.training.train_length}"
             )
-
-
-def configs_dir() -> Path:
-    """Where the YAML files are: inside the package when installed from a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    packaged = package / "_configs"
-    return packaged if packaged.is_dir() else package.parent / "configs"
 
 
 def from_container(container: Mapping[str, Any]) -> Config:
@@ -235,20 +224,20 @@ def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -
     import pydantic
 
     try:
-        made: object = pydantic.TypeAdapter(_strict(cls)).validate_python(dict(plain))
+        made: object = pydantic.TypeAdapter(strict(cls)).validate_python(dict(plain))
     except pydantic.ValidationError as error:
-        raise UserError(_one_line(cls, section, error.errors(include_url=False)[0])) from None
+        raise UserError(in_one_line(cls, section, error.errors(include_url=False)[0])) from None
     assert isinstance(made, cls)
     return made
 
 
-def load(path: Path) -> Config:
+def load_saved(path: Path) -> Config:
     """Read a saved `config.yaml`. It may come from a stranger: nothing in it is executed, expanded or looked up.
 
     Raises:
         UserError: the file cannot be read, is not plain data, or is not a configuration.
     """
-    from posbench import plain_yaml
+    from posbench.config import plain_yaml
 
     container = plain_yaml.load(path)
     if not isinstance(container, dict):
@@ -264,103 +253,3 @@ def to_container(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["encoding"] = {"name": config.encoding.name, **plain["encoding"]["options"]}
     return plain
-
-
-def run_id(config: Config) -> str:
-    """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights."""
-    identity = {k: _one_spelling(v) for k, v in to_container(config).items() if k not in NOT_IDENTITY}
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _one_spelling(value: Any) -> Any:
-    """10000 and 10000.0 are one value, so that `encoding.base=1e4` is the run that `encoding.base=10000` is."""
-    if isinstance(value, dict):
-        return {key: _one_spelling(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_one_spelling(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# -- value checks ------------------------------------------------------------------------------------------------------
-
-
-def _plain_name(key: str, name: str) -> None:
-    if not _NAME.fullmatch(name) or name.endswith("."):
-        raise UserError(
-            f"{key} is {name!r}: expected letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
-        )
-
-
-def _at_least(least: int, section: object, prefix: str, *names: str) -> None:
-    for name in names:
-        value = getattr(section, name)
-        if value is not None and not least <= value < math.inf:
-            raise UserError(f"{prefix}.{name} is {value}: expected at least {least}")
-
-
-def _above_zero(section: object, prefix: str, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(section, name) < math.inf:
-            raise UserError(f"{prefix}.{name} is {getattr(section, name)}: expected a number above 0")
-
-
-def _fraction(section: object, prefix: str, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(section, name) <= 1:
-            raise UserError(f"{prefix}.{name} is {getattr(section, name)}: expected a number from 0 to 1")
-
-
-# -- errors in one line ------------------------------------------------------------------------------------------------
-
-
-def _strict(cls: type) -> type:
-    """Have pydantic refuse unknown keys in a dataclass and in those nested in it."""
-    import pydantic
-
-    for field in dataclasses.fields(cls):
-        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            _strict(field.type)
-    cls.__pydantic_config__ = pydantic.ConfigDict(  # type: ignore[attr-defined]
-        extra="forbid", coerce_numbers_to_str=True
-    )
-    return cls
-
-
-def _one_line(cls: Any, section: str, error: Mapping[str, Any]) -> str:
-    parts = [part for part in error["loc"] if isinstance(part, str)]  # indices into lists say little
-    key = ".".join([section, *parts] if section else parts)
-    if error["type"] == "unexpected_keyword_argument":
-        for parent in parts[:-1]:
-            cls = next(field.type for field in dataclasses.fields(cls) if field.name == parent)
-        return f"unknown key '{key}'" + did_you_mean(parts[-1], [field.name for field in dataclasses.fields(cls)])
-    if error["type"] in ("missing", "missing_argument"):
-        return f"missing key '{key}'"
-    return f"{key} is {_typed(error['input'])}: {_expected(error)}"
-
-
-def _expected(error: Mapping[str, Any]) -> str:
-    kind = error["type"]
-    if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        return f"expected {' or '.join(choices)}" + did_you_mean(str(error["input"]), choices).replace(":", ",", 1)
-    for start, expected in _EXPECTED.items():
-        if kind.startswith(start):
-            return expected
-    return str(error["msg"][0].lower() + error["msg"][1:])
-
-
-_EXPECTED = {
-    "int": "expected a whole number",
-    "float": "expected a number",
-    "bool": "expected true or false",
-    "string": "expected text",
-    "tuple_type": "expected a list",
-    "dict": "expected keys and values",
-    "dataclass": "expected keys and values",
-}
-
-
-def _typed(value: Any) -> str:
-    """A value as it is typed in YAML: null and true, not None and True."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from posbench.config import Config, EvaluationConfig, validate
+from posbench.config.schema import Config, EvaluationConfig, validate
 from posbench.errors import UserError, did_you_mean
 
 # The words of the command line for the fields that are lists.
