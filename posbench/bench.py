@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from posbench import console, devices, encodings, train
+from posbench import console, devices, encodings
 from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
@@ -27,6 +27,7 @@ from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.model import GPT, build
 from posbench.timing import Call, Timings, load_average, step_memory, take_turns
+from posbench.training.step import optimizer_for, update
 
 logger = logging.getLogger(__name__)
 
@@ -257,9 +258,9 @@ class TrainingStep:
         training = config.training
         batches = TrainingBatches(text, training.train_length, training.batch_size * training.accumulation, seed=0)
         forward: Any = torch.compile(model.hidden) if config.runtime.compile else model.hidden
-        self.optimizer = train.optimizer_for(model, training)
+        self.optimizer = optimizer_for(model, training)
         self._update = functools.partial(
-            train.update,
+            update,
             model, forward, self.optimizer, LEARNING_RATE, batches, config, step=0, device=device, dtype=dtype
         )  # fmt: skip
 

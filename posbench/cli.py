@@ -114,8 +114,8 @@ def train(
         raise UserError("Hydra's part refers to the rest: --cfg all --resolve")
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
-    from posbench import job
     from posbench.config import compose
+    from posbench.training import job
 
     outputs = compose.check(overrides, config_dir, multirun)[0].runtime.outputs
     arguments = [*(["--config-dir", str(config_dir)] if config_dir else []), *overrides]
@@ -131,7 +131,7 @@ def train(
 
 def _multirun(arguments: list[str], outputs: Path) -> None:
     """Run all combinations; those that fail are named at the end."""
-    from posbench import job
+    from posbench.training import job
 
     outputs.mkdir(parents=True, exist_ok=True)
     failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"

@@ -364,13 +364,13 @@ def test_a_saved_configuration_runs_without_hydra(tmp_path: Path) -> None:
     assert train() == 0
     (name,) = runs()
     shutil.copy(Path("outputs/demo") / name / "config.yaml", "saved.yaml")
-    done = process("-X", "importtime", "-m", "posbench.job", "saved.yaml", "--run-dir", "again")
+    done = process("-X", "importtime", "-m", "posbench.training.job", "saved.yaml", "--run-dir", "again")
     assert done.returncode == 0, done.stderr
     assert "hydra.main" not in done.stderr
     again = Path("again/checkpoint/step-00000002/model.safetensors").read_bytes()
     assert again == (Path("outputs/demo") / name / "checkpoint/step-00000002/model.safetensors").read_bytes()
     Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
-    refused = process("-m", "posbench.job", "saved.yaml")
+    refused = process("-m", "posbench.training.job", "saved.yaml")
     assert refused.returncode == 2
     assert refused.stderr == "error: saved.yaml: 'hydra' is not allowed in a saved file, which is data only\n"
 

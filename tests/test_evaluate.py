@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench import train as training
 from posbench.config import overrides
 from posbench.config.schema import Config
 from posbench.data.tokens import Tokens, TokenSplit
@@ -24,6 +23,7 @@ from posbench.errors import UserError
 from posbench.evaluation import evaluate, probes
 from posbench.runs.folder import load_record
 from posbench.runs.rows import evaluation_rows
+from posbench.training.train import train
 
 V = 37
 L = 16
@@ -434,7 +434,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         runtime=dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache")),
     )
     folder = tmp_path / "run"
-    training.train(config, folder, ["test"])
+    train(config, folder, ["test"])
     first = evaluation_rows(folder)
     overrides = [
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",

@@ -14,12 +14,11 @@ ROOMS = [
     "__main__",
     "cli",
     "sweep",
-    "job",
+    "bench",
+    "training",
     "report",
     "listing",
     "doctor",
-    "bench",
-    "train",
     "show",
     "evaluation",
     "properties",
@@ -95,7 +94,7 @@ def test_no_circle_within_a_room(name: str) -> None:
         ("import posbench; posbench.encodings()", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
         ("import posbench.cli", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
         ("import posbench.runs", ["torch", "hydra", "datasets", "wandb"]),
-        ("import posbench.train", ["datasets", "wandb", "hydra", "matplotlib", "scipy"]),
+        ("import posbench.training.train", ["datasets", "wandb", "hydra", "matplotlib", "scipy"]),
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code: str, absent: list[str]) -> None:

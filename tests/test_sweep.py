@@ -19,7 +19,7 @@ from rich.console import Console
 from tiny_sweep import TINY, one_by_one, result, until, write_text
 
 import posbench.report
-from posbench import encodings, exits, job, sweep
+from posbench import encodings, exits, sweep
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
@@ -27,7 +27,8 @@ from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
 from posbench.sweep import cells, launcher, pool, table, tuning
 from posbench.sweep.cells import Cell, Status
-from posbench.train import train
+from posbench.training import job
+from posbench.training.train import train
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ import pytest
 import torch
 import yaml
 
-from posbench import train as training
 from posbench.config.schema import Config, to_container
 from posbench.errors import RunFailed, UserError
 from posbench.model import GPT
 from posbench.runs.checkpoint import load_model
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
-from posbench.train import learning_rate
+from posbench.training.step import learning_rate, optimizer_for
+from posbench.training.train import train
 
 STEPS = 12
 
@@ -57,7 +57,7 @@ def record_of(folder: pathlib.Path) -> dict[str, Any]:
 def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
     saved = folder.parent / f"{folder.name}.yaml"
     saved.write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
-    command = [sys.executable, "-m", "posbench.job", str(saved), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "posbench.training.job", str(saved), "--run-dir", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -73,7 +73,7 @@ def wait_for_step(folder: pathlib.Path, step: int) -> None:
 
 def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
-    training.train(config, folder, ["posbench", "train"])
+    train(config, folder, ["posbench", "train"])
     record = record_of(folder)
     assert (record["status"], record["reason"]) == ("done", None)
     assert record["tokens"] == config.training.tokens
@@ -92,7 +92,7 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
 
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config.training, tokens=16 * 8 * 150)
-    training.train(dataclasses.replace(config, training=longer), tmp_path / "run", [])
+    train(dataclasses.replace(config, training=longer), tmp_path / "run", [])
     history = [loss for _, loss, _ in losses(tmp_path / "run")]
     assert history[0] == pytest.approx(5.55, abs=0.3)  # ln 257 = 5.55: nothing known at the start
     assert sum(history[-10:]) / 10 < 2.9  # bytes of eight letters and a space: ln 9 = 2.2 and less when words are known
@@ -102,20 +102,20 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
     folder = tmp_path / "run"
-    training.train(config, folder, [])
+    train(config, folder, [])
     before, rows = weights_sha256(folder), (folder / "evaluation.jsonl").read_text(encoding="utf-8")
-    training.train(config, folder, [])
+    train(config, folder, [])
     assert (folder / "evaluation.jsonl").read_text(encoding="utf-8") == rows
     wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, bootstrap=50, ratios=(1, 2)))
-    training.train(wider, folder, [])
+    train(wider, folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
     assert len(record_of(folder)["attempts"]) == 3
 
 
 def test_restart_moves_the_old_run_aside(config: Config, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "study" / "run"
-    training.train(config, folder, [])
-    training.train(config, folder, [], restart=True)
+    train(config, folder, [])
+    train(config, folder, [], restart=True)
     assert len(list(folder.parent.iterdir())) == 2
     assert len(record_of(folder)["attempts"]) == 1
 
@@ -125,7 +125,7 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
     config: Config, tmp_path: pathlib.Path, at_step: int
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    training.train(config, whole, [])
+    train(config, whole, [])
     process = start(config, killed)
     wait_for_step(killed, at_step)
     process.send_signal(signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
         evaluation=dataclasses.replace(config.evaluation, ratios=(1,), windowed=False),
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    training.train(longer, whole, [])
+    train(longer, whole, [])
     process = start(longer, stopped)
     wait_for_step(stopped, 20)
     process.send_signal(number)
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
 
     monkeypatch.setattr(GPT, "loss", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
-        training.train(config, tmp_path / "run", [])
+        train(config, tmp_path / "run", [])
     record = record_of(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "diverged")
     step, weights = load_model(tmp_path / "run")
@@ -188,21 +188,21 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(
 ) -> None:
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(RunFailed, match="gradient norm is inf at step 1"):
-        training.train(config, tmp_path / "run", [])
+        train(config, tmp_path / "run", [])
 
 
 def test_accumulation_takes_the_same_step_as_one_large_batch(config: Config, tmp_path: pathlib.Path) -> None:
     parts = dataclasses.replace(config.training, batch_size=2, accumulation=4)
-    training.train(config, tmp_path / "whole", [])
-    training.train(dataclasses.replace(config, training=parts), tmp_path / "parts", [])
+    train(config, tmp_path / "whole", [])
+    train(dataclasses.replace(config, training=parts), tmp_path / "parts", [])
     for (_, one, _), (_, two, _) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
         assert one == pytest.approx(two, abs=1e-4)
 
 
 def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Path) -> None:
     half = dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
-    training.train(config, tmp_path / "fp32", [])
-    training.train(half, tmp_path / "bf16", [])
+    train(config, tmp_path / "fp32", [])
+    train(half, tmp_path / "bf16", [])
     pairs = list(zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16"), strict=True))
     assert max(abs(one - two) for (_, one, _), (_, two, _) in pairs) < 0.02  # bf16 has 8 bits: 0.4 % of a logit
     assert record_of(tmp_path / "bf16")["attempts"][0]["dtype"] == "bf16"
@@ -223,7 +223,7 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) 
 
     with_table = dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name="learned"))
     model = build(with_table, 257)
-    groups = training.optimizer_for(model, config.training).param_groups
+    groups = optimizer_for(model, config.training).param_groups
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in decayed}
     assert names == {name for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("encoding.")}
@@ -233,7 +233,7 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) 
 def test_less_text_than_a_block_is_one_line(config: Config, tmp_path: pathlib.Path) -> None:
     pathlib.Path(str(config.data.path)).write_text("too short", encoding="utf-8")
     with pytest.raises(UserError) as error:
-        training.train(config, tmp_path / "run", [])
+        train(config, tmp_path / "run", [])
     assert "\n" not in str(error.value) and "16" in str(error.value)
 
 

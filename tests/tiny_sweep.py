@@ -8,7 +8,7 @@ from typing import Any
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
 from posbench.sweep.cells import Cell
-from posbench.train import train
+from posbench.training.train import train
 
 TINY = [
     "tracking=none",

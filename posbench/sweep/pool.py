@@ -94,7 +94,7 @@ def start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """
     cells.save(cell)
     threads = {"OMP_NUM_THREADS": str(cell.config.runtime.threads)} if cell.config.runtime.threads else {}
-    command = [sys.executable, "-m", "posbench.job", str(cell.saved), "--run-dir", str(cell.folder)]
+    command = [sys.executable, "-m", "posbench.training.job", str(cell.saved), "--run-dir", str(cell.folder)]
     command += ["--parent", str(os.getpid())]
     if cell.overrides:
         command += ["--command", shlex.join(["posbench", "train", *cell.overrides])]

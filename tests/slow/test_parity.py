@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from posbench import model, train
+from posbench import model
 from posbench.attention.reference import attention_output
 from posbench.config import compose
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
+from posbench.training.step import learning_rate, optimizer_for, update
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +24,12 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     config = compose.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
-    optimizer = train.optimizer_for(gpt, config.training)
+    optimizer = optimizer_for(gpt, config.training)
     batches = TrainingBatches(corpus.train, LENGTH, BATCH, config.seed)
-    rates = [train.learning_rate(step, STEPS, config.training) for step in range(STEPS)]
+    rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
     return torch.tensor(
         [
-            train.update(gpt, gpt.hidden, optimizer, rate, batches, config, step, CPU, dtype)[0]
+            update(gpt, gpt.hidden, optimizer, rate, batches, config, step, CPU, dtype)[0]
             for step, rate in enumerate(rates)
         ]
     )

@@ -1,4 +1,4 @@
-"""One run. Hydra calls `main` for each; `python -m posbench.job SAVED_CONFIG` runs a saved one without Hydra."""
+"""One run: Hydra calls `main` for each, `python -m posbench.training.job SAVED_CONFIG` runs a saved one without it."""
 
 import argparse
 import contextlib
@@ -71,7 +71,7 @@ def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None
     """
     config = load_saved(saved)
     folder = folder or Path(config.runtime.outputs) / config.study / run_id(config)
-    _train(config, folder, command or [sys.executable, "-m", "posbench.job", str(saved)])
+    _train(config, folder, command or [sys.executable, "-m", "posbench.training.job", str(saved)])
 
 
 def failures(path: Path) -> list[str]:
@@ -84,7 +84,7 @@ def failures(path: Path) -> list[str]:
 
 def _train(config: Config, folder: Path, command: list[str]) -> None:
     from posbench import console
-    from posbench.train import train
+    from posbench.training.train import train
 
     console.log_to_terminal()
     train(config, folder, command, restart=os.environ.get(RESTART) == "1")
@@ -110,7 +110,7 @@ OmegaConf.register_new_resolver("posbench.run_id", _run_id, replace=True)
 
 
 def _command_line() -> None:
-    parser = argparse.ArgumentParser(prog="python -m posbench.job", description=run_saved.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m posbench.training.job", description=run_saved.__doc__)
     parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
     parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
     parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")

@@ -7,19 +7,17 @@ bit-identical to an uninterrupted one on a CPU with the same number of threads.
 
 import contextlib
 import logging
-import math
 import pathlib
 import signal
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posbench import console, devices
-from posbench.config.schema import Config, TrainingConfig
+from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
@@ -27,10 +25,11 @@ from posbench.errors import RunFailed, Stopped
 from posbench.evaluation import curve, evaluate
 from posbench.evaluation.plan import check
 from posbench.model import GPT, build, parameter_counts
-from posbench.randomness import generator
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.tracking import Tracker
+from posbench.training.signals import stop_signals
+from posbench.training.step import learning_rate, optimizer_for, update
 
 logger = logging.getLogger(__name__)
 
@@ -78,38 +77,6 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
     curve.print_curves(run.folder)
 
 
-def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
-    """The learning rate of update `step` (from 0) of `total`: a pure function, so resuming cannot lose it.
-
-    Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction`
-    falls linearly to it.
-    """
-    warmup = training.warmup_tokens // training.tokens_per_step
-    if step < warmup:
-        return training.learning_rate * (step + 1) / warmup
-    final = training.final_learning_rate
-    if training.schedule == "cosine":
-        progress = (step - warmup) / max(1, total - 1 - warmup)
-        share = final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    else:
-        left = (total - step) / max(1.0, training.decay_fraction * total)
-        share = final + (1 - final) * min(1.0, left)
-    return training.learning_rate * share
-
-
-def optimizer_for(model: GPT, training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters."""
-    matrices = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.startswith("encoding.")]
-    others = [p for name, p in model.named_parameters() if p.dim() < 2 or name.startswith("encoding.")]
-    groups = [
-        {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=training.learning_rate, betas=training.betas, fused=True
-    )
-
-
 def _fit(
     model: GPT, tokens: Tokens, config: Config, run: Run, tracker: Tracker, device: torch.device, dtype: torch.dtype
 ) -> int:
@@ -135,7 +102,7 @@ def _fit(
         checkpoint.save(run.folder, step, model.state_dict(), optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
 
-    with _stop_signals() as stopped, console.progress(total, start=step) as progress:
+    with stop_signals() as stopped, console.progress(total, start=step) as progress:
         logged_at, logged_step = time.monotonic(), step
         while step < total:
             model.train()
@@ -165,47 +132,6 @@ def _fit(
     if first < total:
         run.update(tokens=total * per_step, peak_memory_bytes=devices.peak_memory(device), **spent.so_far())
     return total
-
-
-def update(
-    model: GPT,
-    forward: Any,
-    optimizer: torch.optim.Optimizer,
-    rate: float,
-    batches: TrainingBatches,
-    config: Config,
-    step: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[float, float]:
-    """One optimizer step; returns the mean loss in nats per token and the gradient norm before clipping.
-
-    Raises:
-        RunFailed: the loss or the gradient is not finite. The weights are then as they were before the step.
-    """
-    parts = config.training.accumulation
-    inputs, labels = (batch.to(device) for batch in batches.batch(step))
-    draw = generator(config.seed, "positions", step, device=device)
-    total = torch.zeros((), device=device)
-    optimizer.zero_grad(set_to_none=True)
-    for ids, targets in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
-        with devices.autocast(device, dtype):
-            loss = model.loss(forward(ids, None, draw), targets) / parts
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
-    value, size = float(total), float(norm)
-    for what, number in (("loss", value), ("gradient norm", size)):
-        if not math.isfinite(number):
-            raise RunFailed(
-                f"{what} is {number} at step {step + 1} (learning rate {rate:.3g}): "
-                "stopped before the update; a lower training.learning_rate usually helps",
-                reason="diverged",
-            )
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    return value, size
 
 
 @torch.inference_mode()
@@ -275,26 +201,3 @@ def _out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM so that the current step ends and is saved; a second SIGINT stops at once."""
-    received: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    handled = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {number: signal.signal(number, on_signal) for number in handled}
-    except ValueError:  # not the main thread: whoever owns it owns the signals
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
