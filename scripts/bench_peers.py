@@ -23,12 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench import bench, devices
-from posbench.bench import Sizes, TrainingStep
+from posbench import machine
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.model import build
-from posbench.timing import Timings, load_average, take_turns
+from posbench.speed import bench
+from posbench.speed.bench import Sizes, TrainingStep
+from posbench.speed.timing import Timings, load_average, take_turns
 
 PARAMETERS_APART = 0.02  # at most, as a fraction of posbench's
 Build = Callable[[Sizes, str], nn.Module]  # (sizes, attention) to a model of ids (B, T) to logits (B, T, V)
@@ -266,15 +267,15 @@ def measure(
             raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")
     device, dtype = bench.setup(bench.configuration("none", sizes, threads, ["runtime.device=cpu"]))
     if keep_freed_memory:
-        devices.keep_freed_memory()
-    fast = devices.dtype_name(dtype)
+        machine.keep_freed_memory()
+    fast = machine.dtype_name(dtype)
     load = load_average(torch.get_num_threads())
     contenders: dict[str, TrainingStep] = {}
     parameters: dict[str, int] = {}
 
     def enter(name: str, model: nn.Module, config: Config) -> None:
         text = bench.random_text(sizes.vocab_size, config)
-        precision = devices.resolve_precision(config.training.precision, device)
+        precision = machine.resolve_precision(config.training.precision, device)
         parameters[name] = sum(p.numel() for p in model.parameters())
         contenders[name] = TrainingStep(model, config, text, device, precision)
 

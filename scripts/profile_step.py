@@ -16,10 +16,11 @@ import bench_peers
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from posbench import bench, devices
-from posbench.bench import Sizes, TrainingStep
+from posbench import machine
 from posbench.errors import PosbenchError
 from posbench.model import build
+from posbench.speed import bench
+from posbench.speed.bench import Sizes, TrainingStep
 
 WARM_UP, STEPS = 4, 8
 
@@ -80,7 +81,7 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would announce itself on stderr
     try:
         sizes = bench.find_shape(given.shape, given.length)
-        devices.keep_freed_memory()
+        machine.keep_freed_memory()
         found = {name: operators(step_of(name, sizes, given.threads)) for name in given.names}
     except PosbenchError as error:
         print(f"error: {error}", file=sys.stderr)

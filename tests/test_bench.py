@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from posbench import bench, cli, encodings, timing
+from posbench import encodings
+from posbench.cli.app import main
 from posbench.errors import UserError
 from posbench.model import build
-from posbench.timing import Timings, load_average, step_memory, take_turns
+from posbench.speed import bench, timing
+from posbench.speed.timing import Timings, load_average, step_memory, take_turns
 
 CPU = torch.device("cpu")
 SCRIPT = pathlib.Path(__file__).parent.parent / "scripts" / "bench_peers.py"
@@ -30,7 +32,7 @@ def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["posbench", *arguments])
-        return cli.main()
+        return main()
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from posbench import cli, encodings, exits, listing
+from posbench import encodings
+from posbench.cli import listing
+from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import load_saved
+from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
 TINY = [
@@ -52,7 +55,7 @@ def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
     before, sys.argv = sys.argv, ["posbench", *arguments]
     try:
-        return cli.main()
+        return main()
     finally:
         sys.argv = before
         for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES"):
@@ -92,7 +95,7 @@ def runs(study: str = "demo") -> list[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys; from posbench.cli import main; code = main(); "
+        "import sys; from posbench.cli.app import main; code = main(); "
         "print(*(name for name in sys.modules if '.' not in name), file=sys.stderr); sys.exit(code)"
     )
     done = process("-c", code, *arguments)

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from posbench.config.schema import DataConfig
-from posbench.data import batches, corpus, files, hub, tokenizer, tokens
+from posbench.data import batches, corpus, hub, reading, tokenizer, tokens
 from posbench.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -113,14 +113,14 @@ def test_builtin_corpus_has_text_enough_and_long_test_documents(builtin: corpus.
 
 
 def test_builtin_modules_are_listed_once_in_order_without_code_tables_or_tests() -> None:
-    lines = Path(files.__file__).with_name("builtin.txt").read_text(encoding="utf-8").splitlines()
+    lines = Path(reading.__file__).with_name("builtin.txt").read_text(encoding="utf-8").splitlines()
     names = " ".join(line for line in lines if not line.startswith("#")).split()
     assert names == sorted(set(names))
     assert not [n for n in names if n.startswith(("encodings", "pydoc_data", "test", "idlelib", "lib2to3"))]
 
 
 def test_python_without_its_source_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    monkeypatch.setattr(reading.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
     with pytest.raises(UserError, match=r"standard library's source is not in .*python311.zip.*data=text"):
         load(config("builtin"), tmp_path)
 
@@ -265,12 +265,12 @@ WIKITEXT += ["", " = Second = \n", "", " Other words . \n", " = 3 = \n", ""]
 
 
 def test_wikitext_lines_are_joined_to_articles() -> None:
-    articles = [a for a in files.join_articles(WIKITEXT) if a.strip()]
+    articles = [a for a in reading.join_articles(WIKITEXT) if a.strip()]
     assert [a.split("\n")[0] for a in articles] == [" = First = ", " = Second = "]
     assert "Section" in articles[0] and "More" in articles[0]
     assert " = 3 = " in articles[1]  # a line of text: no blank line before it
-    assert list(files.join_articles(["".join(line or "\n" for line in WIKITEXT)])) == list(
-        files.join_articles(WIKITEXT)
+    assert list(reading.join_articles(["".join(line or "\n" for line in WIKITEXT)])) == list(
+        reading.join_articles(WIKITEXT)
     )
 
 
@@ -337,7 +337,7 @@ def test_a_folder_of_code_or_pickles_is_not_read(tmp_path: Path, monkeypatch: py
 
 def hub_error(environment: dict[str, str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
     code = (
-        "import sys, pathlib, yaml; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "import sys, pathlib, yaml; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
         "values = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())\n"
         "try: tokens.prepare(DataConfig(**values), pathlib.Path(sys.argv[2]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -529,7 +529,7 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
     stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir()}
     code = (
-        "import sys, pathlib, json; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "import sys, pathlib, json; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
         "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))\n"
         "print(json.dumps(made.record)); print('datasets' in sys.modules, 'pyarrow' in sys.modules)"
     )
@@ -575,7 +575,7 @@ def test_a_damaged_cache_is_made_again(
 def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:
     folder = write(tmp_path / "many", numbered(30))
     code = (
-        "import sys, pathlib, json; from posbench.config import DataConfig; from posbench.data import tokens\n"
+        "import sys, pathlib, json; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
         "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])); print(made.record)"
     )
     values = json.dumps(dataclasses.asdict(config(path=folder, vocab_size=300)))

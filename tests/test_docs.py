@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 import posbench
-from posbench.cli import app
+from posbench.cli.app import app
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

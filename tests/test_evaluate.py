@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.config import overrides
+from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.data.tokens import Tokens, TokenSplit
 from posbench.encodings.base import Encoding, Shape
@@ -354,7 +354,7 @@ def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: 
 )
 def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
     with pytest.raises(UserError) as error:
-        overrides.apply(tiny_config, [override])
+        apply(tiny_config, [override])
     assert message in str(error.value)
 
 
@@ -440,7 +440,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
         "extension=ntk", "stride=4", f"reference={folder}",
     ]  # fmt: skip
-    settings, _, _ = overrides.apply(config, overrides)
+    settings, _, _ = apply(config, overrides)
     evaluate.evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first

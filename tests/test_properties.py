@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import posbench
-from posbench import probe, properties
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.portrait import codes, properties
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_t5_misses_exactly_the_swaps_within_a_bucket() -> None:
 
 def test_shaw_clipped_at_4_sees_135_swaps() -> None:
     shape = Shape(32, n_heads=1, n_layers=2, train_length=160)
-    with probe.in_double():
+    with codes.in_double():
         encoding = posbench.encodings.build("shaw", shape, {"max_distance": 4})
         assert properties._swaps_seen(encoding, layers=1, norm=False) == 1081 - math.comb(44, 2) == 135
 
@@ -119,7 +119,7 @@ def test_a_raw_index_drowns_some_swaps_and_layernorm_repairs_it(measured: dict[s
 
 def test_layernorm_hides_an_index_added_to_all_channels() -> None:
     # LN subtracts the mean over channels: LN(x + i·1) = LN(x).
-    with probe.in_double():
+    with codes.in_double():
         encoding = posbench.build_encoding(
             "index", d_model=32, n_heads=1, n_layers=2, train_length=160, direction="ones", scale=1.0
         )
@@ -296,15 +296,15 @@ class Floor(Encoding):
 
 def test_a_staircase_that_accepts_fractions_is_not_continuous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(properties, "_build", lambda *args, **kwargs: Floor(Shape(32, 1, 2, 160)))
-    with probe.in_double():
+    with codes.in_double():
         assert properties._continuous("floor").verdict == "no"
 
 
 def test_schemes_run_in_double_precision_within_the_probe_only() -> None:
     shape = Shape(32, 1, 2, 64)
-    with probe.in_double():
-        encoding = probe.build("rope", shape)
-        assert probe.turn_code(encoding, torch.arange(4)[None]).dtype == torch.float64
+    with codes.in_double():
+        encoding = codes.build("rope", shape)
+        assert codes.turn_code(encoding, torch.arange(4)[None]).dtype == torch.float64
         assert torch.zeros(1).float().dtype == torch.float64
     assert torch.zeros(1).dtype == torch.float32
     assert torch.zeros(1).double().float().dtype == torch.float32

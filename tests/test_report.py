@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
 
-from posbench import cli, report
+from posbench import report
+from posbench.cli.app import main
+from posbench.comparison import load, summary
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import statistics
-from posbench.report import figures, load, page, styles, summary, tables, text
+from posbench.report import figures, page, styles, tables, text
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
 
@@ -265,8 +267,8 @@ def test_an_unreadable_run_is_named_and_the_rest_goes_on(
 
 def test_cells_that_a_sweep_lost_are_named(template: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
-    cells = [{"id": run.name, "status": "done"}, {"id": "alibi-s0-00000000", "status": "failed", "reason": "oom"}]
-    (tmp_path / "sweep.json").write_text(json.dumps({"cells": cells}))
+    levels = [{"id": run.name, "status": "done"}, {"id": "alibi-s0-00000000", "status": "failed", "reason": "oom"}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"cells": levels}))
     assert load.lost([load.read(run)]) == ["alibi-s0-00000000: oom"]
 
 
@@ -507,7 +509,7 @@ def test_no_number_is_cut_in_a_narrow_terminal(found: dict[str, summary.Summary]
 
 def posbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["posbench", *arguments])
-    return cli.main()
+    return main()
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import posbench
-from posbench import cli, show
+from posbench.cli.app import main
 from posbench.errors import UserError
-from posbench.show import panels
+from posbench.portrait import panels, show
 
 PHRASE = "my daughter called her brother last night"
 
@@ -200,6 +200,6 @@ def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
 def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "alibi"])
     with pytest.raises(SystemExit) as stop:
-        sys.exit(cli.main())
+        sys.exit(main())
     assert not stop.value.code
     assert "alibi" in capsys.readouterr().out

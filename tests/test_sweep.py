@@ -19,15 +19,16 @@ from rich.console import Console
 from tiny_sweep import TINY, one_by_one, result, until, write_text
 
 import posbench.report
-from posbench import encodings, exits, sweep
+from posbench import encodings, machine, sweep
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
-from posbench.sweep import cells, launcher, pool, table, tuning
-from posbench.sweep.cells import Cell, Status
-from posbench.training import job
+from posbench.sweep import jobs, launcher, pool, table, tuning
+from posbench.sweep.jobs import Job, Status
+from posbench.terminal import exits
+from posbench.training.job import _command_line as run_by_command_line
 from posbench.training.train import train
 
 
@@ -69,8 +70,8 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
-    found = cells.expand([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
-    assert [(cell.config.encoding.name, cell.config.seed) for cell in found] == [
+    found = jobs.expand([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
+    assert [(job.config.encoding.name, job.config.seed) for job in found] == [
         ("rope", 0),
         ("rope", 1),
         ("alibi", 0),
@@ -82,24 +83,24 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml")))
 def test_every_sweep_file_composes(name: str) -> None:
-    found = cells.expand(cells.read_sets(name, ["tracking=none"]))
+    found = jobs.expand(jobs.read_sets(name, ["tracking=none"]))
     assert len(found) >= 6
-    assert {cell.config.study for cell in found} == {name}
+    assert {job.config.study for job in found} == {name}
 
 
 def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
-    sets = cells.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
-    found = cells.expand(sets)
+    sets = jobs.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
+    found = jobs.expand(sets)
     assert len(found) == 2 * (2 + 4)
-    assert {cell.config.seed for cell in found} == {7, 8}  # in place of the file's own
-    assert all(cell.config.training.clip == 2 for cell in found)
-    bases = [cell.config.encoding.options.get("base") for cell in found]
+    assert {job.config.seed for job in found} == {7, 8}  # in place of the file's own
+    assert all(job.config.training.clip == 2 for job in found)
+    bases = [job.config.encoding.options.get("base") for job in found]
     assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
 
 
 def test_a_sweep_file_may_come_from_the_users_own_folder(tmp_path: Path) -> None:
     write_sweep(tmp_path, "mine", "sets:\n  - encoding=rope encoding.base=64\n  - encoding=none\nshared: [seed=3]\n")
-    assert cells.read_sets("mine", ["study=x"], tmp_path) == [
+    assert jobs.read_sets("mine", ["study=x"], tmp_path) == [
         ["seed=3", "study=x", "encoding=rope", "encoding.base=64"],
         ["seed=3", "study=x", "encoding=none"],
     ]
@@ -149,7 +150,7 @@ def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message:
 def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     write_sweep(tmp_path, "mine", text)
     with pytest.raises(UserError) as caught:
-        cells.read_sets("mine", [], tmp_path)
+        jobs.read_sets("mine", [], tmp_path)
     assert message in str(caught.value)
 
 
@@ -169,18 +170,18 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 ) -> None:
     arguments = ["encoding=rope,alibi", "seed=0,1", *overrides]
     sweep.sweep(arguments, n_jobs=2)
-    todo = cells.expand([arguments])
+    todo = jobs.expand([arguments])
     one_by_one(todo, tmp_path / "single")
-    for cell in todo:
-        assert result(cell.folder) == result(tmp_path / "single" / cell.id)
+    for job in todo:
+        assert result(job.folder) == result(tmp_path / "single" / job.id)
     record = json.loads((tmp_path / "outputs/demo/sweep.json").read_text())
-    assert [(row["id"], row["status"]) for row in record["cells"]] == [(cell.id, "done") for cell in todo]
-    assert cells.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
+    assert [(row["id"], row["status"]) for row in record["cells"]] == [(job.id, "done") for job in todo]
+    assert jobs.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
     assert reports == [[tmp_path / "outputs/demo"]]
 
     monkeypatch.setattr(pool, "start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
-    assert [len(cells.record(cell)["attempts"]) for cell in todo] == [1] * 4
+    assert [len(jobs.record(job)["attempts"]) for job in todo] == [1] * 4
 
 
 CRASH = """
@@ -223,16 +224,16 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     write_sweep(crash, "faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
     with pytest.raises(PosbenchError) as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=crash)
-    rope, diverging, segfault, killed = cells.expand(cells.read_sets("faults", overrides, crash), crash)
+    rope, diverging, segfault, killed = jobs.expand(jobs.read_sets("faults", overrides, crash), crash)
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith("3 runs of 4 not done: ")
-    assert all(cell.id in str(caught.value) for cell in (diverging, segfault, killed))
-    assert cells.status(rope) == Status("done")
-    assert (cells.status(diverging).name, cells.status(diverging).reason) == ("failed", "diverged")
-    assert cells.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
-    assert cells.status(killed).reason == "oom"
-    assert "killed by SIGKILL" in str(cells.status(killed).message)
-    assert cells.record(segfault)["attempts"][-1]["ended"]
+    assert all(job.id in str(caught.value) for job in (diverging, segfault, killed))
+    assert jobs.status(rope) == Status("done")
+    assert (jobs.status(diverging).name, jobs.status(diverging).reason) == ("failed", "diverged")
+    assert jobs.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
+    assert jobs.status(killed).reason == "oom"
+    assert "killed by SIGKILL" in str(jobs.status(killed).message)
+    assert jobs.record(segfault)["attempts"][-1]["ended"]
     shown = capsys.readouterr().err
     assert "Not done" in shown
     assert "All 2 runs with encoding=crash failed." in shown
@@ -276,10 +277,10 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         process.join()
         until(lambda: not processes_of(tmp_path))
     sweep.sweep(arguments, n_jobs=1)
-    todo = cells.expand([arguments])
+    todo = jobs.expand([arguments])
     one_by_one(todo, tmp_path / "single")
-    for cell in todo:
-        assert result(cell.folder) == result(tmp_path / "single" / cell.id), moments
+    for job in todo:
+        assert result(job.folder) == result(tmp_path / "single" / job.id), moments
 
 
 def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path) -> None:
@@ -288,12 +289,12 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
     until(lambda: steps(tmp_path / "outputs/demo") > 5)
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    first, second = cells.expand([arguments])
+    first, second = jobs.expand([arguments])
     assert process.exitcode == 130
-    assert (cells.status(first).name, cells.status(first).reason) == ("stopped", "signal")
+    assert (jobs.status(first).name, jobs.status(first).reason) == ("stopped", "signal")
     assert not processes_of(tmp_path)
     saved = max((first.folder / "checkpoint").glob("step-*"))
-    assert int(saved.name.removeprefix("step-")) == cells.progress(first)[0] > 5
+    assert int(saved.name.removeprefix("step-")) == jobs.progress(first)[0] > 5
     assert not second.folder.exists()
 
 
@@ -303,44 +304,44 @@ OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcnt
 def test_a_run_that_another_process_owns_is_waited_for(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cell,) = cells.expand([["encoding=rope", *overrides]])
-    cell.folder.mkdir(parents=True)
-    owner = subprocess.Popen([sys.executable, "-c", OWN, cell.folder / ".lock"])
-    until(lambda: in_use(cell.folder))
-    cells.save(cell)
-    monkeypatch.setattr(sys, "argv", ["job", str(cell.saved)])
-    with pytest.raises(SystemExit) as caught:  # the cell's own process finds it in use
-        job._command_line()
+    (job,) = jobs.expand([["encoding=rope", *overrides]])
+    job.folder.mkdir(parents=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder / ".lock"])
+    until(lambda: in_use(job.folder))
+    jobs.save(job)
+    monkeypatch.setattr(sys, "argv", ["job", str(job.saved)])
+    with pytest.raises(SystemExit) as caught:  # the job's own process finds it in use
+        run_by_command_line()
     assert caught.value.code == exits.IN_USE
 
-    def start(cell: Cell, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        code = exits.IN_USE if in_use(cell.folder) else 0
+    def start(job: Job, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        code = exits.IN_USE if in_use(job.folder) else 0
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
 
     seen: list[str] = []
 
     def show(status: dict[str, Status]) -> None:
-        seen.append(status[cell.id].name)
+        seen.append(status[job.id].name)
         if seen[-1] == "in use":
             owner.kill()
             owner.wait()
 
     monkeypatch.setattr(pool, "start", start)
-    assert pool.run([cell], [{}], show) == {cell.id: Status("done")}
+    assert pool.run([job], [{}], show) == {job.id: Status("done")}
     assert list(dict.fromkeys(seen)) == ["running", "in use", "done"]
 
 
-def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Cell]) -> None:
-    cell = several[0]
-    cells.save(cell)
-    cell.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
+def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Job]) -> None:
+    job = several[0]
+    jobs.save(job)
+    job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
     expected = Status("failed", "error", "there is no text.txt")
-    assert pool.outcome(cell, 2, before={}) == cells.status(cell) == expected
-    cell.output.write_text("")
-    assert pool.outcome(cell, 2, cells.record(cell)).message == "ended with exit code 2"
-    assert pool.outcome(cell, 75, cells.record(cell)) == cells.IN_USE
-    stopped = pool.outcome(cell, -signal.SIGTERM, cells.record(cell), [signal.SIGTERM])
-    assert (stopped.name, cells.status(cell).name) == ("stopped", "stopped")
+    assert pool.outcome(job, 2, before={}) == jobs.status(job) == expected
+    job.output.write_text("")
+    assert pool.outcome(job, 2, jobs.record(job)).message == "ended with exit code 2"
+    assert pool.outcome(job, 75, jobs.record(job)) == jobs.IN_USE
+    stopped = pool.outcome(job, -signal.SIGTERM, jobs.record(job), [signal.SIGTERM])
+    assert (stopped.name, jobs.status(job).name) == ("stopped", "stopped")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
     [(8, None, None, 4, 2), (2, None, None, 2, 1), (2, 1, None, 1, 2), (2, 4, None, 4, 1), (8, None, 4, 2, 4)],
 )
 def test_threads_are_divided_among_the_processes(
-    several: list[Cell],
+    several: list[Job],
     monkeypatch: pytest.MonkeyPatch,
     cores: int,
     n_jobs: int | None,
@@ -356,26 +357,24 @@ def test_threads_are_divided_among_the_processes(
     processes: int,
     threads: int,
 ) -> None:
-    asked: list[tuple[list[Cell], list[dict[str, str]]]] = []
+    asked: list[tuple[list[Job], list[dict[str, str]]]] = []
     monkeypatch.setattr(sweep, "_cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append((todo, slots)) or {})
     todo = [
         dataclasses.replace(
-            cell,
-            config=dataclasses.replace(
-                cell.config, runtime=dataclasses.replace(cell.config.runtime, threads=configured)
-            ),
+            job,
+            config=dataclasses.replace(job.config, runtime=dataclasses.replace(job.config.runtime, threads=configured)),
         )
-        for cell in several
+        for job in several
     ]
     sweep._run(todo, n_jobs, [])
-    ((cells_run, slots),) = asked
+    ((jobs_run, slots),) = asked
     assert len(slots) == processes
-    assert {cell.config.runtime.threads for cell in cells_run} == {threads}
+    assert {job.config.runtime.threads for job in jobs_run} == {threads}
 
 
-def test_each_gpu_gets_a_process_of_its_own(several: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep.devices, "resolve", lambda name: torch.device("cuda"))
+def test_each_gpu_gets_a_process_of_its_own(several: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     runtime = dataclasses.replace(several[0].config.runtime, device="auto")
     todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
@@ -386,26 +385,26 @@ def test_each_gpu_gets_a_process_of_its_own(several: list[Cell], monkeypatch: py
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def in_this_process(todo: list[Cell]) -> dict[str, Status]:
-    for cell in todo:
+def in_this_process(todo: list[Job]) -> dict[str, Status]:
+    for job in todo:
         try:
-            train(cell.config, cell.folder, ["posbench", "train"])
+            train(job.config, job.folder, ["posbench", "train"])
         except PosbenchError:
             continue
-    return {cell.id: cells.status(cell) for cell in todo}
+    return {job.id: jobs.status(job) for job in todo}
 
 
 def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     overrides: list[str], tmp_path: Path
 ) -> None:
-    todo = cells.expand([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
+    todo = jobs.expand([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
     chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
-    assert [cell.config.training.learning_rate for cell in chosen] == [0.003] * 4
-    assert [(cell.config.encoding.name, cell.config.seed) for cell in chosen] == [
-        (cell.config.encoding.name, cell.config.seed) for cell in todo
+    assert [job.config.training.learning_rate for job in chosen] == [0.003] * 4
+    assert [(job.config.encoding.name, job.config.seed) for job in chosen] == [
+        (job.config.encoding.name, job.config.seed) for job in todo
     ]
-    assert all(cell.overrides[-1] == "training.learning_rate=0.003" for cell in chosen)
-    assert all(sum(o.startswith("training.learning_rate=") for o in cell.overrides) == 1 for cell in chosen)
+    assert all(job.overrides[-1] == "training.learning_rate=0.003" for job in chosen)
+    assert all(sum(o.startswith("training.learning_rate=") for o in job.overrides) == 1 for job in chosen)
 
     study = tmp_path / "outputs/demo"
     rope, alibi = json.loads((study / "tuning.json").read_text())["schemes"]
@@ -423,32 +422,32 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
 
 
 def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> None:
-    todo = cells.expand([["encoding=rope", "training.learning_rate=0.003", *overrides]])
+    todo = jobs.expand([["encoding=rope", "training.learning_rate=0.003", *overrides]])
     chosen = tuning.tuned(todo, [1.0, 2.0], lambda trials: {c.id: Status("failed", "error") for c in trials})
-    assert [cell.config.training.learning_rate for cell in chosen] == [0.003]
+    assert [job.config.training.learning_rate for job in chosen] == [0.003]
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def several(tiny_config: Config) -> list[Cell]:
+def several(tiny_config: Config) -> list[Job]:
     configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
     schemes = ("rope", "rope", "alibi", "alibi")
-    return [cells.cell([f"encoding={name}", "study=test"], c) for name, c in zip(schemes, configs, strict=True)]
+    return [jobs.job_of([f"encoding={name}", "study=test"], c) for name, c in zip(schemes, configs, strict=True)]
 
 
-def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Cell]) -> None:
+def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Job]) -> None:
     done, failed = Status("done"), Status("failed", "error", "x")
-    by_id = dict(zip((cell.id for cell in several), (done, failed, failed, failed), strict=True))
+    by_id = dict(zip((job.id for job in several), (done, failed, failed, failed), strict=True))
     assert table.poisoned(several, by_id) == {"encoding=alibi": 2}
     assert table.poisoned(several, dict.fromkeys(by_id, failed)) == {"encoding=rope": 2, "encoding=alibi": 2}
     assert table.poisoned(several, dict.fromkeys(by_id, done)) == {}
 
 
-def test_the_table_of_many_cells_shows_those_that_matter(several: list[Cell]) -> None:
-    states = (Status("done"), cells.RUNNING, Status("failed", "oom", "killed\x1b[2J"), cells.WAITING)
-    by_id = dict(zip((cell.id for cell in several), states, strict=True))
+def test_the_table_of_many_jobs_shows_those_that_matter(several: list[Job]) -> None:
+    states = (Status("done"), jobs.RUNNING, Status("failed", "oom", "killed\x1b[2J"), jobs.WAITING)
+    by_id = dict(zip((job.id for job in several), states, strict=True))
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table.table(several, by_id, rows=2))
     shown = console.export_text()

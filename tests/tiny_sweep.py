@@ -7,7 +7,7 @@ from typing import Any
 
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
-from posbench.sweep.cells import Cell
+from posbench.sweep.jobs import Job
 from posbench.training.train import train
 
 TINY = [
@@ -40,10 +40,10 @@ def write_text() -> None:
     Path("text.txt").write_text(" ".join(words), encoding="utf-8")
 
 
-def one_by_one(todo: list[Cell], outputs: Path) -> None:
-    """Run each cell as a single run below another folder, in this process."""
-    for cell in todo:
-        train(cell.config, outputs / cell.id, ["posbench", "train"])
+def one_by_one(todo: list[Job], outputs: Path) -> None:
+    """Run each job as a single run below another folder, in this process."""
+    for job in todo:
+        train(job.config, outputs / job.id, ["posbench", "train"])
 
 
 def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:

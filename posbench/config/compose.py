@@ -57,29 +57,29 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
         parsed = [_parse(text, loader) for text in overrides]
         search = _search_path(parsed, config_dir)
         own = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
-        cells = _cells(own, multirun)
+        found = _combinations(own, multirun)
         composed = functools.cache(lambda groups: _compose([*search, *groups]))
-        configs = [_config(cell, composed, search, loader) for cell in cells]
-        _refuse_callbacks(_compose([*search, *cells[0]], with_hydra=True))
+        configs = [_config(combination, composed, search, loader) for combination in found]
+        _refuse_callbacks(_compose([*search, *found[0]], with_hydra=True))
         return configs
 
 
 def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
-    """Every combination of the values in each set of overrides, with its configuration: the cells of a sweep.
+    """Every combination of the values in each set of overrides, with its configuration: the jobs of a sweep.
 
     Raises:
         UserError: the first mistake found, in one line.
     """
-    cells = []
+    found = []
     with _hydra() as loader:
         search = _search_path([], config_dir)
         composed = functools.cache(lambda groups: _compose([*search, *groups]))
         for overrides in sets:
             _refuse_code(overrides)
             choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
-            for cell in itertools.product(*choices):
-                cells.append((list(cell), _config(list(cell), composed, search, loader)))
-    return cells
+            for combination in itertools.product(*choices):
+                found.append((list(combination), _config(list(combination), composed, search, loader)))
+    return found
 
 
 def launcher_config(overrides: list[str]) -> DictConfig:
@@ -94,13 +94,13 @@ def launcher_config(overrides: list[str]) -> DictConfig:
         chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
         for override in chosen:
             _check_group(override, _options("hydra/launcher", [], loader))
-        default = _compose([str(override.input_line) for override in chosen], with_hydra=True, primary="cell")
+        default = _compose([str(override.input_line) for override in chosen], with_hydra=True, primary="job")
         for override in parsed:
             setting = override.key_or_group.removeprefix("hydra.launcher.").partition(".")[0]
             if override not in chosen and setting not in default.hydra.launcher:
                 near = did_you_mean(setting, map(str, default.hydra.launcher))
                 raise UserError(f"'{chosen[0].value()}' has no setting '{setting}'{near}")
-        launcher: DictConfig = _compose(overrides, with_hydra=True, primary="cell").hydra.launcher
+        launcher: DictConfig = _compose(overrides, with_hydra=True, primary="job").hydra.launcher
         return launcher
 
 
@@ -179,7 +179,7 @@ def _search_path(parsed: list[Override], config_dir: Path | None) -> list[str]:
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def _cells(parsed: list[Override], multirun: bool) -> list[list[str]]:
+def _combinations(parsed: list[Override], multirun: bool) -> list[list[str]]:
     """Override lists to try: the first values of all sweeps, then every other value of each sweep."""
     choices = [_values(override, multirun) for override in parsed]
     first = [values[0] for values in choices]
@@ -213,8 +213,8 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
-def _config(cell: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> Config:
-    parsed = [_parse(text, loader) for text in cell]
+def _config(combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> Config:
+    parsed = [_parse(text, loader) for text in combination]
     groups = _options("", search, loader, ObjectType.GROUP)
     chosen, values = [], []
     for override in parsed:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config.schema import DataConfig
-from posbench.data import files, hub
+from posbench.data import hub, reading
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def locate(config: DataConfig, remembered: Path) -> Source:
         commit = hub.resolve(config.dataset, config.subset, config.revision, remembered)
         return Source({}, commit, _digest(str(part).encode() for part in (config.dataset, config.subset, commit)))
     if config.source == "builtin":
-        found: dict[str, dict[str, Path]] = {"": dict(files.builtin_modules())}
+        found: dict[str, dict[str, Path]] = {"": dict(reading.builtin_modules())}
     else:
         found = _local_files(config)
     parts = ((split, name, path) for split, names in found.items() for name, path in names.items())
@@ -109,11 +109,11 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
 def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if config.path is None:
         raise UserError("data.path is missing: expected a file, a folder or a glob of .txt, .jsonl or .parquet files")
-    found = files.find(config.path)
+    found = reading.find(config.path)
     root = Path(config.path).expanduser()
     if not root.is_dir():  # one file, or a glob
         root = found[0].parent
-    splits = {"": found} if len(found) == 1 else files.by_split(found, root) or {"": found}
+    splits = {"": found} if len(found) == 1 else reading.by_split(found, root) or {"": found}
     return {
         split: {path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in paths}
         for split, paths in splits.items()
@@ -130,7 +130,7 @@ def _read(config: DataConfig, source: Source, scratch: Path | None) -> dict[str,
         }
     return {
         split: hub.from_generator(
-            files.read,
+            reading.read,
             scratch,
             files=tuple(str(path) for path in paths.values()),
             column=config.column,

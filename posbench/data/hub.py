@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from posbench.data import files
+from posbench.data import reading
 from posbench.errors import UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ def _documents(
     dataset: str, subset: str | None, commit: str, split: str, column: str, articles: bool, limit: int | None
 ) -> Iterator[dict[str, str]]:
     texts: Iterable[str] = _rows(dataset, subset, commit, split, column, stream=limit is not None)
-    texts = files.join_articles(texts) if articles else texts
-    yield from files.documents(texts, limit, f"split '{split}' of '{dataset}'")
+    texts = reading.join_articles(texts) if articles else texts
+    yield from reading.documents(texts, limit, f"split '{split}' of '{dataset}'")
 
 
 def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str, stream: bool) -> Any:
@@ -123,7 +123,7 @@ def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str
         raise UserError(f"'{dataset}' has no split '{split}': it has {', '.join(rows)}{did_you_mean(split, rows)}")
     columns = list(rows[split].features or [column])
     if column not in columns:
-        raise UserError(files.missing_column(f"'{dataset}'", column, columns))
+        raise UserError(reading.missing_column(f"'{dataset}'", column, columns))
     return rows[split][column]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from posbench import devices
+from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, TokenSplit
@@ -87,7 +87,7 @@ def evaluate(
             continue
         if row["status"] == "ok":
             started = time.monotonic()
-            devices.reset_peak_memory(device)
+            machine.reset_peak_memory(device)
             if planned.select:
                 short, long = (
                     nll_of(forward, reference()[0]) for forward in (planned.select.short, planned.select.long)
@@ -97,7 +97,7 @@ def evaluate(
             numbers, blocks = _numbers(nll, targets.where(kept), planned, tokens, split, config)
             row |= numbers
             row["seconds"] = round(time.monotonic() - started, 3)  # nothing where another row paid for the passes
-            row["peak_memory_bytes"] = devices.peak_memory(device)
+            row["peak_memory_bytes"] = machine.peak_memory(device)
         report(row, blocks)
 
 
@@ -112,9 +112,9 @@ def evaluate_run(
     check(settings)
     config = dataclasses.replace(load_config(folder), evaluation=settings)
     step, weights = checkpoint.load_model(folder)
-    chosen = devices.resolve(device or config.runtime.device)
-    devices.set_threads(threads or config.runtime.threads)
-    devices.keep_freed_memory()
+    chosen = machine.resolve(device or config.runtime.device)
+    machine.set_threads(threads or config.runtime.threads)
+    machine.keep_freed_memory()
     with Run.open(folder, config, command=None) as run:
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
         if run.record["tokenizer_sha256"] not in (None, tokens.tokenizer.sha256):
@@ -136,7 +136,7 @@ def evaluate_into(
     device: torch.device,
 ) -> None:
     """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost."""
-    dtype = devices.resolve_precision(config.training.precision, device)
+    dtype = machine.resolve_precision(config.training.precision, device)
     started = time.monotonic()
 
     def report(row: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
@@ -178,7 +178,7 @@ def _row(planned: Measurement, config: Config, step: int, dtype: torch.dtype) ->
         "checkpoint_step": step,
         "status": "ok",
         "reason": None,
-        "dtype": devices.dtype_name(dtype),
+        "dtype": machine.dtype_name(dtype),
         **absent,
     }
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posbench import devices
+from posbench import machine
 from posbench.data.tokens import TokenSplit
 from posbench.encodings.base import Encoding
 from posbench.evaluation.protocols import Integers, Windows
@@ -47,7 +47,7 @@ def score(
                 read = np.stack([rewrite(row) for row in read])
             ids = torch.from_numpy(read).to(device)
             positions = _positions(model.encoding, ids[:, :-1], seed, first)
-            with devices.autocast(device, dtype):
+            with machine.autocast(device, dtype):
                 hidden = model.hidden(ids[:, :-1], positions, last=last)
             nll = _nll(model, hidden.float().flatten(0, 1), ids[:, -windows.scored :].flatten())
             out.append(nll.view(-1, windows.scored).double().cpu().numpy())

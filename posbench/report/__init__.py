@@ -10,7 +10,7 @@ from posbench.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from posbench.report.load import Group, RunData
+    from posbench.comparison.load import Group, RunData
     from posbench.report.page import Part
 
 _RUN_COLUMNS = [
@@ -54,7 +54,7 @@ def main(paths: list[Path], out: Path | None = None) -> None:
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     """Every run once, and what has to be said about those left out."""
-    from posbench.report import load
+    from posbench.comparison import load
 
     found, warnings = [], []
     for folder in load.find(paths):
@@ -82,7 +82,8 @@ def _common(paths: list[list[str]]) -> list[str]:
 
 def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "Console") -> None:
     """All files of a report; the main tables go to the console, too."""
-    from posbench.report import load, page, tables, text
+    from posbench.comparison import load
+    from posbench.report import page, tables, text
 
     groups = load.groups(found)
     if len(groups) > 1:
@@ -106,7 +107,8 @@ def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "
 
 def _group(group: "Group", name: str, place: Path, folder: Path, console: "Console") -> "tuple[Part, str]":
     """The files of one set of comparable runs, its part of the page, and its part of the Markdown report."""
-    from posbench.report import figures, page, summary, tables, text
+    from posbench.comparison import summary
+    from posbench.report import figures, page, tables, text
 
     place.mkdir(exist_ok=True)
     summaries = summary.summarise(group)
@@ -133,39 +135,39 @@ def _caption(group: "Group") -> str:
     """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units."""
     config = group.runs[0].config
     data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
-    cells = [cell.row for run in group.runs for cell in run.cells.values() if cell.status == "ok"]
+    rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
     seeds = sorted({run.config.seed for run in group.runs})
     sentences = [
-        f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(cells, 'split')}.",
+        f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
         f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
         f"seeds {_listed(seeds)}; {config.model.n_layers} layers, width {config.model.d_model}, "
         f"{config.model.n_heads} heads; initialisation {config.model.init}; "
         f"learning rate {_listed(sorted({run.config.training.learning_rate for run in group.runs}))}.",
-        *(_protocol(cells) if cells else []),
+        *(_protocol(rows) if rows else []),
         f"Command: {_command()}",
     ]
     return " ".join(sentences)
 
 
-def _protocol(cells: list[dict[str, Any]]) -> list[str]:
+def _protocol(rows: list[dict[str, Any]]) -> list[str]:
     return [
-        f"Protocol fixed_target: the same {_all(cells, 'n_tokens')} target tokens in {_all(cells, 'n_blocks')} blocks "
-        f"at every context length, documents {_all(cells, 'documents')}, evaluated in {_all(cells, 'dtype')}.",
+        f"Protocol fixed_target: the same {_all(rows, 'n_tokens')} target tokens in {_all(rows, 'n_blocks')} blocks "
+        f"at every context length, documents {_all(rows, 'documents')}, evaluated in {_all(rows, 'dtype')}.",
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
-        f"original text, {_all(cells, 'n_bytes')}.",
+        f"original text, {_all(rows, 'n_bytes')}.",
         "Bands: 95 %, t-intervals over seeds, or of a single run a bootstrap over blocks; dashed: attention narrowed "
         "to the training length; stop sign: undefined beyond.",
     ]
 
 
 def _notes(group: "Group") -> list[str]:
-    from posbench.report import load
+    from posbench.comparison import load
 
     notes = []
     if group.reference is None:
         notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
-    cells = [run.cells.get((load.PLAIN, group.train_length)) for run in group.runs if run.done]
-    if len({cell.targets for cell in cells if cell and cell.status == "ok"}) > 1:
+    levels = [run.levels.get((load.PLAIN, group.train_length)) for run in group.runs if run.done]
+    if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
             "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
             "run, and runs are paired only where their target tokens are equal."

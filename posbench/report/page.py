@@ -16,15 +16,15 @@ import yaml
 from markupsafe import Markup
 
 import posbench
+from posbench.comparison.load import PLAIN, WINDOWED, Group, RunData
+from posbench.comparison.summary import Curve, Summary
 from posbench.config.schema import to_container
 from posbench.errors import PosbenchError
 from posbench.evaluation.statistics import Interval
-from posbench.exits import one_line
-from posbench.report.load import PLAIN, WINDOWED, Group, RunData
 from posbench.report.styles import DASHES, style
-from posbench.report.summary import Curve, Summary
 from posbench.report.tables import Table, Value
 from posbench.runs.redaction import redact
+from posbench.terminal.exits import one_line
 
 _HERE = Path(__file__).parent
 
@@ -85,7 +85,7 @@ def properties(names: list[str]) -> Table:
     from posbench import encodings
 
     try:
-        from posbench.properties import PROPERTIES, measure
+        from posbench.portrait.properties import PROPERTIES, measure
 
         measured = measure([name for name in names if name in encodings.names()]) if names else []
     except (ImportError, PosbenchError, RuntimeError):

@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from posbench.comparison import summary
+from posbench.comparison.load import PLAIN, WINDOWED, Group, RunData, number
+from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, WISHED, Point, Summary
 from posbench.evaluation import statistics
 from posbench.evaluation.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM, Interval
-from posbench.report import summary
-from posbench.report.load import PLAIN, WINDOWED, Group, RunData, number
-from posbench.report.summary import ENDPOINT_RATIO, MARGIN, WISHED, Point, Summary
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"

@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from posbench import files
-from posbench.exits import one_line
 from posbench.report.tables import Table
+from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # of a scheme that is kept on one line
 BORDER = 3  # characters between two columns

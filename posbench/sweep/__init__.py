@@ -1,6 +1,6 @@
 """A comparison: many runs, resumable, which survives those that fail and ends with the report.
 
-A run is its configuration, so a sweep is a list of configurations, its cells. Run again, it does what is missing or
+A run is its configuration, so a sweep is a list of configurations, its jobs. Run again, it does what is missing or
 failed; the run folders are the only memory it needs.
 """
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
-from posbench import console, devices, files
+from posbench import files, machine
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.redaction import redact
-from posbench.sweep import cells, launcher, pool, table, tuning
-from posbench.sweep.cells import Cell, Status
+from posbench.sweep import jobs, launcher, pool, table, tuning
+from posbench.sweep.jobs import Job, Status
+from posbench.terminal import console
 
 RECORD = "sweep.json"
 _TUNE_GRID = [0.5, 1.0, 2.0]
@@ -43,18 +44,18 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
-    todo = cells.expand(cells.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
+    todo = jobs.expand(jobs.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra))
     options = ["--config-dir", str(config_dir)] if config_dir else []
     status = _run(todo, n_jobs, hydra, shlex.join(["posbench", "sweep", *options, *arguments]))
     _report(todo, status)
-    failed = [cell for cell in todo if status[cell.id].name != "done"]
+    failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
         table.show_failures(todo, status)
         what = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(cell.id for cell in failed)}")
+        raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(job.id for job in failed)}")
 
 
 def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -92,23 +93,23 @@ def _grid(own: dict[str, str]) -> list[float]:
     return sorted({float(factor) for factor in grid})
 
 
-def _run(todo: list[Cell], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
-    """Run cells in the way that was asked for; with a command, `sweep.json` follows what becomes of them."""
+def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
+    """Run jobs in the way that was asked for; with a command, `sweep.json` follows what becomes of them."""
     if hydra:
         threads = launcher.threads(launcher.check(hydra), len(todo))
     else:
         slots = _slots(todo, n_jobs)
         threads = max(1, _cores() // len(slots))
-    todo = [cell.with_threads(threads) for cell in todo]
+    todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
         return launcher.run(todo, hydra, follow) if hydra else pool.run(todo, slots, follow)
 
 
-def _slots(todo: list[Cell], n_jobs: int | None) -> list[dict[str, str]]:
+def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
     """The environment of each process that runs at a time: one per core, or per GPU and confined to it."""
     runtime = todo[0].config.runtime
-    device = devices.resolve(runtime.device)
+    device = machine.resolve(runtime.device)
     if device.type != "cpu":
         gpus = _gpus() if runtime.device in ("auto", "cuda") else [{}]
         return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
@@ -131,23 +132,23 @@ def _cores() -> int:
 # -- sweep.json --------------------------------------------------------------------------------------------------------
 
 
-def _recorded(todo: list[Cell], command: str, show: pool.Show) -> pool.Show:
+def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
     """Like `show`, and writes each change into the studies' `sweep.json`."""
     last: dict[str, Status] = {}
 
     def follow(status: dict[str, Status]) -> None:
         if status != last:
-            for study in dict.fromkeys(cell.folder.parent for cell in todo):
-                _write(study, [cell for cell in todo if cell.folder.parent == study], command, status)
+            for study in dict.fromkeys(job.folder.parent for job in todo):
+                _write(study, [job for job in todo if job.folder.parent == study], command, status)
             last.update(status)
         show(status)
 
     return follow
 
 
-def _write(study: Path, todo: list[Cell], command: str, status: dict[str, Status]) -> None:
-    """All cells that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
-    own = {cell.id: _row(cell, status[cell.id]) for cell in todo}
+def _write(study: Path, todo: list[Job], command: str, status: dict[str, Status]) -> None:
+    """All jobs that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
+    own = {job.id: _row(job, status[job.id]) for job in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
     earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
@@ -155,11 +156,11 @@ def _write(study: Path, todo: list[Cell], command: str, status: dict[str, Status
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _row(cell: Cell, status: Status) -> dict[str, Any]:
+def _row(job: Job, status: Status) -> dict[str, Any]:
     message = None if status.message is None else redact(status.message)
-    overrides = [redact(override) for override in cell.overrides]
+    overrides = [redact(override) for override in job.overrides]
     return {
-        "id": cell.id,
+        "id": job.id,
         "overrides": overrides,
         "status": status.name,
         "reason": status.reason,
@@ -175,8 +176,8 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _report(todo: list[Cell], status: dict[str, Status]) -> None:
-    studies = dict.fromkeys(cell.folder.parent for cell in todo if status[cell.id].name == "done")
+def _report(todo: list[Job], status: dict[str, Status]) -> None:
+    studies = dict.fromkeys(job.folder.parent for job in todo if status[job.id].name == "done")
     if studies:
         from posbench import report
 

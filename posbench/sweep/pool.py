@@ -1,6 +1,6 @@
-"""Cells as processes, several at a time: what kills one of them does not touch the others.
+"""Jobs as processes, several at a time: what kills one of them does not touch the others.
 
-What became of a cell is what its `run.json` says. For a process that died before it could write, it is written here.
+What became of a job is what its `run.json` says. For a process that died before it could write, it is written here.
 """
 
 import contextlib
@@ -16,51 +16,51 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from posbench import exits
 from posbench.errors import Stopped, UserError
 from posbench.runs.folder import Run
 from posbench.runs.lock import in_use
-from posbench.sweep import cells
-from posbench.sweep.cells import FINAL, Cell, Status
+from posbench.sweep import jobs
+from posbench.sweep.jobs import FINAL, Job, Status
+from posbench.terminal import exits
 
 POLL_SECONDS = 0.2
 _RETRY_SECONDS = 2.0  # between looks at a run that another process owns
-Show = Callable[[dict[str, Status]], None]  # called again and again with the status of every cell by its id
+Show = Callable[[dict[str, Status]], None]  # called again and again with the status of every job by its id
 
 
 @dataclasses.dataclass(frozen=True)
 class _Process:
-    cell: Cell
+    job: Job
     slot: dict[str, str]
     before: dict[str, Any]  # run.json before it started
     popen: subprocess.Popen[bytes]
 
 
-def run(todo: list[Cell], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
-    """Run cells until none is left that can be run.
+def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
+    """Run jobs until none is left that can be run.
 
     Args:
         slots: one entry per process at a time: environment variables for whoever runs in it.
 
     Returns:
-        The status of each cell by its id.
+        The status of each job by its id.
 
     Raises:
-        Stopped: SIGINT or SIGTERM. The cells were asked to save and have ended; the same sweep continues.
+        Stopped: SIGINT or SIGTERM. The jobs were asked to save and have ended; the same sweep continues.
     """
-    status = {cell.id: Status("done") if cells.is_finished(cell) else cells.WAITING for cell in todo}
+    status = {job.id: Status("done") if jobs.is_finished(job) else jobs.WAITING for job in todo}
     running: list[_Process] = []
     looked: dict[str, float] = {}
     with stop_signals() as stopped:
         told = 0  # signals passed on
         while running or (not stopped and any(one.name not in FINAL for one in status.values())):
             free = [slot for slot in slots if all(slot is not process.slot for process in running)]
-            for cell, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
-                running.append(_Process(cell, slot, cells.record(cell), start(cell, slot)))
-                status[cell.id] = cells.RUNNING
+            for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
+                running.append(_Process(job, slot, jobs.record(job), start(job, slot)))
+                status[job.id] = jobs.RUNNING
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
-                status[process.cell.id] = outcome(process.cell, process.popen.returncode, process.before, stopped)
+                status[process.job.id] = outcome(process.job, process.popen.returncode, process.before, stopped)
             for number in stopped[told:]:
                 told += 1
                 for process in running:  # the first signal lets them save, the second does not
@@ -74,31 +74,31 @@ def run(todo: list[Cell], slots: list[dict[str, str]], show: Show) -> dict[str, 
     return status
 
 
-def _startable(todo: list[Cell], status: dict[str, Status], looked: dict[str, float]) -> list[Cell]:
-    """Cells that wait, and those that another process owned and gave up. When those were looked at is in `looked`."""
+def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, float]) -> list[Job]:
+    """Jobs that wait, and those that another process owned and gave up. When those were looked at is in `looked`."""
     found = []
-    for cell in todo:
-        if status[cell.id] == cells.WAITING:
-            found.append(cell)
-        elif status[cell.id] == cells.IN_USE and time.monotonic() >= looked.get(cell.id, 0.0) + _RETRY_SECONDS:
-            looked[cell.id] = time.monotonic()
-            if not in_use(cell.folder):
-                found.append(cell)
+    for job in todo:
+        if status[job.id] == jobs.WAITING:
+            found.append(job)
+        elif status[job.id] == jobs.IN_USE and time.monotonic() >= looked.get(job.id, 0.0) + _RETRY_SECONDS:
+            looked[job.id] = time.monotonic()
+            if not in_use(job.folder):
+                found.append(job)
     return found
 
 
-def start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a cell's process. It ends itself when this process is gone.
+def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a job's process. It ends itself when this process is gone.
 
     It is a group of its own, so that Ctrl-C reaches it once, from here, and lets it save.
     """
-    cells.save(cell)
-    threads = {"OMP_NUM_THREADS": str(cell.config.runtime.threads)} if cell.config.runtime.threads else {}
-    command = [sys.executable, "-m", "posbench.training.job", str(cell.saved), "--run-dir", str(cell.folder)]
+    jobs.save(job)
+    threads = {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
+    command = [sys.executable, "-m", "posbench.training.job", str(job.saved), "--run-dir", str(job.folder)]
     command += ["--parent", str(os.getpid())]
-    if cell.overrides:
-        command += ["--command", shlex.join(["posbench", "train", *cell.overrides])]
-    with open(cell.output, "wb") as output:
+    if job.overrides:
+        command += ["--command", shlex.join(["posbench", "train", *job.overrides])]
+    with open(job.output, "wb") as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -109,41 +109,41 @@ def start(cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         )
 
 
-def outcome(cell: Cell, code: int, before: dict[str, Any], stopped: list[int] | None = None) -> Status:
-    """What became of a cell whose process ended, written into `run.json` where the process itself could not.
+def outcome(job: Job, code: int, before: dict[str, Any], stopped: list[int] | None = None) -> Status:
+    """What became of a job whose process ended, written into `run.json` where the process itself could not.
 
     Args:
         code: what the process returned, negative for a signal.
         before: `run.json` as it was before the process started.
         stopped: signals that made this process stop it.
     """
-    now = cells.record(cell)
+    now = jobs.record(job)
     if code == exits.IN_USE:
-        return cells.IN_USE
+        return jobs.IN_USE
     if now and now != before and now["status"] != "running":
-        return cells.status(cell)
+        return jobs.status(job)
     if code == 0:
         return Status("done")
-    status, reason, message = ("stopped", "signal", "stopped before it could save") if stopped else _death(cell, code)
-    return write_outcome(cell, Status(status, reason, message))
+    status, reason, message = ("stopped", "signal", "stopped before it could save") if stopped else _death(job, code)
+    return write_outcome(job, Status(status, reason, message))
 
 
-def write_outcome(cell: Cell, status: Status) -> Status:
+def write_outcome(job: Job, status: Status) -> Status:
     """Write into `run.json` what the run's own process could not; where another process owns the run, it waits."""
     try:
-        with Run.open(cell.folder, cell.config, command=None) as run:
+        with Run.open(job.folder, job.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)
     except UserError:
-        return cells.IN_USE if in_use(cell.folder) else status
+        return jobs.IN_USE if in_use(job.folder) else status
     return status
 
 
-def _death(cell: Cell, code: int) -> tuple[str, str, str]:
+def _death(job: Job, code: int) -> tuple[str, str, str]:
     if code == -signal.SIGKILL:
         return "failed", "oom", "killed by SIGKILL, as the system does when memory runs out"
     if code < 0:
         return "failed", "signal", f"killed by {signal.Signals(-code).name}"
-    return "failed", "error", _last_words(cell.output) or f"ended with exit code {code}"
+    return "failed", "error", _last_words(job.output) or f"ended with exit code {code}"
 
 
 def _last_words(output: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from posbench import files
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
-from posbench.sweep import cells
-from posbench.sweep.cells import Cell, Status
+from posbench.sweep import jobs
+from posbench.sweep.jobs import Job, Status
 
 logger = logging.getLogger(__name__)
 
@@ -23,37 +23,37 @@ FOLDER = "tuning"  # below the study's
 RECORD = "tuning.json"
 
 
-def tuned(todo: list[Cell], grid: list[float], run: Callable[[list[Cell]], dict[str, Status]]) -> list[Cell]:
-    """The cells of a sweep at the learning rates that were best, having trained what the choice needs.
+def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]]) -> list[Job]:
+    """The jobs of a sweep at the learning rates that were best, having trained what the choice needs.
 
     Writes `tuning.json` into each study: per scheme the rates tried with their nll, the choice and the spread.
 
     Args:
         grid: multiples of each scheme's configured learning rate.
-        run: runs cells and returns what became of them.
+        run: runs jobs and returns what became of them.
     """
-    schemes: dict[str, Cell] = {}
-    for cell in todo:
-        schemes.setdefault(_scheme(cell), cell)
-    trials = {scheme: [_trial(cell, factor) for factor in grid] for scheme, cell in schemes.items()}
+    schemes: dict[str, Job] = {}
+    for job in todo:
+        schemes.setdefault(_scheme(job), job)
+    trials = {scheme: [_trial(job, factor) for factor in grid] for scheme, job in schemes.items()}
     status = run([trial for several in trials.values() for trial in several])
     rows = {scheme: _row(schemes[scheme], several, status) for scheme, several in trials.items()}
-    for study in dict.fromkeys(cell.folder.parent for cell in todo):
-        own = [rows[scheme] for scheme, cell in schemes.items() if cell.folder.parent == study]
+    for study in dict.fromkeys(job.folder.parent for job in todo):
+        own = [rows[scheme] for scheme, job in schemes.items() if job.folder.parent == study]
         _write(study, grid, own)
     for row in rows.values():
         _tell(row)
-    return [_at_rate(cell, rows[_scheme(cell)]["chosen"]) for cell in todo]
+    return [_at_rate(job, rows[_scheme(job)]["chosen"]) for job in todo]
 
 
-def _scheme(cell: Cell) -> str:
-    """What is tuned together: cells that differ in nothing but the seed."""
-    return run_id(dataclasses.replace(cell.config, seed=0))
+def _scheme(job: Job) -> str:
+    """What is tuned together: jobs that differ in nothing but the seed."""
+    return run_id(dataclasses.replace(job.config, seed=0))
 
 
-def _trial(cell: Cell, factor: float) -> Cell:
+def _trial(job: Job, factor: float) -> Job:
     """A run that is evaluated on validation text at the training length only."""
-    config = cell.config
+    config = job.config
     rate = float(f"{config.training.learning_rate * factor:.6g}")
     evaluation = dataclasses.replace(
         config.evaluation, protocols=("nonoverlap",), ratios=(1.0,), windowed=False, split="validation"
@@ -61,27 +61,27 @@ def _trial(cell: Cell, factor: float) -> Cell:
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
     config = dataclasses.replace(_with_rate(config, rate), seed=0, evaluation=evaluation, tracking=tracking)
-    return cells.cell((), config, cell.folder.parent / FOLDER)
+    return jobs.job_of((), config, job.folder.parent / FOLDER)
 
 
 def _with_rate(config: Config, rate: float) -> Config:
     return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate))
 
 
-def _at_rate(cell: Cell, rate: float) -> Cell:
-    kept = [override for override in cell.overrides if not override.startswith("training.learning_rate=")]
+def _at_rate(job: Job, rate: float) -> Job:
+    kept = [override for override in job.overrides if not override.startswith("training.learning_rate=")]
     overrides = [*kept, f"training.learning_rate={rate!r}"]
-    return cells.cell(overrides, _with_rate(cell.config, rate), cell.folder.parent)
+    return jobs.job_of(overrides, _with_rate(job.config, rate), job.folder.parent)
 
 
-def _row(cell: Cell, trials: list[Cell], status: dict[str, Status]) -> dict[str, Any]:
+def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, Any]:
     tried: list[dict[str, Any]] = [
         {
             "id": trial.id,
             "learning_rate": trial.config.training.learning_rate,
             "status": status[trial.id].name,
             "reason": status[trial.id].reason,
-            "nll": cells.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
+            "nll": jobs.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
         }
         for trial in trials
     ]
@@ -89,10 +89,10 @@ def _row(cell: Cell, trials: list[Cell], status: dict[str, Status]) -> dict[str,
     best = min(measured, key=lambda one: one["nll"]) if measured else None
     rates = [one["learning_rate"] for one in tried]
     return {
-        "encoding": cell.config.encoding.name,
-        "options": cell.config.encoding.options,
-        "configured": cell.config.training.learning_rate,
-        "chosen": best["learning_rate"] if best else cell.config.training.learning_rate,
+        "encoding": job.config.encoding.name,
+        "options": job.config.encoding.options,
+        "configured": job.config.training.learning_rate,
+        "chosen": best["learning_rate"] if best else job.config.training.learning_rate,
         "at_edge": best is not None and len(rates) > 1 and best["learning_rate"] in (min(rates), max(rates)),
         "spread": max(one["nll"] for one in measured) - best["nll"] if best else None,  # nats per token
         "tried": tried,

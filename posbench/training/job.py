@@ -13,11 +13,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from posbench import exits
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, from_container, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.errors import InUse, Stopped, UserError
+from posbench.terminal import exits
 
 # Environment variables, not keys: they are no part of a run's identity, and launchers hand them on to their jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
@@ -83,7 +83,7 @@ def failures(path: Path) -> list[str]:
 
 
 def _train(config: Config, folder: Path, command: list[str]) -> None:
-    from posbench import console
+    from posbench.terminal import console
     from posbench.training.train import train
 
     console.log_to_terminal()

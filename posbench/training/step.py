@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from posbench import devices
+from posbench import machine
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import TrainingBatches
 from posbench.errors import RunFailed
@@ -67,7 +67,7 @@ def update(
     total = torch.zeros((), device=device)
     optimizer.zero_grad(set_to_none=True)
     for ids, targets in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
-        with devices.autocast(device, dtype):
+        with machine.autocast(device, dtype):
             loss = model.loss(forward(ids, None, draw), targets) / parts
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench import console, devices
+from posbench import machine
 from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
@@ -28,6 +28,7 @@ from posbench.model import GPT, build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.tracking import Tracker
+from posbench.terminal import console
 from posbench.training.signals import stop_signals
 from posbench.training.step import learning_rate, optimizer_for, update
 
@@ -50,13 +51,13 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     check(config.evaluation)
-    device = devices.resolve(config.runtime.device)
-    dtype = devices.resolve_precision(config.training.precision, device)
-    threads = devices.set_threads(config.runtime.threads)
-    devices.keep_freed_memory()
+    device = machine.resolve(config.runtime.device)
+    dtype = machine.resolve_precision(config.training.precision, device)
+    threads = machine.set_threads(config.runtime.threads)
+    machine.keep_freed_memory()
     with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
         run.log_to_file()
-        run.begin_attempt(str(device), devices.dtype_name(dtype), threads)
+        run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / "tokenizer.json")
@@ -130,7 +131,7 @@ def _fit(
             if stopped and step < total:
                 raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
     if first < total:
-        run.update(tokens=total * per_step, peak_memory_bytes=devices.peak_memory(device), **spent.so_far())
+        run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(device), **spent.so_far())
     return total
 
 
@@ -143,7 +144,7 @@ def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, 
     for inputs, labels in validation_batches(
         tokens.validation, training.train_length, training.batch_size, limit=VALIDATION_BLOCKS
     ):
-        with devices.autocast(device, dtype):
+        with machine.autocast(device, dtype):
             losses.append(model.loss(model.hidden(inputs.to(device)), labels.to(device)))
     return float(torch.stack(losses).mean())
 

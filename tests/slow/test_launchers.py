@@ -8,8 +8,8 @@ from tiny_sweep import TINY, one_by_one, result, write_text
 import posbench.report
 from posbench import sweep
 from posbench.errors import PosbenchError
-from posbench.sweep import cells
-from posbench.sweep.cells import Status
+from posbench.sweep import jobs
+from posbench.sweep.jobs import Status
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +36,13 @@ def test_a_launcher_gives_the_runs_that_the_pool_gives(
     )
     with pytest.raises(PosbenchError, match="1 run of 3 not done: none-s0-"):
         sweep.sweep(["sweep=mine", *overrides, *settings], config_dir=tmp_path / "configs")
-    todo = cells.expand([good])
+    todo = jobs.expand([good])
     one_by_one(todo, tmp_path / "single")
-    for cell in todo:
-        assert cells.status(cell) == Status("done")
-        assert result(cell.folder) == result(tmp_path / "single" / cell.id)
-    (failed,) = cells.expand([bad])
-    assert cells.status(failed).reason == "diverged"
+    for job in todo:
+        assert jobs.status(job) == Status("done")
+        assert result(job.folder) == result(tmp_path / "single" / job.id)
+    (failed,) = jobs.expand([bad])
+    assert jobs.status(failed).reason == "diverged"
 
     sweep.sweep([*good, *settings])  # nothing is left to do
-    assert [len(cells.record(cell)["attempts"]) for cell in todo] == [1, 1]
+    assert [len(jobs.record(job)["attempts"]) for job in todo] == [1, 1]

@@ -11,8 +11,8 @@ from tiny_sweep import TINY, one_by_one, result, until, write_text
 import posbench.report
 from posbench import sweep
 from posbench.errors import PosbenchError
-from posbench.sweep import cells, launcher
-from posbench.sweep.cells import Status
+from posbench.sweep import jobs, launcher
+from posbench.sweep.jobs import Status
 
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
 SLURM += ["hydra.launcher.timeout_min=5"]
@@ -45,23 +45,23 @@ def sweep_exit_code(arguments: list[str]) -> None:
 def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
     arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
     sweep.sweep([*arguments, *SLURM])
-    todo = cells.expand([arguments])
+    todo = jobs.expand([arguments])
     one_by_one(todo, tmp_path / "single")
-    for cell in todo:
-        assert cells.status(cell) == Status("done")
-        assert result(cell.folder) == result(tmp_path / "single" / cell.id)
+    for job in todo:
+        assert jobs.status(job) == Status("done")
+        assert result(job.folder) == result(tmp_path / "single" / job.id)
 
 
 def test_a_cancelled_job_is_recorded_and_its_sweep_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "SILENT_SECONDS", 5.0)  # without accounting Hydra itself would wait for ever
     longer = [override for override in TINY if not override.startswith("training.tokens=")]  # 15,625 updates
     arguments = ["encoding=rope", *longer, "runtime.cache=cache"]
-    (cell,) = cells.expand([arguments])
+    (job,) = jobs.expand([arguments])
     process = multiprocessing.get_context("fork").Process(target=sweep_exit_code, args=([*arguments, *SLURM],))
     process.start()
-    until(lambda: cells.progress(cell)[0] > 5)
-    jobs = subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
-    subprocess.run(["scancel", *jobs], check=True)
+    until(lambda: jobs.progress(job)[0] > 5)
+    queued = subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
+    subprocess.run(["scancel", *queued], check=True)
     process.join()
     assert process.exitcode == 1
-    assert (cells.status(cell).name, cells.status(cell).reason) == ("stopped", "signal")
+    assert (jobs.status(job).name, jobs.status(job).reason) == ("stopped", "signal")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from posbench.errors import PosbenchError
 
-IN_USE = 75  # of a sweep's cell whose run another process owns: to be tried again (EX_TEMPFAIL)
+IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug. Launchers hand it on to their jobs.
 
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from posbench.errors import UserError
-from posbench.show import panels
+from posbench.portrait import panels
 
 
 def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
@@ -38,11 +38,11 @@ def _pair(words: str) -> tuple[str, str]:
 
 def _show_pictures(pictures: list[panels.Picture], png: Path | None) -> None:
     if png is None:
-        from posbench.show import terminal
+        from posbench.portrait import characters
 
-        terminal.print_pictures(pictures)
+        characters.print_pictures(pictures)
     else:
-        from posbench.show import plots
+        from posbench.portrait import plots
 
         plots.save_pictures(pictures, png)
         print(png)
@@ -50,11 +50,11 @@ def _show_pictures(pictures: list[panels.Picture], png: Path | None) -> None:
 
 def _show_moved(rows: list[panels.Moved], phrase: str, words: tuple[str, str], png: Path | None) -> None:
     if png is None:
-        from posbench.show import terminal
+        from posbench.portrait import characters
 
-        terminal.print_moved(rows, phrase, words)
+        characters.print_moved(rows, phrase, words)
     else:
-        from posbench.show import plots
+        from posbench.portrait import plots
 
         plots.save_moved(rows, phrase, words, png)
         print(png)

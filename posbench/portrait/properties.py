@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from posbench import encodings, probe
+from posbench import encodings
 from posbench.attention.reference import attention_logits, attention_output
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.portrait import codes
 
 WIDTH = 32  # d_model; one head, so head_dim too
 CODE_WIDTH = 64  # for mean and spread, which the width sets
@@ -136,7 +137,7 @@ def main(names: list[str] | None = None, as_json: bool = False) -> None:
 
 def _measure_one(name: str) -> Properties:
     results = {}
-    with probe.in_double(), torch.no_grad():
+    with codes.in_double(), torch.no_grad():
         for index, (title, measurement) in enumerate(_MEASUREMENTS.items()):
             torch.manual_seed(index)
             results[title] = _beside_tutorials(name, title, measurement(name))
@@ -199,7 +200,7 @@ _COLOURS = {"yes": "[green]", "no": "[yellow]", "partial": "[cyan]"}  # told apa
 def _build(name: str, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:
     """One head, two layers; for a longer training length only where `length` positions need it."""
     shape = Shape(width, n_heads=1, n_layers=2, train_length=TRAIN_LENGTH, token_rms=GPT2_RMS)
-    return probe.build(name, shape, length, draw)
+    return codes.build(name, shape, length, draw)
 
 
 # -- the measurements --------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ORDER_LENGTH, encoding.token_dim(), generator=generator)[index]
     weights = torch.randn(layers, 3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
-    positions = probe.positions_of(encoding, ORDER_LENGTH)
+    positions = codes.positions_of(encoding, ORDER_LENGTH)
     x = encoding.embed(x, positions, torch.zeros_like(index))
     out = x
     for layer in range(layers):
@@ -247,10 +248,10 @@ def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
 
 def _directional(encoding: Encoding) -> bool:
     """Whether, without a mask, a pair of equal tokens scores differently by which of them comes first."""
-    length = probe.MARGIN
+    length = codes.MARGIN
     generator = torch.Generator().manual_seed(0)
     token = torch.randn(1, 1, encoding.token_dim(), generator=generator).expand(1, length, -1)
-    positions = probe.positions_of(encoding, length)
+    positions = codes.positions_of(encoding, length)
     x = encoding.embed(token, positions, torch.zeros(1, length, dtype=torch.long))
     q, k = (x @ weight for weight in torch.randn(2, WIDTH, WIDTH, generator=generator) / WIDTH**0.5)
     logits = attention_logits(encoding, q[:, None], k[:, None], x, positions=positions, causal=False)
@@ -259,12 +260,12 @@ def _directional(encoding: Encoding) -> bool:
 
 def _uniqueness(name: str) -> Measured:
     """The least distance between two codes in fp32, and the neighbours that become equal in bf16."""
-    codes = probe.code(_build(name, UNIQUE_LENGTH), torch.arange(UNIQUE_LENGTH)[None])
-    codes = torch.from_numpy(codes.numpy().astype("float32").astype("float64"))
-    gaps = torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(math.inf)
+    vectors = codes.code(_build(name, UNIQUE_LENGTH), torch.arange(UNIQUE_LENGTH)[None])
+    vectors = torch.from_numpy(vectors.numpy().astype("float32").astype("float64"))
+    gaps = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(math.inf)
     least = gaps.min().item()
     shared = (gaps <= 1e-6).any(-1).nonzero()
-    longer = probe.code(_build(name, BF16_LENGTH), torch.arange(BF16_LENGTH)[None]).bfloat16()
+    longer = codes.code(_build(name, BF16_LENGTH), torch.arange(BF16_LENGTH)[None]).bfloat16()
     figures = {
         "least_gap": least,
         "first_shared": shared[0].item() if len(shared) else None,
@@ -275,13 +276,13 @@ def _uniqueness(name: str) -> Measured:
 
 def _relative_code(name: str) -> Measured:
     """How much codes equally far apart differ in their distance, or pairs in their contribution to the logit."""
-    encoding = _build(name, RELATIVE_LENGTH + probe.MARGIN)
+    encoding = _build(name, RELATIVE_LENGTH + codes.MARGIN)
     spreads = [0.0]
     if "embed" in encoding.hooks:
-        codes = probe.input_code(encoding, probe.positions_of(encoding, RELATIVE_LENGTH))
-        spreads.append(_uneven(torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist")))
-    if encoding.hooks & ({"rotate"} | probe.PAIRWISE):
-        pairs = probe.contribution(encoding, probe.positions_of(encoding, RELATIVE_LENGTH + probe.MARGIN))
+        vectors = codes.input_code(encoding, codes.positions_of(encoding, RELATIVE_LENGTH))
+        spreads.append(_uneven(torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")))
+    if encoding.hooks & ({"rotate"} | codes.PAIRWISE):
+        pairs = codes.contribution(encoding, codes.positions_of(encoding, RELATIVE_LENGTH + codes.MARGIN))
         spreads.extend(_uneven(matrix) for matrix in pairs[:, 0])
     return Measured("yes" if max(spreads) < 1e-4 else "no", {"unevenness": max(spreads)})
 
@@ -297,15 +298,15 @@ def _relative_logit(name: str) -> Measured:
     """Two tokens at (10 + s, 7 + s), the whole phrase shifted: how far does their full logit move?"""
     length = 10 + SHIFTS
     encoding = _build(name, length)
-    positions = probe.positions_of(encoding, length)
-    ids = torch.zeros(probe.CONTENTS, length, dtype=torch.long)
+    positions = codes.positions_of(encoding, length)
+    ids = torch.zeros(codes.CONTENTS, length, dtype=torch.long)
     query, key = (
         encoding.embed(tokens.expand(-1, length, -1), positions, ids)
-        for tokens in probe.fixed_tokens(2 * probe.CONTENTS, encoding.token_dim()).chunk(2)
+        for tokens in codes.fixed_tokens(2 * codes.CONTENTS, encoding.token_dim()).chunk(2)
     )
     weights = torch.randn(2, WIDTH, WIDTH) / WIDTH**0.5
     q, k = (query @ weights[0])[:, None], (key @ weights[1])[:, None]
-    logits = probe.pair_scores(encoding, q, k, query, positions)[:, 0]
+    logits = codes.pair_scores(encoding, q, k, query, positions)[:, 0]
     logit = logits.diagonal(-3, -2, -1)[:, 7:]  # (contents, shifts)
     ratio = ((logit.amax(-1) - logit.amin(-1)).max() / logit[:, 0].abs().mean()).item()
     return Measured("yes" if ratio < 1e-5 else "no", {"range_over_logit": ratio})
@@ -316,9 +317,9 @@ def _shift_linear(name: str) -> Measured:
     encoding = _build(name, UNIQUE_LENGTH)
     if "embed" not in encoding.hooks:
         return Measured(NOT_APPLICABLE, {"residual": None})
-    codes = probe.input_code(encoding, probe.positions_of(encoding, UNIQUE_LENGTH))
-    before = F.pad(codes[:-1], (0, 1), value=1.0)
-    after = codes[1:]
+    vectors = codes.input_code(encoding, codes.positions_of(encoding, UNIQUE_LENGTH))
+    before = F.pad(vectors[:-1], (0, 1), value=1.0)
+    after = vectors[1:]
     fitted = before @ torch.linalg.lstsq(before, after, driver="gelsd").solution
     residual = ((after - fitted).norm() / (after - after.mean(0)).norm()).item()
     return Measured("yes" if residual < 1e-6 else "no", {"residual": residual})
@@ -328,15 +329,15 @@ def _continuous(name: str) -> Measured:
     """Halve every step towards where it changes most, 14 times: the change over a slope shrinks, a jump stays."""
     encoding = _build(name, RELATIVE_LENGTH)
     try:
-        codes = functools.partial(_code_between, encoding)
+        vectors = functools.partial(_code_between, encoding)
         low, high = torch.zeros(RELATIVE_LENGTH - 1), torch.ones(RELATIVE_LENGTH - 1)
-        at_low, at_high = codes(low), codes(high)
+        at_low, at_high = vectors(low), vectors(high)
         steps = (at_high - at_low).norm(dim=-1)
         if steps.max() < 1e-12:
             return Measured(NOT_APPLICABLE, {"steepness": None})  # it does not read positions
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            at_middle = codes(middle)
+            at_middle = vectors(middle)
             left = ((at_middle - at_low).norm(dim=-1) >= (at_high - at_middle).norm(dim=-1))[:, None]
             low, high = torch.where(left[:, 0], low, middle), torch.where(left[:, 0], middle, high)
             at_low, at_high = torch.where(left, at_low, at_middle), torch.where(left, at_middle, at_high)
@@ -351,19 +352,19 @@ def _code_between(encoding: Encoding, fraction: Tensor) -> Tensor:
     """Codes of i + fraction_i, the ends of the sequence held in place for schemes that look at them."""
     inner = torch.arange(len(fraction)) + fraction
     ends = torch.tensor([0.0, len(fraction)])
-    return probe.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
+    return codes.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
 
 
 def _invariance(name: str) -> Measured:
     """The largest change of the first 32 codes when the input doubles from 32 tokens to 64."""
     encoding = _build(name, RELATIVE_LENGTH)
     change = 0.0
-    for hooks, code in (({"embed"}, probe.input_code), ({"rotate"}, probe.turn_code)):
+    for hooks, code in (({"embed"}, codes.input_code), ({"rotate"}, codes.turn_code)):
         if encoding.hooks & hooks:
-            short, long = (code(encoding, probe.positions_of(encoding, length))[:32] for length in (32, 64))
+            short, long = (code(encoding, codes.positions_of(encoding, length))[:32] for length in (32, 64))
             change = max(change, (short - long).abs().max().item())
-    if encoding.hooks & probe.PAIRWISE:
-        short, long = (probe.contribution(encoding, probe.positions_of(encoding, n))[..., :24, :24] for n in (32, 64))
+    if encoding.hooks & codes.PAIRWISE:
+        short, long = (codes.contribution(encoding, codes.positions_of(encoding, n))[..., :24, :24] for n in (32, 64))
         visible = torch.isfinite(short)
         change = max(change, (short[visible] - long[visible]).abs().max().item())
     return Measured("yes" if change < 1e-7 else "no", {"change": change})
@@ -375,11 +376,11 @@ def _purpose(name: str) -> Measured:
     encoding = _build(name, length)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(1, length, encoding.token_dim(), generator=generator)
-    positions = probe.positions_of(encoding, length)
+    positions = codes.positions_of(encoding, length)
     ids = torch.zeros(1, length, dtype=torch.long)
     weights = torch.randn(3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
     x = encoding.embed(tokens, positions, ids)
-    bare = x - probe.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    bare = x - codes.input_code(encoding, positions) if "embed" in encoding.hooks else x
     q, k, v = (x @ weight[None] for weight in weights[:, None])
     bare_q, bare_k, bare_v = (bare @ weight[None] for weight in weights[:, None])
 
@@ -387,7 +388,7 @@ def _purpose(name: str) -> Measured:
     bare_logits = (bare_q @ bare_k.mT) * encoding.logit_scale
     change = torch.where(torch.isfinite(logits), logits - bare_logits, math.nan)
     scores = (change - change.nanmean(-1, keepdim=True)).abs().nan_to_num().max().item()
-    arriving = probe.arriving(encoding, q, k, x, positions)
+    arriving = codes.arriving(encoding, q, k, x, positions)
     output = attention_output(encoding, q, k, v, x, positions=positions)
     values = (output - arriving @ bare_v).abs().max().item()
     normaliser = (arriving - logits.softmax(-1)).abs().max().item()
@@ -400,24 +401,24 @@ def _purpose(name: str) -> Measured:
 
 
 def _zero_mean(name: str) -> Measured:
-    codes = _initial_code(name, SPREAD_LENGTH)
-    if codes is None:
+    vectors = _initial_code(name, SPREAD_LENGTH)
+    if vectors is None:
         return Measured(NOT_APPLICABLE, {"mean": None, "std": None})
-    return Measured("figure", {"mean": codes.mean().item(), "std": codes.std(correction=0).item()})
+    return Measured("figure", {"mean": vectors.mean().item(), "std": vectors.std(correction=0).item()})
 
 
 def _spread(name: str) -> Measured:
     """Root mean square of the raw code, which is its ratio to tokens of rms 1, and the ratio to tokens of rms 0.02."""
-    codes = _initial_code(name, SPREAD_LENGTH)
-    if codes is None:
+    vectors = _initial_code(name, SPREAD_LENGTH)
+    if vectors is None:
         return Measured(NOT_APPLICABLE, {"rms": None, "rms_over_gpt2_tokens": None})
-    rms = codes.square().mean().sqrt().item()
+    rms = vectors.square().mean().sqrt().item()
     return Measured("figure", {"rms": rms, "rms_over_gpt2_tokens": rms / GPT2_RMS})
 
 
 def _initial_code(name: str, length: int) -> Tensor | None:
     encoding = _build(name, length, width=CODE_WIDTH, draw=False)
-    return probe.input_code(encoding, probe.positions_of(encoding, length)) if "embed" in encoding.hooks else None
+    return codes.input_code(encoding, codes.positions_of(encoding, length)) if "embed" in encoding.hooks else None
 
 
 def _max_length(name: str) -> Measured:

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posbench import probe
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError, did_you_mean
+from posbench.portrait import codes
 
 Numbers = NDArray[np.float64]
 
@@ -70,14 +70,14 @@ def picture(name: str) -> Picture:
     Raises:
         UserError: an unknown name, or a scheme that cannot be built for `SHAPE`.
     """
-    with probe.in_double(), torch.no_grad():
-        encoding = probe.build(name, SHAPE)
+    with codes.in_double(), torch.no_grad():
+        encoding = codes.build(name, SHAPE)
         panels: list[Panel] = []
         if "embed" in encoding.hooks:
             panels += [_code(encoding), _similarity(encoding)]
         if "rotate" in encoding.hooks:
             panels += _rotary(encoding)
-        if encoding.hooks & probe.PAIRWISE:
+        if encoding.hooks & codes.PAIRWISE:
             panels.append(_by_distance(encoding))
         panels.append(_decay(encoding))
     learns = any(True for _ in encoding.parameters())
@@ -90,7 +90,7 @@ def defined(encoding: Encoding, length: int = LENGTH) -> int:
 
 
 def _code(encoding: Encoding) -> Heatmap:
-    code = probe.input_code(encoding, probe.positions_of(encoding, defined(encoding)))
+    code = codes.input_code(encoding, codes.positions_of(encoding, defined(encoding)))
     used = int(code.any(0).nonzero().max()) + 1
     values = np.full((used, LENGTH), np.nan)
     values[:, : len(code)] = code[:, :used].mT.numpy()
@@ -100,7 +100,7 @@ def _code(encoding: Encoding) -> Heatmap:
 
 def _similarity(encoding: Encoding) -> Curves:
     """p_i · p_{i-r} by distance r: one line if it depends on distance alone, else a band over all places i."""
-    code = probe.input_code(encoding, probe.positions_of(encoding, defined(encoding)))
+    code = codes.input_code(encoding, codes.positions_of(encoding, defined(encoding)))
     products = code @ code.mT
     diagonals = [products.diagonal(-r) for r in range(len(products))]
     mean, low, high = (np.array([float(f(d)) for d in diagonals]) for f in (torch.mean, torch.min, torch.max))
@@ -157,7 +157,7 @@ def _rotary(encoding: Encoding) -> list[Panel]:
 def _turns_per_token(encoding: Encoding) -> Numbers | None:
     """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues."""
     width = encoding.shape.head_dim
-    turned = probe.turn_code(encoding, torch.tensor([[0, 1]])).view(2, width, -1)
+    turned = codes.turn_code(encoding, torch.tensor([[0, 1]])).view(2, width, -1)
     turned = turned[:, :, : turned.shape[-1] // 2]  # the queries; keys come after
     if turned.shape[-1] != width:
         return None
@@ -168,7 +168,7 @@ def _turns_per_token(encoding: Encoding) -> Numbers | None:
 
 def _by_distance(encoding: Encoding) -> Curves:
     """What position adds to the last query's logits, all tokens being alike."""
-    pairs = probe.contribution(encoding, probe.positions_of(encoding, LENGTH + probe.MARGIN))
+    pairs = codes.contribution(encoding, codes.positions_of(encoding, LENGTH + codes.MARGIN))
     added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
     added = np.where(added < math.log(torch.finfo(torch.float64).tiny) / 2, np.nan, added)
     own = "attend" in encoding.hooks and "bias" not in encoding.hooks and "distance_bias" not in encoding.hooks
@@ -190,7 +190,7 @@ def _decay(encoding: Encoding) -> Curves:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(DECAY_SAMPLES, length, encoding.token_dim(), generator=generator)
     q, k, x = _project(encoding, tokens, generator)
-    weights = probe.arriving(encoding, q, k, x, probe.positions_of(encoding, length))
+    weights = codes.arriving(encoding, q, k, x, codes.positions_of(encoding, length))
     rows = torch.arange(length - DECAY_QUERIES, length)[:, None]
     distance = torch.arange(length - DECAY_QUERIES + 1)
     share = weights.mean((0, 1))[rows, rows - distance] * (rows + 1)  # (queries, distance)
@@ -209,7 +209,7 @@ def _decay(encoding: Encoding) -> Curves:
 def _project(encoding: Encoding, tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """q, k (B, H, T, Dh) under random projections, and the layer's input (B, T, D)."""
     ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
-    x = encoding.embed(tokens, probe.positions_of(encoding, tokens.shape[1]), ids)
+    x = encoding.embed(tokens, codes.positions_of(encoding, tokens.shape[1]), ids)
     q, k = (_heads(encoding, x @ w) for w in _projections(encoding, generator))
     return q, k, x
 
@@ -246,8 +246,8 @@ def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
     """
     tokens = phrase.lower().split()
     key, query = sorted(_place(word, tokens) for word in words)
-    with probe.in_double(), torch.no_grad():
-        encoding = probe.build(name, SHAPE)
+    with codes.in_double(), torch.no_grad():
+        encoding = codes.build(name, SHAPE)
         length = defined(encoding)
         if len(tokens) >= SHAPE.train_length:
             raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
@@ -287,12 +287,12 @@ def _phrase_logits(encoding: Encoding, words: list[str], starts: Tensor, length:
     for row, start in enumerate(starts.tolist()):
         sentence[row, start : start + len(words)] = phrase
     ids = torch.zeros(sentence.shape[:2], dtype=torch.long)
-    positions = probe.positions_of(encoding, length)
+    positions = codes.positions_of(encoding, length)
     x = encoding.embed(sentence, positions, ids)
-    bare = x - probe.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    bare = x - codes.input_code(encoding, positions) if "embed" in encoding.hooks else x
     projections = _projections(encoding, generator)
     q, k, bare_q, bare_k = (_heads(encoding, tokens @ w) for tokens in (x, bare) for w in projections)
-    return probe.pair_scores(encoding, q, k, x, positions), (bare_q @ bare_k.mT) * encoding.logit_scale
+    return codes.pair_scores(encoding, q, k, x, positions), (bare_q @ bare_k.mT) * encoding.logit_scale
 
 
 def _embedding(word: str, width: int) -> Tensor:

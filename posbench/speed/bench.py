@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from posbench import console, devices, encodings
+from posbench import encodings, machine
 from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
@@ -26,7 +26,8 @@ from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.model import GPT, build
-from posbench.timing import Call, Timings, load_average, step_memory, take_turns
+from posbench.speed.timing import Call, Timings, load_average, step_memory, take_turns
+from posbench.terminal import console
 from posbench.training.step import optimizer_for, update
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def measure(
     configs = configurations(names, sizes, threads, overrides or [])
     base = configs[BASE]
     device, dtype = setup(base)
-    devices.keep_freed_memory()
+    machine.keep_freed_memory()
     load = load_average(torch.get_num_threads())
     text = random_text(sizes.vocab_size, base)
     models = {name: build(config, sizes.vocab_size).to(device) for name, config in configs.items()}
@@ -169,7 +170,7 @@ def measure(
             train_length=base.training.train_length,
             batch_size=base.training.batch_size,
             device=str(device),
-            dtype=devices.dtype_name(dtype),
+            dtype=machine.dtype_name(dtype),
             threads=torch.get_num_threads(),
             rounds=rounds,
             load_average=load,
@@ -239,9 +240,9 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
 
 def setup(config: Config) -> tuple[torch.device, torch.dtype]:
     """Set the number of threads; returns the device and the dtype of matrix products."""
-    device = devices.resolve(config.runtime.device)
-    devices.set_threads(config.runtime.threads)
-    return device, devices.resolve_precision(config.training.precision, device)
+    device = machine.resolve(config.runtime.device)
+    machine.set_threads(config.runtime.threads)
+    return device, machine.resolve_precision(config.training.precision, device)
 
 
 def random_text(vocab_size: int, config: Config) -> TokenSplit:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posbench import devices
-from posbench.console import stderr
+from posbench import machine
+from posbench.terminal.console import stderr
 
 Floats = NDArray[np.float64]
 Call = Callable[[], object]
@@ -87,9 +87,9 @@ def step_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: 
     lasting = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers(), *state])
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
-        devices.reset_peak_memory(device)
+        machine.reset_peak_memory(device)
         step()
-        return lasting + devices.peak_memory(device) - before
+        return lasting + machine.peak_memory(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would announce itself on stderr
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         step()

@@ -43,7 +43,7 @@ class Blocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Level:
     """One row of `evaluation.jsonl` with the fixed_target protocol, and its blocks."""
 
     status: str
@@ -54,19 +54,19 @@ class Cell:
 
     @property
     def targets(self) -> str:
-        """Identity of the scored tokens: cells that share it are paired."""
+        """Identity of the scored tokens: levels that share it are paired."""
         return str(self.row.get("targets_sha256"))
 
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """A run folder's content. `cells`: kind of curve (plain, windowed, an extension) and length -> cell."""
+    """A run folder's content. `levels`: kind of curve (plain, windowed, an extension) and length -> level."""
 
     folder: Path
     record: dict[str, Any]
     config: Config
     rows: list[dict[str, Any]]
-    cells: dict[tuple[str, int], Cell]
+    levels: dict[tuple[str, int], Level]
 
     @property
     def done(self) -> bool:
@@ -178,11 +178,11 @@ def read(folder: Path) -> RunData:
     rows = evaluation_rows(folder)
     config, record = load_config(folder), load_record(folder)
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    return RunData(folder, record | shown, config, rows, _cells(rows, evaluation_blocks(folder), config))
+    return RunData(folder, record | shown, config, rows, _levels(rows, evaluation_blocks(folder), config))
 
 
-def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Cell]:
-    """The fixed_target cells of the newest checkpoint, on the split that the configuration names."""
+def _levels(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Level]:
+    """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for block in blocks:
         by_key[_key(block)].append(block)
@@ -190,13 +190,13 @@ def _cells(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Con
     splits = {str(row.get("split")) for row in own}
     split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
     newest = max((number(row.get("checkpoint_step")) or 0 for row in own), default=0)
-    cells = {}
+    levels = {}
     for row in own:
         length = number(row.get("length"))
         current = str(row.get("split")) == split and (number(row.get("checkpoint_step")) or 0) == newest
         if current and length and length >= 1:
-            cells[_kind(row), int(length)] = _cell(row, by_key.get(_key(row), []))
-    return cells
+            levels[_kind(row), int(length)] = _level(row, by_key.get(_key(row), []))
+    return levels
 
 
 def _kind(row: dict[str, Any]) -> str:
@@ -205,7 +205,7 @@ def _kind(row: dict[str, Any]) -> str:
     return WINDOWED if row.get("window") else PLAIN
 
 
-def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
+def _level(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Level:
     nll, status = number(row.get("nll")), str(row.get("status"))
     sums = np.array([number(block.get("nll_sum")) for block in blocks], dtype=np.float64)
     counts = np.array([number(block.get("n_tokens")) for block in blocks], dtype=np.float64)
@@ -213,7 +213,7 @@ def _cell(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Cell:
     reason = str(row["reason"]) if row.get("reason") else None
     if status == "ok" and nll is None:  # written as null because it was not finite
         status, reason = "failed", "its nll is not a finite number"
-    return Cell(status, reason, nll, row, Blocks(sums, counts) if usable else None)
+    return Level(status, reason, nll, row, Blocks(sums, counts) if usable else None)
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -261,10 +261,10 @@ def repeated(found: list[RunData]) -> list[RunData]:
 def lost(found: list[RunData]) -> list[str]:
     """Cells of the studies' `sweep.json` that left no run folder behind, each in one line."""
     return [
-        f"{cell.get('id')}: {cell.get('reason') or cell.get('status')}"
+        f"{level.get('id')}: {level.get('reason') or level.get('status')}"
         for study in _studies(found)
-        for cell in _listed(study / "sweep.json", "cells")
-        if not (study / str(cell.get("id")) / "run.json").is_file()
+        for level in _listed(study / "sweep.json", "cells")
+        if not (study / str(level.get("id")) / "run.json").is_file()
     ]
 
 

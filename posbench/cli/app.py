@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 import posbench
-from posbench import exits
-from posbench.config.shipped import configs_dir
+from posbench.cli.complete import complete, names
 from posbench.errors import PosbenchError, UserError
+from posbench.terminal import exits
 
 _CASES = ("job", "hydra", "all")
-_GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,36 +39,12 @@ def _run(arguments: list[str]) -> None:
     raise SystemExit(code)
 
 
-def _names(group: str) -> list[str]:
-    return sorted(path.stem for path in (configs_dir() / group).glob("*.yaml"))
-
-
-def _complete(incomplete: str) -> list[str]:
-    """Groups and their choices. Bash splits words at `=`, so there the part after it is completed alone."""
-    words = os.environ.get("COMP_WORDS", "").split()
-    at = int(os.environ.get("COMP_CWORD") or 0)
-    if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") and "=" in words[at - 1 : at + 1]:
-        equals = at if words[at : at + 1] == ["="] else at - 1
-        group, typed = words[equals - 1], words[at] if equals < at < len(words) else ""
-        return _choices(group, typed)
-    group, equals_sign, typed = incomplete.partition("=")
-    if equals_sign:
-        return [f"{group}={choice}" for choice in _choices(group, typed)]
-    return [f"{group}=" for group in _GROUPS if group.startswith(incomplete)]
-
-
-def _choices(group: str, typed: str) -> list[str]:
-    """`rope,al` completes to `rope,alibi`."""
-    before, comma, last = typed.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _names(group) if group in _GROUPS and name.startswith(last)]
-
-
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value, e.g. encoding=alibi training.tokens=2000000", autocompletion=_complete),
+    typer.Argument(help="key=value, e.g. encoding=alibi training.tokens=2000000", autocompletion=complete),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_ENCODINGS = "Encodings: " + ", ".join(_names("encoding")) + ". 'posbench list' says more."
+_ENCODINGS = "Encodings: " + ", ".join(names("encoding")) + ". 'posbench list' says more."
 
 
 def _version(asked: bool) -> None:
@@ -176,9 +151,9 @@ def evaluate(
     from posbench.runs.folder import load_config
 
     settings, device, threads = apply(load_config(run), overrides or [])
-    from posbench import console
     from posbench.evaluation import curve
     from posbench.evaluation.evaluate import evaluate_run
+    from posbench.terminal import console
 
     console.log_to_terminal()
     evaluate_run(run, settings, device=device, threads=threads)
@@ -199,7 +174,7 @@ def report(
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List encodings, data sets and experiments."""
-    from posbench import listing
+    from posbench.cli import listing
 
     listing.show(as_json)
 
@@ -209,7 +184,7 @@ def properties(
     names: Annotated[list[str] | None, typer.Argument(help="Encodings; default: all.")] = None, as_json: AsJson = False
 ) -> None:
     """Measure what tutorials ask of an encoding: order, uniqueness, relative, continuous, and so on."""
-    from posbench import properties
+    from posbench.portrait import properties
 
     properties.main(names, as_json)
 
@@ -224,7 +199,7 @@ def show(
     ] = None,
 ) -> None:
     """Draw what an encoding does, in the terminal or as a PNG file."""
-    from posbench import show
+    from posbench.portrait import show
 
     show.main(names, png, phrase, words)
 
@@ -245,7 +220,7 @@ def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Measure tokens per second, memory and the share of the machine's peak, all encodings side by side."""
-    from posbench import bench
+    from posbench.speed import bench
 
     style = "json" if as_json else "markdown" if markdown else "table"
     bench.main(words or [], shape, length, rounds, threads, style)
@@ -254,6 +229,6 @@ def bench(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Print what a bug report needs: versions, machine, devices. No secrets."""
-    from posbench import doctor
+    from posbench.cli import doctor
 
     doctor.show(as_json)

@@ -1,4 +1,4 @@
-"""What a sweep consists of: cells, each one set of overrides, one saved configuration and one run folder."""
+"""What a sweep consists of: jobs, each one set of overrides, one saved configuration and one run folder."""
 
 import dataclasses
 import json
@@ -23,12 +23,12 @@ _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Job:
     """One run of a sweep."""
 
     overrides: tuple[str, ...]  # on top of the defaults, as `posbench train` takes them
     config: Config
-    saved: Path  # .../.cells/<run id>.yaml
+    saved: Path  # .../.jobs/<run id>.yaml
 
     @property
     def id(self) -> str:
@@ -36,16 +36,16 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """The run folder: beside `.cells`."""
+        """The run folder: beside `.jobs`."""
         return self.saved.parent.parent / self.id
 
     @property
     def output(self) -> Path:
-        """What the cell's process prints."""
+        """What the job's process prints."""
         return self.saved.with_suffix(".log")
 
-    def with_threads(self, threads: int) -> "Cell":
-        """This cell with CPU threads, where its configuration leaves them open."""
+    def with_threads(self, threads: int) -> "Job":
+        """This job with CPU threads, where its configuration leaves them open."""
         if self.config.runtime.threads is not None:
             return self
         runtime = dataclasses.replace(self.config.runtime, threads=threads)
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What became of a cell."""
+    """What became of a job."""
 
     name: str  # waiting, in use, running, done, failed, stopped
     reason: str | None = None  # as in run.json
@@ -64,22 +64,22 @@ class Status:
 WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running")
 
 
-def cell(overrides: Iterable[str], config: Config, folder: Path | None = None) -> Cell:
-    """A cell whose run lives in a folder, the study's own unless another is given."""
+def job_of(overrides: Iterable[str], config: Config, folder: Path | None = None) -> Job:
+    """A job whose run lives in a folder, the study's own unless another is given."""
     folder = folder or Path(config.runtime.outputs) / config.study
-    return Cell(tuple(overrides), config, folder / ".cells" / f"{run_id(config)}.yaml")
+    return Job(tuple(overrides), config, folder / ".jobs" / f"{run_id(config)}.yaml")
 
 
-def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Cell]:
-    """The cells of all combinations of all sets, each run once however often it is named.
+def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Job]:
+    """The jobs of all combinations of all sets, each run once however often it is named.
 
     Raises:
         UserError: the first mistake found, in one line.
     """
-    found: dict[Path, Cell] = {}
+    found: dict[Path, Job] = {}
     for overrides, config in compose.combinations(sets, config_dir):
         refuse_secrets(config)  # before it is saved
-        new = cell(overrides, config)
+        new = job_of(overrides, config)
         found.setdefault(new.saved, new)
     return list(found.values())
 
@@ -142,40 +142,40 @@ def _key(override: str) -> str:
 # -- what the run folders say ------------------------------------------------------------------------------------------
 
 
-def save(cell: Cell) -> None:
-    """Write the cell's configuration where its process reads it."""
-    cell.saved.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(to_container(cell.config), sort_keys=False, allow_unicode=True)
-    files.write(cell.saved, text.encode())
+def save(job: Job) -> None:
+    """Write the job's configuration where its process reads it."""
+    job.saved.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(to_container(job.config), sort_keys=False, allow_unicode=True)
+    files.write(job.saved, text.encode())
 
 
-def record(cell: Cell) -> dict[str, Any]:
-    """The cell's `run.json`; empty where there is none that can be read."""
+def record(job: Job) -> dict[str, Any]:
+    """The job's `run.json`; empty where there is none that can be read."""
     try:
-        return load_record(cell.folder)
+        return load_record(job.folder)
     except UserError:
         return {}
 
 
-def status(cell: Cell) -> Status:
+def status(job: Job) -> Status:
     """What `run.json` says, whether or not the process that wrote it still lives."""
-    found = record(cell)
+    found = record(job)
     return Status(str(found.get("status", "waiting")), found.get("reason"), found.get("message"))
 
 
-def is_finished(cell: Cell) -> bool:
+def is_finished(job: Job) -> bool:
     """Whether nothing is left to do. Where other evaluation settings were asked before, the run itself must look."""
     try:
-        held = load_config(cell.folder)
+        held = load_config(job.folder)
     except UserError:
         return False
-    return record(cell).get("status") == "done" and held.evaluation == cell.config.evaluation
+    return record(job).get("status") == "done" and held.evaluation == job.config.evaluation
 
 
-def progress(cell: Cell) -> tuple[int, float | None]:
+def progress(job: Job) -> tuple[int, float | None]:
     """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
     try:
-        with open(cell.folder / "metrics.jsonl", "rb") as file:
+        with open(job.folder / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
     except OSError:
@@ -189,13 +189,13 @@ def progress(cell: Cell) -> tuple[int, float | None]:
     return 0, None
 
 
-def total_steps(cell: Cell) -> int:
-    return cell.config.training.tokens // cell.config.training.tokens_per_step
+def total_steps(job: Job) -> int:
+    return job.config.training.tokens // job.config.training.tokens_per_step
 
 
-def nll_in_distribution(cell: Cell) -> float | None:
+def nll_in_distribution(job: Job) -> float | None:
     """Nll in nats per token at the training length, by the first protocol asked for; None where there is none."""
-    settings, length = cell.config.evaluation, cell.config.training.train_length
+    settings, length = job.config.evaluation, job.config.training.train_length
     wanted: dict[str, Any] = {
         "protocol": settings.protocols[0],
         "length": length,
@@ -204,7 +204,7 @@ def nll_in_distribution(cell: Cell) -> float | None:
     }
     wanted |= dict.fromkeys(("window", "extension", "task"))
     try:
-        rows = evaluation_rows(cell.folder)
+        rows = evaluation_rows(job.folder)
     except UserError:
         return None
     return next((row["nll"] for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)

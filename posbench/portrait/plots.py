@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.errors import UserError
-from posbench.show.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture, verdict
+from posbench.portrait.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

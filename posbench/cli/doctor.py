@@ -35,10 +35,10 @@ def report() -> dict[str, Any]:
     """Facts about this installation and machine."""
     import torch
 
-    from posbench import devices
+    from posbench import machine
     from posbench.data.tokens import cache_folder
 
-    device = devices.resolve("auto")
+    device = machine.resolve("auto")
     return {
         "posbench": posbench.__version__,
         "python": platform.python_version(),
@@ -49,7 +49,7 @@ def report() -> dict[str, Any]:
         "cpu_flags": _cpu_flags(),
         "memory_gib": _memory_gib(),
         "devices": ", ".join(_devices()),
-        "precision_auto": f"{devices.dtype_name(devices.resolve_precision('auto', device))} on {device}",
+        "precision_auto": f"{machine.dtype_name(machine.resolve_precision('auto', device))} on {device}",
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "wandb_mode": _wandb_mode(),
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},

@@ -1,4 +1,4 @@
-"""What a report says of each scheme: every figure is a contrast of cells, paired by seed and by block of text.
+"""What a report says of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
 
 With two seeds or more an interval is a t-interval over per-seed values; with one it is a block bootstrap and speaks for
 that checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length (equivalence) and
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from posbench.comparison.load import PLAIN, WINDOWED, Blocks, Group, Level, RunData, Scheme, number
 from posbench.evaluation import statistics
 from posbench.evaluation.statistics import SEEDS_FOR_A_CLAIM, Interval, Reach
-from posbench.report.load import PLAIN, WINDOWED, Blocks, Cell, Group, RunData, Scheme, number
 
 MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
 NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating
@@ -25,7 +25,7 @@ ALPHA = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of one run's (or two paired runs') cells, also block by block where the blocks are known."""
+    """A weighted sum of one run's (or two paired runs') levels, also block by block where the blocks are known."""
 
     value: float  # nats per token
     blocks: Blocks | None
@@ -34,14 +34,14 @@ class Contrast:
         return Contrast(self.value - other.value, _weighted([(1, self.blocks), (-1, other.blocks)]))
 
 
-def contrast(parts: Sequence[tuple[float, Cell | None]]) -> Contrast | None:
-    """The weighted sum of cells; None if one is missing or has no value, or if their target tokens differ."""
-    cells = [cell for _, cell in parts if cell is not None and cell.status == "ok"]
-    if len(cells) < len(parts) or len({cell.targets for cell in cells}) != 1:
+def contrast(parts: Sequence[tuple[float, Level | None]]) -> Contrast | None:
+    """The weighted sum of levels; None if one is missing or has no value, or if their target tokens differ."""
+    levels = [level for _, level in parts if level is not None and level.status == "ok"]
+    if len(levels) < len(parts) or len({level.targets for level in levels}) != 1:
         return None
     weights = [weight for weight, _ in parts]
-    value = sum(weight * cell.nll for weight, cell in zip(weights, cells, strict=True) if cell.nll is not None)
-    return Contrast(value, _weighted([(w, cell.blocks) for w, cell in zip(weights, cells, strict=True)]))
+    value = sum(weight * level.nll for weight, level in zip(weights, levels, strict=True) if level.nll is not None)
+    return Contrast(value, _weighted([(w, level.blocks) for w, level in zip(weights, levels, strict=True)]))
 
 
 def _weighted(parts: Sequence[tuple[float, Blocks | None]]) -> Blocks | None:
@@ -79,36 +79,36 @@ def block_interval(one: Contrast) -> Interval | None:
 
 
 def nll(kind: str, length: int) -> Measure:
-    return lambda run: contrast([(1, run.cells.get((kind, length)))])
+    return lambda run: contrast([(1, run.levels.get((kind, length)))])
 
 
 def rise(kind: str, length: int) -> Measure:
     """NLL(C) - NLL(L): what more context than in training costs; below 0 it helps."""
     return lambda run: contrast(
-        [(1, run.cells.get((kind, length))), (-1, run.cells.get((PLAIN, run.config.training.train_length)))]
+        [(1, run.levels.get((kind, length))), (-1, run.levels.get((PLAIN, run.config.training.train_length)))]
     )
 
 
 def above_windowed(length: int) -> Measure:
     """NLL(C) less that of the same model with attention narrowed to the training length."""
-    return lambda run: contrast([(1, run.cells.get((PLAIN, length))), (-1, run.cells.get((WINDOWED, length)))])
+    return lambda run: contrast([(1, run.levels.get((PLAIN, length))), (-1, run.levels.get((WINDOWED, length)))])
 
 
 def against_plain(kind: str, length: int) -> Measure:
     """What an extension changes at a length; below 0 it helps."""
-    return lambda run: contrast([(1, run.cells.get((kind, length))), (-1, run.cells.get((PLAIN, length)))])
+    return lambda run: contrast([(1, run.levels.get((kind, length))), (-1, run.levels.get((PLAIN, length)))])
 
 
 def slope(lengths: Sequence[int]) -> Measure:
     """Least-squares slope of nll per doubling of context, over these lengths."""
     x = np.log2(np.array(lengths, dtype=np.float64))
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    return lambda run: contrast([(w, run.cells.get((PLAIN, c))) for w, c in zip(weights, lengths, strict=True)])
+    return lambda run: contrast([(w, run.levels.get((PLAIN, c))) for w, c in zip(weights, lengths, strict=True)])
 
 
 def unseen(lengths: Sequence[int]) -> Measure:
     """Mean nll over lengths beyond the training length only."""
-    return lambda run: contrast([(1 / len(lengths), run.cells.get((PLAIN, length))) for length in lengths])
+    return lambda run: contrast([(1 / len(lengths), run.levels.get((PLAIN, length))) for length in lengths])
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Summary:
 
 def summarise(group: Group) -> list[Summary]:
     """One summary per scheme, the one that rises least at the longest length first."""
-    lengths = sorted({length for run in group.runs for kind, length in run.cells if kind == PLAIN})
+    lengths = sorted({length for run in group.runs for kind, length in run.levels if kind == PLAIN})
     none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
     found = [_summary(scheme, lengths, group.train_length, none) for scheme in group.schemes]
     verdicts = endpoints(group)
@@ -196,7 +196,7 @@ def summarise(group: Group) -> list[Summary]:
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int, none: Scheme | None) -> Summary:
     longer = [length for length in lengths if length > train_length]
-    kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.cells} - {PLAIN})
+    kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
@@ -227,10 +227,10 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int, none: Scheme
 def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> Curve:
     points = []
     for length in lengths:
-        cells = [run.cells[kind, length] for run in scheme.by_seed.values() if (kind, length) in run.cells]
-        if not cells:
+        levels = [run.levels[kind, length] for run in scheme.by_seed.values() if (kind, length) in run.levels]
+        if not levels:
             continue
-        bad = next((cell.status for cell in cells if cell.status != "ok"), None)
+        bad = next((level.status for level in levels if level.status != "ok"), None)
         values = per_seed(scheme, nll(kind, length)) if bad is None else {}
         rises = per_seed(scheme, rise(kind, length)) if bad is None else {}
         points.append(
@@ -270,8 +270,8 @@ def speed(scheme: Scheme) -> float | None:
 
 
 def _bits_per_byte(scheme: Scheme, train_length: int) -> float | None:
-    cells = [run.cells.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
-    values = [number(cell.row.get("bits_per_byte")) for cell in cells if cell is not None]
+    levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
+    values = [number(level.row.get("bits_per_byte")) for level in levels if level is not None]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
@@ -334,8 +334,8 @@ def _paired(a: RunData, b: RunData, measure: Measure) -> Contrast | None:
 
 
 def _targets(run: RunData) -> object:
-    cell = run.cells.get((PLAIN, run.config.training.train_length))
-    return None if cell is None else cell.targets
+    level = run.levels.get((PLAIN, run.config.training.train_length))
+    return None if level is None else level.targets
 
 
 def _adjusted(values: dict[str, PerSeed], test: Callable[[list[float]], float]) -> dict[str, float]:
@@ -364,8 +364,8 @@ def _verdict(scheme: Scheme, found: Endpoints, train_length: int) -> str:
     """In words, from the two endpoints; what the seeds do not settle is n.s."""
     if not scheme.by_seed:
         return "no run is done"
-    cells = [run.cells.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
-    if any(cell is not None and cell.status == "undefined" for cell in cells):
+    levels = [run.levels.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
+    if any(level is not None and level.status == "undefined" for level in levels):
         return f"undefined at {ENDPOINT_RATIO}x"
     if found.rise is None or found.nll is None:
         return "not paired with rope: no verdict"

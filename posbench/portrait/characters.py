@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.rule import Rule
 from rich.text import Text
 
-from posbench.show.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
+from posbench.portrait.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
 
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
 MARGIN = 8  # for the y axis
