@@ -252,9 +252,10 @@ def test_path_leaves_keys_after_the_query_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [[0, 0, 0], [0.5, 0, 0], [0.25, 0.5, 0]]),
-        ({"attend_current": True}, [[0.5, 0, 0], [0.25, 0.5, 0], [0.125, 0.25, 0.5]]),
-        ({"remainder": True}, [[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]]),
+        ({}, [[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]]),
+        ({"attend_current": True}, [[1, 0, 0], [0.25, 0.75, 0], [0.125, 0.25, 0.625]]),
+        ({"remainder": False}, [[0, 0, 0], [0.5, 0, 0], [0.25, 0.5, 0]]),
+        ({"attend_current": True, "remainder": False}, [[0.5, 0, 0], [0.25, 0.5, 0], [0.125, 0.25, 0.5]]),
     ],
 )
 @pytest.mark.parametrize("causal", [True, False])
@@ -263,6 +264,20 @@ def test_stick_breaking_worked_weights(options: dict[str, bool], expected: list[
     zeros = torch.zeros(1, 1, 3, 3)
     weights = attention_output(encoding, zeros, zeros, torch.eye(3)[None, None], causal=causal)
     torch.testing.assert_close(weights[0, 0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("attend_current", [False, True])
+def test_stick_breaking_is_a_walk_from_the_nearest_key_whose_rest_is_the_querys_own(attend_current: bool) -> None:
+    q, k, v, _ = layer_inputs(12)
+    ours = attention_output(build("stick_breaking", attend_current=attend_current), q, k, v)
+    z = (q.double() @ k.double().mT) / math.sqrt(SHAPE.head_dim)
+    for row in range(12):
+        stick, expected = torch.ones(2, SHAPE.n_heads, 1, dtype=torch.float64), torch.zeros_like(v[:, :, 0].double())
+        for key in range(row if attend_current else row - 1, -1, -1):
+            share = torch.sigmoid(z[:, :, row, key, None])
+            expected += stick * share * v[:, :, key]
+            stick = stick * (1 - share)
+        torch.testing.assert_close(ours[:, :, row], (expected + stick * v[:, :, row]).float(), **FP32)
 
 
 def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:

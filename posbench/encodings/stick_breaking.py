@@ -1,19 +1,28 @@
 """Stick-breaking attention: order from the normaliser itself.
 
 In place of the softmax, each query owns a stick of length 1 and walks from the nearest key to the farthest. Every key
-breaks a share sigmoid(z) off what is left, so nearer keys come first without any code for position:
+breaks a share sigmoid(z) off what is left, so nearer keys come first without any code for position. What is left at the
+end goes to the query's own value:
 
     A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
+    o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
 
-The current token is left out (`attend_current` takes it in, the first to break), so the first row attends to nothing.
-Weights sum to 1 - rest_i. The equation stops there; its authors' tests and benchmarks then give the rest to the query's
-own value, o_i += rest_i v_i: option `remainder`. Keys after the query never break the stick, mask or not. Positions as
+The query's own key does not break the stick (`attend_current` lets it, first of all). With `remainder: false` the rest
+is dropped, and the first row attends to nothing. Keys after the query never break the stick, mask or not. Positions as
 numbers play no part.
+
+The authors treat the rest in several ways. The paper's equation ends with the sum. Their kernel
+(shawntan/stickbreaking-attention: sb_attn, sb_varlen) hands it back beside the output; its tests add rest_i v_i, its
+benchmarks do not. Their training code (IBM/dolomite-engine: hf_models/models/stickbreaking, config.py and attention.py
+as released on 2 December 2024) adds rest_i v_i, `sb_remainder` being true by default, and so does that of their recall
+experiments (shawntan/zoology: mixers/sb_attention.py): followed here. Since 5 December 2024 the former adds rest_i
+times a learned vector per head, since January 2025 with a GroupNorm over each head's output; neither is offered here.
+All leave the query's own key out; only the kernel has an option for it, off by default.
 
 Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
 arXiv:2410.17980, section 2.
 Beyond training length: defined everywhere; far keys share what the near ones left, so little changes with length.
-Checked against: fla naive_stickbreaking_attn.
+Checked against: fla naive_stickbreaking_attn and a plain loop.
 """
 
 import torch
@@ -24,7 +33,7 @@ from posbench.encodings.base import Encoding, Rows, Shape
 
 
 class StickBreaking(Encoding):
-    def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = False) -> None:
+    def __init__(self, shape: Shape, attend_current: bool = False, remainder: bool = True) -> None:
         super().__init__(shape)
         self.attend_current = attend_current
         self.remainder = remainder
