@@ -105,18 +105,6 @@ def rotate(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     return torch.addcmul(wide * cosine, partner, sine).to(x.dtype)
 
 
-def rotation_matrix(angles: Tensor, layout: Layout) -> Tensor:
-    """The same rotation as matrices (..., d, d), to be applied as R @ x; for tests and pictures."""
-    pairs = angles.shape[-1]
-    channel = torch.arange(2 * pairs, device=angles.device)
-    first, second = channel.view(-1, 2).mT if layout == "interleaved" else channel.view(2, -1)
-    matrix = angles.new_zeros(*angles.shape[:-1], 2 * pairs, 2 * pairs)
-    matrix[..., first, first] = matrix[..., second, second] = angles.cos()
-    matrix[..., second, first] = angles.sin()
-    matrix[..., first, second] = -angles.sin()
-    return matrix
-
-
 def _has_fp64(device: torch.device) -> torch.device:
     """Where the (small) tables of a device are built: on the CPU for MPS, which has no fp64."""
     return torch.device("cpu") if device.type == "mps" else device
