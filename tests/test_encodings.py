@@ -389,7 +389,7 @@ def test_docstring_tells_source_behaviour_beyond_training_and_check(name: str) -
     ("name", "options", "sentence"),
     [
         ("rop", {}, "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)"),
-        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': expected a number above 0 (default 10000)"),
+        ("rope", {"base": -1}, "encoding.base is -1 for 'rope': expected a number above 1 (default 10000)"),
         (
             "alibi",
             {"base": 1},

@@ -524,7 +524,7 @@ def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_of
         ("rope", "yarn", {"alpha": 32, "beta": 1}, r"alpha, beta is 32, 1: expected 0 < alpha < beta"),
         ("rope", "yarn", {"attention_factor": 0}, r"attention_factor is 0.0: expected above 0"),
         ("rope", "longrope", {"long_factor": [1, 2]}, r"long_factor is \[1.0, 2.0\]: expected 4 numbers"),
-        ("rope", "abf", {"base": -1}, r"base is -1.0: expected a number above 0"),
+        ("rope", "abf", {"base": 1}, r"base is 1.0: expected a number above 1"),
         ("rope", "clipped_rope", {"pairs": 9}, r"pairs is 9: expected a number of pairs from 0 to 4"),
         ("rope", "rerope", {"window": 0}, r"window is 0: expected at least 1"),
         ("rope", "leaky_rerope", {"window": 15}, r"window is 15: expected less than 15, or k given"),

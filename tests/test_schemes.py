@@ -70,6 +70,16 @@ def test_binary_refuses_digits_that_do_not_fit(digits: int) -> None:
         build("binary", digits=digits)
 
 
+# -- frequencies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in encodings.names() if "base" in encodings.options_of(name)])
+@pytest.mark.parametrize("base", [-1.0, 0.5, 1.0, math.inf, math.nan])
+def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str, base: float) -> None:
+    with pytest.raises(UserError, match=rf"^encoding.base is {base:g} for '{name}': expected a number above 1 \(def"):
+        build(name, base=base)
+
+
 # -- T5 ---------------------------------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ class Sine(Additive):
         scale: Literal["token"] | float = "token",
     ) -> None:
         super().__init__(shape, combine, scale)
-        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+        self.expect(1 < base < math.inf, "base", base, "a number above 1")
         self.base = base
 
     def code(self, positions: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class Sinusoidal(Additive):
         scale: Literal["token"] | float = "token",
     ) -> None:
         super().__init__(shape, combine, scale)
-        self.expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+        self.expect(1 < base < math.inf, "base", base, "a number above 1")
         if self.width % 2:
             raise UserError(
                 f"d_model is {shape.d_model}: sinusoidal pairs a cosine with every sine and needs an even width for "

@@ -137,7 +137,7 @@ def abf(rope: RoPE, stretch: Stretch, base: float = 500_000.0) -> Extended:
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
-    expect(math.isfinite(base) and base > 0, "base", base, "a number above 0")
+    expect(1 < base < math.inf, "base", base, "a number above 1")
     inv_freq = RoPE(rope.shape, base, rope.layout).inv_freq(CPU)
     return _rescaled(rope, inv_freq, {"base": base, "dynamic": False})
 
