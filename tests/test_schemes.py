@@ -80,6 +80,20 @@ def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str, 
         build(name, base=base)
 
 
+def test_longrope_leaves_a_short_sequence_alone_beside_a_long_one() -> None:
+    encoding = build("longrope")
+    q, k, v, x = layer_inputs(20)
+    positions = torch.stack([torch.arange(20), torch.arange(20) + 50])  # train_length 64: the second is beyond it
+    together = attention_output(encoding, q, k, v, x, positions=positions)
+    for b in range(2):
+        one = slice(b, b + 1)
+        alone = attention_output(encoding, q[one], k[one], v[one], x[one], positions=positions[one])
+        torch.testing.assert_close(together[one], alone, rtol=0, atol=0)
+    rope = attention_logits(build("rope"), q, k, positions=positions).tril()
+    changed = (attention_logits(encoding, q, k, positions=positions).tril() / encoding.attention_factor**2 - rope).abs()
+    assert changed[0].max() < 1e-5 and changed[1].max() > 1e-2
+
+
 # -- T5 ---------------------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def frequencies(width: int, base: float, device: torch.device) -> Tensor:
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """positions (1|B, T) times frequencies (P,): (1|B, T, P) fp64.
+    """positions (1|B, T) times frequencies (P,) or, for each sequence its own, (1|B, 1, P): (1|B, T, P) fp64.
 
     In bf16, integers above 256 collide and every rotary scheme breaks there; in fp32, the error at position 65k is
     already 2e-4.

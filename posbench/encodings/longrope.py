@@ -1,12 +1,13 @@
 """LongRoPE, from the first step on.
 
-RoPE with one set of frequencies for inputs up to an original length L and another for longer ones, and q and k
+RoPE with one set of frequencies for sequences up to an original length L and another for longer ones, and q and k
 multiplied by a at every length. Meant to extend a trained RoPE (`extension=longrope`):
 
     f_p = f0_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
 
 The authors search the factors with an evolutionary algorithm; without that search they are what YaRN (index ramp, alpha
-1, beta 32) divides by. A longer input changes all its outputs, those at the beginning included.
+1, beta 32) divides by. A longer input changes all its outputs, those at the beginning included. Each sequence of a
+batch decides for itself, by its largest position, where transformers lets the longest one decide for all.
 
 Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024), arXiv:2402.13753; Phi-3.
 Beyond training length: defined everywhere; there the frequencies switch, untrained if original_length is train_length.
@@ -46,5 +47,5 @@ class LongRoPE(rotary.Rotary):
 
     def angles(self, positions: Tensor) -> Tensor:
         short = rotary.frequencies(self.shape.head_dim, self.base, positions.device)
-        beyond = (positions.max() >= self.original_length).to(short.device)
+        beyond = (positions.amax(-1) >= self.original_length).to(short.device)[:, None, None]  # (1|B, 1, 1)
         return rotary.angles(positions, torch.where(beyond, self.inv_freq(positions.device), short))

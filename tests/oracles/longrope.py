@@ -1,4 +1,6 @@
-"""transformers, rope_type `longrope`, given the divisors of its rope_type `yarn`."""
+"""transformers, rope_type `longrope`, given the divisors of its rope_type `yarn` and one sequence at a time."""
+
+import torch
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
@@ -15,5 +17,7 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     plain, _ = frequencies("linear", shape, base, factor=1.0)
     yarn, _ = frequencies("yarn", shape, base, original, factor=factor)
     divisors = {"long_factor": (plain / yarn).tolist(), "short_factor": [1.0] * len(plain)}
-    found = frequencies("longrope", shape, base, original, int(positions.max()) + 1, factor=factor, **divisors)
-    return rotated(q, k, positions, options["layout"], *found)
+    lengths = (int(last) + 1 for last in positions.amax(-1))
+    found = [frequencies("longrope", shape, base, original, length, factor=factor, **divisors) for length in lengths]
+    inv_freq = torch.stack([frequency for frequency, _ in found])[:, None]  # (1|B, 1, Dh/2)
+    return rotated(q, k, positions, options["layout"], inv_freq, found[0][1])
