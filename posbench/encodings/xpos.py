@@ -9,7 +9,9 @@ Positions are centred first, which cancels in every logit and keeps the factors 
 
 Source: Sun et al., "A Length-Extrapolatable Transformer" (2022), arXiv:2212.10554, section 3. The paper's B is 512;
 here half of train_length, or a short training length would hardly see the decay. Its blockwise attention is left out.
-Beyond training length: defined up to 128·B, where the factors leave fp32; far keys get ever less weight.
+Beyond training length: defined up to 128·B, where the factors leave fp32; far keys get ever less weight. That holds of
+the span from the first position of a sequence to the last, however few tokens lie in between. Positions farther apart
+are refused on a CPU; an accelerator or compiled code does not stop to look at them, and gives NaN.
 Checked against: x-transformers RotaryEmbedding with use_xpos.
 """
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
+from posbench.errors import UserError
 
 GAMMA = 0.4
 
@@ -46,7 +49,20 @@ class XPos(rotary.Rotary):
     def decay(self, positions: Tensor) -> Tensor:
         """zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
         i = rotary.exact(positions)
-        centre = (i.amax(-1, keepdim=True) + i.amin(-1, keepdim=True)) / 2
+        first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
+        centre = torch.where(self._defined(last - first), (first + last) / 2, math.nan)
         d = self.shape.head_dim
         zeta = (torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + GAMMA) / (1 + GAMMA)
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
+
+    def _defined(self, span: Tensor) -> Tensor:
+        """Whether the factors of a sequence that spans so many positions (1|B, 1) stay within fp32."""
+        end = int(128 * self.scale_base)
+        defined = span < end
+        waits = span.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
+        if not waits and not defined.all():
+            raise UserError(
+                f"positions {span.max().item():g} apart are beyond the end of 'xpos' (its factors fit fp32 for less "
+                f"than {end}); a larger encoding.scale_base reaches farther"
+            )
+        return defined
