@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posbench import attention_logits, attention_output, encodings
 from posbench.attention.reference import logits_of, rows_of
+from posbench.encodings import _frequencies as rules
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 
@@ -78,6 +79,45 @@ def test_binary_refuses_digits_that_do_not_fit(digits: int) -> None:
 def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str, base: float) -> None:
     with pytest.raises(UserError, match=rf"^encoding.base is {base:g} for '{name}': expected a number above 1 \(def"):
         build(name, base=base)
+
+
+def index_ramp(head_dim: int, base: float, train_length: int, alpha: float, beta: float) -> list[float]:
+    inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return rules.ramp("index", inv_freq, base, train_length, alpha, beta).tolist()
+
+
+@pytest.mark.parametrize(("train_length", "alpha", "beta"), [(64, 40.0, 80.0), (64, 10.2, 10.3), (4, 1.0, 32.0)])
+def test_the_index_ramp_slows_all_but_the_first_pair_where_none_makes_alpha_rotations(
+    train_length: int, alpha: float, beta: float
+) -> None:
+    for head_dim in (16, 64, 128):
+        assert train_length / (2 * math.pi) < alpha
+        assert index_ramp(head_dim, 1e4, train_length, alpha, beta) == [0.0] + [1.0] * (head_dim // 2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "train_length", "alpha", "beta"),
+    [(1e4, 4096, 1e-9, 2e-9), (10.0, 65536, 1.0, 32.0), (1e4, 4096, 1e-3, 2e-3), (1.001, 4096, 1.0, 32.0)],
+)
+def test_the_index_ramp_slows_no_pair_where_all_make_more_than_beta_rotations(
+    base: float, train_length: int, alpha: float, beta: float
+) -> None:
+    for head_dim in (2, 16, 128):
+        assert train_length / base / (2 * math.pi) > beta
+        assert not any(index_ramp(head_dim, base, train_length, alpha, beta))
+
+
+@pytest.mark.parametrize("ramp", ["index", "rotations"])
+def test_yarn_refuses_options_that_leave_no_ramp(ramp: str) -> None:
+    most, least = 64 / (2 * math.pi), 64 * 1e-3 / (2 * math.pi)  # rotations of the four pairs: most, .., least
+    build("yarn", ramp=ramp, alpha=0.99 * most)
+    build("yarn", ramp=ramp, alpha=1e-9, beta=1.01 * least)
+    expected = "a number above 0 and below 10.19, the rotations of the fastest pair"
+    with pytest.raises(UserError, match=rf"^encoding.alpha is 11 for 'yarn': expected {expected} .*\(default 1\)$"):
+        build("yarn", ramp=ramp, alpha=11.0)
+    expected = "a number above alpha, 1e-09, and above 0.01019, the rotations of the slowest pair"
+    with pytest.raises(UserError, match=rf"^encoding.beta is 0.01 for 'yarn': expected {expected} \(default 32\)$"):
+        build("yarn", ramp=ramp, alpha=1e-9, beta=0.01)
 
 
 def test_longrope_leaves_a_short_sequence_alone_beside_a_long_one() -> None:

@@ -41,7 +41,11 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
 
     Between them `rotations`, the papers' ramp, is linear in the number of rotations; `index`, which YaRN's authors,
     transformers and vLLM compute, is linear in the number of the pair, from the whole pair below the one that makes
-    beta rotations to the one above that which makes alpha.
+    beta rotations to the one above that which makes alpha. It never slows the first pair.
+
+    The ends of the index ramp are held to 0 .. 2P-1. The codes named hold its beginning from below and its end from
+    above only, which turns the ramp round where both lie off the same end of the table: all pairs interpolated where
+    each makes more than beta rotations, none where each makes fewer than alpha. Elsewhere the numbers are theirs.
     """
     if kind == "rotations":
         if train_length < 2 * math.pi * beta:
@@ -49,8 +53,8 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
         rotations = train_length * inv_freq / (2 * math.pi)
         return 1 - ((rotations - alpha) / (beta - alpha)).clamp(0, 1)
     pairs = len(inv_freq)
-    low = max(math.floor(_pair_with(beta, pairs, base, train_length)), 0)
-    high = min(math.ceil(_pair_with(alpha, pairs, base, train_length)), 2 * pairs - 1)
+    low = min(max(math.floor(_pair_with(beta, pairs, base, train_length)), 0), 2 * pairs - 1)
+    high = min(max(math.ceil(_pair_with(alpha, pairs, base, train_length)), 0), 2 * pairs - 1)
     index = torch.arange(pairs, dtype=torch.float64, device=inv_freq.device)
     return ((index - low) / (high - low or 0.001)).clamp(0, 1)
 

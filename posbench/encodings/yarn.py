@@ -8,6 +8,7 @@ RoPE (`extension=yarn`):
 
 The share g_p falls from 1 to 0 along the number of the pair (`ramp: index`, as the authors' code, transformers and vLLM
 have it) or along its number of rotations L·f0_p/2π (`rotations`, as the paper has it); the two differ up to threefold.
+An alpha that makes all pairs slow, or a beta that makes none, leaves no ramp and is refused.
 
 Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023), arXiv:2309.00071.
 Beyond training length: defined everywhere; slow pairs reach unseen angles s times later than RoPE's.
@@ -36,9 +37,13 @@ class YaRN(rotary.Rotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
-        self.expect(alpha > 0, "alpha", alpha, "a number above 0")
-        self.expect(alpha < beta < math.inf, "beta", beta, f"a number above alpha, {alpha:g}")
         inv_freq = self.inv_freq(torch.device("cpu"))
+        rotations = shape.train_length * inv_freq / (2 * math.pi)
+        most, least = rotations[0].item(), rotations[-1].item()
+        above_0 = f"a number above 0 and below {most:.4g}, the rotations of the fastest pair within train_length"
+        self.expect(0 < alpha < most, "alpha", alpha, above_0)
+        above_alpha = f"a number above alpha, {alpha:g}, and above {least:.4g}, the rotations of the slowest pair"
+        self.expect(max(alpha, least) < beta < math.inf, "beta", beta, above_alpha)
         share = rules.ramp(ramp, inv_freq, base, shape.train_length, alpha, beta)
         self.stretched = rules.by_parts(inv_freq, factor, share)
         self.attention_factor = rules.yarn_temperature(factor)
