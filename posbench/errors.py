@@ -1,4 +1,12 @@
-"""The errors a user can meet: one line each, with the exit code that belongs to it."""
+"""The errors a user can meet: one line each, with the exit code that belongs to it.
+
+PosbenchError            1
+    UserError            2    mistyped, out of range, not there
+        Undefined        2    an encoding or an extension that does not exist at a length; in an evaluation, a result
+        InUse            2    another process owns the run folder
+    RunFailed            1    with the reason that `run.json` records
+    Stopped      128 + signal
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -14,6 +22,10 @@ class UserError(PosbenchError):
     """The user's mistake: what is wrong, what was expected, the nearest valid choice."""
 
     exit_code = 2
+
+
+class Undefined(UserError):
+    """What was asked for does not exist there: an encoding beyond its end, an extension that an encoding has not."""
 
 
 class InUse(UserError):

@@ -43,6 +43,7 @@ def load(name: str) -> "type[Encoding]":
         cls = _installed()[name].load()
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
             raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
+        cls.name = name
         return cls
     module = importlib.import_module(f"{__name__}.{name}")
     classes = [

@@ -32,7 +32,7 @@ class Rotary(Encoding):
     def __init__(self, shape: Shape, base: float = 10000.0, layout: Layout = "interleaved") -> None:
         super().__init__(shape)
         self.expect(1 < base < math.inf, "base", base, "a number above 1")
-        check_pairs(type(self).__module__.rpartition(".")[2], shape)
+        check_pairs(self.name, shape)
         self.base = base
         self.layout = layout
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Encoding(nn.Module):
     Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
+    name: str  # as the registry and the configuration know it
     max_length: int | None = None  # longest input the scheme is defined for; None = any
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
     extensions: ClassVar[tuple[str, ...]] = ()  # methods of posbench.extend that make a trained one reach farther
@@ -76,6 +77,10 @@ class Encoding(nn.Module):
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate",
         "distance_bias", "bias", "scores", "attend", "attention",
     )  # fmt: skip
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__module__.rpartition(".")[2]  # the file; the registry knows better where it found the class
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -98,10 +103,9 @@ class Encoding(nn.Module):
             UserError: `holds` is false; the line names the option, its value, what was expected and the default.
         """
         if not holds:
-            scheme = type(self).__module__.rpartition(".")[2]
             default = inspect.signature(type(self)).parameters[option].default
             raise UserError(
-                f"encoding.{option} is {_plain(value)} for '{scheme}': expected {expected} (default {_plain(default)})"
+                f"encoding.{option} is {_plain(value)} for '{self.name}': expected {expected} (default {_plain(default)})"
             )
 
     # -- once per forward ------------------------------------------------------------------------------------------
@@ -159,10 +163,9 @@ class Encoding(nn.Module):
 
 
 def check_length(encoding: Encoding, length: int) -> None:
-    """Raise UserError if the scheme is undefined at this input length."""
+    """Raise Undefined if the encoding does not exist at this input length."""
     if encoding.max_length is not None and length > encoding.max_length:
-        name = type(encoding).__module__.rpartition(".")[2]
-        raise UserError(f"length {length} is beyond the end of '{name}' (defined up to {encoding.max_length})")
+        raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
 
 
 def _plain(value: object) -> str:

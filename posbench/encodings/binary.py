@@ -21,7 +21,7 @@ from torch import Tensor
 
 from posbench.encodings._additive import Additive
 from posbench.encodings.base import Shape, check_length
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 
 
 class Binary(Additive):
@@ -50,7 +50,7 @@ class Binary(Additive):
         check_length(self, positions.shape[-1])
         low, high = positions.min().item(), positions.max().item()
         if low < 0 or high >= 2**self.digits:
-            raise UserError(
+            raise Undefined(
                 f"position {high if low >= 0 else low:g} is beyond the end of 'binary' "
                 f"({self.digits} digits count from 0 to {2**self.digits - 1}); set encoding.digits"
             )

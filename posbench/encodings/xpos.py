@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
-from posbench.errors import UserError
+from posbench.errors import Undefined
 
 GAMMA = 0.4
 
@@ -61,7 +61,7 @@ class XPos(rotary.Rotary):
         defined = span < end
         waits = span.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
         if not waits and not defined.all():
-            raise UserError(
+            raise Undefined(
                 f"positions {span.max().item():g} apart are beyond the end of 'xpos' (its factors fit fp32 for less "
                 f"than {end}); a larger encoding.scale_base reaches farther"
             )

@@ -14,7 +14,7 @@ from typing import Any
 
 from posbench import encodings
 from posbench.encodings.base import Encoding
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import Undefined, UserError, did_you_mean
 from posbench.extend import far_pairs, frequencies, squeezed
 from posbench.extend.stretch import Stretch
 
@@ -84,13 +84,13 @@ def extended(
         follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
 
     Raises:
-        UserError: unknown method, one that the scheme does not support, or a wrong option.
+        UserError: unknown method or a wrong option.
+        Undefined: the encoding does not support the method.
     """
     if method not in METHODS:
         raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
     if method not in methods_of(encoding):
-        scheme = type(encoding).__module__.rpartition(".")[2]
-        raise UserError(f"'{scheme}' has no extension '{method}': it supports {_listed(methods_of(encoding))}")
+        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {_listed(methods_of(encoding))}")
     return METHODS[method].apply(encoding, Stretch(train_length, length), **_checked(METHODS[method], options))
 
 

@@ -24,6 +24,7 @@ class FarPairs(Encoding):
 
     def __init__(self, rope: RoPE, window: int, far: Far) -> None:
         super().__init__(rope.shape)
+        self.name = rope.name
         self.rope = rope
         self.window = window
         self.far = far
@@ -50,6 +51,7 @@ class DualChunk(Encoding):
 
     def __init__(self, rope: RoPE, chunk: int, farthest: int) -> None:
         super().__init__(rope.shape)
+        self.name = rope.name
         self.rope = rope
         self.chunk = chunk
         self.farthest = farthest

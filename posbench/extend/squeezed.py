@@ -18,6 +18,7 @@ class Squeezed(Encoding):
 
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)
+        self.name = inner.name
         self.inner = inner
         self.factor = factor
 
@@ -45,6 +46,7 @@ class StretchedTable(Encoding):
 
     def __init__(self, inner: Learned, length: int) -> None:
         super().__init__(inner.shape)
+        self.name = inner.name
         self.inner = inner
         self.max_length = length
         self.step = (len(inner.table) - 1) / max(1, length - 1)  # rows per position
