@@ -2,7 +2,7 @@
 
 PosbenchError            1
     UserError            2    mistyped, out of range, not there
-        Undefined        2    an encoding or an extension that does not exist at a length; in an evaluation, a result
+        Undefined        2    an encoding or extension does not exist at a length; in an evaluation, a result
         InUse            2    another process owns the run folder
     RunFailed            1    with the reason that `run.json` records
     Stopped      128 + signal

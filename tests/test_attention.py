@@ -102,8 +102,7 @@ class Case:
         elif self.kind == "decay":
             logits = logits + learned[0][..., :, None] - learned[0][..., None, :]
         elif self.kind == "dense":
-            every = slice(0, q.shape[2])
-            logits = logits + dense_rows(every, every, *learned)
+            logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
         weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
         out = weights @ v
         if self.kind == "banded":
@@ -111,9 +110,9 @@ class Case:
         return out
 
 
-def dense_rows(queries: slice, keys: slice, a: Tensor, b: Tensor) -> Tensor:
+def dense_rows(distance: Tensor, where: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """A bias that depends on both places, not on their distance."""
-    return torch.sin(a[:, queries, None] * 2 + b[:, None, keys])
+    return torch.sin(a[:, where, None] * 2 + b[:, where[:, None] - distance])
 
 
 def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:

@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posbench.attention.reference import logits_of, rows_of
+from posbench.attention.reference import grouped, logits_of, narrower, rows_of
 from posbench.encodings.base import Encoding, Rows, check_length
-from posbench.kernels.bias import Table
+from posbench.kernels.banded import banded_attention
+from posbench.kernels.bias import Bias, Near, Table
 from posbench.kernels.tiled import tiled_attention
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
@@ -36,7 +37,7 @@ def attention(
     """Causal attention of one layer under `encoding`, equal to `reference.attention_output`.
 
     Args:
-        q, k, v: raw queries, keys, values (B, H, T, Dh).
+        q, k, v: raw queries, keys, values (B, H, T, Dh); keys and values may have fewer heads, each for a group.
         x: the layer's normalised input (B, T, D).
         positions: (1|B, T).
         window: keys a query may see, itself included; None = all before it.
@@ -48,40 +49,63 @@ def attention(
         (B, H, last or T, Dh) in v's dtype.
     """
     check_length(encoding, q.shape[2])
-    pairwise = encoding.hooks & PAIRWISE
-    consecutive = consecutive and not torch.compiler.is_compiling()  # the compiler cannot see into hand-written kernels
-    whole = not sinks and not last  # the cheaper forms know neither
-    if whole and consecutive and "attention" in encoding.hooks:
-        out = encoding.attention(q, k, v, x, positions, layer, window)
-    elif whole and (not pairwise or (consecutive and pairwise == {"distance_bias"})):
-        table = distance_table(encoding, q.shape[2], layer, q.device)
-        q, k = encoding.rotate(q, k, x, positions, layer)
-        out = plain(q.to(v.dtype), k.to(v.dtype), v, encoding.logit_scale, table, window)
+    encoding, layer = encoding.at(layer)
+    window, dtype = narrower(window, encoding.window), v.dtype
+    whole = not sinks and not last  # kernels know neither
+    # The compiler cannot see into hand-written kernels.
+    declared = whole and consecutive and not torch.compiler.is_compiling()
+    added = _added(encoding, q, k, x, positions, layer) if declared else None
+    if added is not None or (whole and not encoding.hooks & PAIRWISE):
+        v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
+        q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
+        out = kernel(q.to(dtype), k.to(dtype), v, encoding.logit_scale, added, window)
     else:
         out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
-    return out.to(v.dtype)
+    rows = slice(-out.shape[2], None)
+    return encoding.map_outputs(out, x[:, rows], positions[:, rows], layer).to(dtype)
 
 
-def distance_table(encoding: Encoding, length: int, layer: int, device: torch.device) -> Tensor | None:
+def _added(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int) -> Bias | Near | None:
+    """What the encoding of a layer adds between consecutive positions, if it can be said as data."""
+    if "additions" in encoding.hooks:
+        return encoding.additions(q, grouped(k, q), x, positions, layer)
+    if encoding.hooks & PAIRWISE == {"distance_bias"}:
+        return Table(distance_table(encoding, q.shape[2], layer, q.device))
+    return None
+
+
+def distance_table(encoding: Encoding, length: int, layer: int, device: torch.device) -> Tensor:
     """The scheme's bias (H, T) at the distances 0 .. T-1, which is all there are between consecutive positions."""
     with torch.autocast(device.type, enabled=False):
         values = encoding.distance_bias(torch.arange(length, device=device), layer)
-    return None if values is None else values.float().expand(encoding.shape.n_heads, length)
+    assert values is not None  # whoever overrides the hook gives a bias
+    return values.float().expand(encoding.shape.n_heads, length)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None, window: int | None) -> Tensor:
-    """Attention with at most a bias by distance, by the fastest kernel for the device.
+def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | None, window: int | None) -> Tensor:
+    """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
-    Measured on CPUs: blocked wins in bf16 and, with a bias or gradients, in fp32; fused wins for the rest
+    Measured on CPUs: tiles win in bf16 and, with a bias or gradients, in fp32; fused attention wins for the rest
     (and is what the compiler can see into).
     """
+    if isinstance(added, Near):
+        return _near(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
-    if table is not None or (on_cpu and not fp32_evaluation):
-        return tiled_attention(q, k, v, scale, None if table is None else Table(table), window)
+    if added is not None or (on_cpu and not fp32_evaluation):
+        return tiled_attention(q, k, v, scale, added, window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     return windowed(q, k, v, scale, window)
+
+
+def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:
+    """The row for far keys, taken off all rows, changes no softmax and adds itself to the output."""
+    keys = near.keys[1:] - near.keys[0]
+    if near.values is None:
+        return banded_attention(q, k, v, scale, keys, window=window)
+    far = near.values[0]
+    return banded_attention(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
 
 
 def _by_rows(

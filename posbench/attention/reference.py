@@ -37,7 +37,7 @@ def attention_logits(
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()
         blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal)
-        return logits_of(encoding, next(iter(blocks)))
+        return logits_of(encoding.at(layer)[0], next(iter(blocks)))
 
 
 def attention_output(
@@ -55,7 +55,9 @@ def attention_output(
         q, k, v = q.float(), k.float(), v.float()
         blocks = rows_of(encoding, q, k, v, _float(x), _positions(q, positions), layer, causal=causal)
         rows = next(iter(blocks))
-        return encoding.attend(logits_of(encoding, rows), rows)
+        encoding, layer = encoding.at(layer)
+        out = encoding.attend(logits_of(encoding, rows), rows)
+        return encoding.map_outputs(out, _float(x), _positions(q, positions), layer)
 
 
 def rows_of(
@@ -72,7 +74,9 @@ def rows_of(
     block: int | None = None,
     last: int | None = None,
 ) -> Iterator[Rows]:
-    """Cut the whole (raw q, k) into blocks of query rows, each with just the keys it may see.
+    """Cut the whole (raw q, k, v) into blocks of query rows, each with just the keys it may see.
+
+    Pairwise hooks are then asked of `encoding.at(layer)`.
 
     Args:
         positions: (1|B, T).
@@ -82,6 +86,9 @@ def rows_of(
         last: only the last so many query rows; default all.
     """
     check_length(encoding, q.shape[2])
+    encoding, layer = encoding.at(layer)
+    window = narrower(window, encoding.window) if causal else None
+    k, v = grouped(k, q), encoding.map_values(grouped(v, q), x, positions, layer)
     state = encoding.prepare(q, k, x, positions, layer)
     q, k = encoding.rotate(q, k, x, positions, layer)
     length = q.shape[2]
@@ -89,7 +96,7 @@ def rows_of(
     index = torch.arange(length, device=q.device)
     for start in range(length - (last or length), length, step):
         stop = min(length, start + step)
-        first = max(0, start - window + 1) if causal and window and not sinks else 0
+        first = max(0, start - window + 1) if window and not sinks else 0
         last_key = stop if causal else length
         gap = index[start:stop, None] - index[None, first:last_key]
         visible = torch.ones_like(gap, dtype=torch.bool)
@@ -97,7 +104,7 @@ def rows_of(
         if causal:
             visible = gap >= 0
             distance = distance.clamp(min=0)
-        if causal and window:
+        if window:
             visible = visible & ((gap < window) | (index[first:last_key] < sinks))
         yield Rows(
             q=q[:, :, start:stop],
@@ -114,7 +121,7 @@ def rows_of(
 
 
 def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
-    """Masked logits (B, H, Tq, Tk) of a block of rows, fp32 from the scale onwards."""
+    """Masked logits (B, H, Tq, Tk) of a block of rows under a layer's encoding, fp32 from the scale onwards."""
     logits = (rows.q @ rows.k.mT).float() * encoding.logit_scale
     by_distance = encoding.distance_bias(rows.distance, rows.layer)
     if by_distance is not None:
@@ -123,6 +130,18 @@ def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
     if bias is not None:
         logits = logits + bias
     return encoding.scores(logits, rows).masked_fill(~rows.visible, -math.inf)
+
+
+def narrower(first: int | None, second: int | None) -> int | None:
+    """The smaller of two windows; None is as wide as can be."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def grouped(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values (B, Hkv, T, Dh) with as many heads as the queries, each shared by a group of them."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def _positions(q: Tensor, positions: Tensor | None) -> Tensor:

@@ -1,47 +1,52 @@
 """What a positional encoding is to the model: the hooks it may override, and what they are given.
 
-Overriding a hook is the declaration that the scheme acts there. One encoding object serves the whole model;
-parameters that differ by layer are indexed by `layer`.
+Overriding a hook is the declaration that the encoding acts there. One encoding object serves the whole model;
+parameters that differ by layer are indexed by `layer`. An encoding that is another one from layer to layer, or that
+stands around another one, says by `at` which encoding a layer uses; all that acts in a layer is asked of that one.
 
 Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T),
 may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
 """
 
+import copy
 import dataclasses
 import inspect
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from posbench.errors import Undefined, UserError
+from posbench.kernels.bias import Bias, Near
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What a scheme may know of the model it serves."""
+    """What an encoding may know of the model it serves."""
 
     d_model: int
     n_heads: int
     n_layers: int
     train_length: int  # tokens
-    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few schemes that look at them
+    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few encodings that look at them
     token_rms: float = 0.05  # root mean square of the token embeddings at initialisation
+    head_dim: int = 0  # channels of a head; 0 becomes d_model / n_heads
+    n_kv_heads: int = 0  # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads", "n_layers", "train_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: expected at least 1")
-        if self.d_model % self.n_heads:
+        if not self.head_dim and self.d_model % self.n_heads:
             below = self.d_model - self.d_model % self.n_heads
             raise UserError(
                 f"d_model {self.d_model} does not divide into {self.n_heads} heads: "
                 f"nearest are {below} and {below + self.n_heads}"
             )
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_heads
+        object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.n_heads)
+        object.__setattr__(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise UserError(f"n_kv_heads is {self.n_kv_heads}: expected a divisor of n_heads, {self.n_heads}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +66,22 @@ class Rows:
 
 
 class Encoding(nn.Module):
-    """Base of all schemes; as it stands it is no positional encoding at all.
+    """Base of all encodings; as it stands it is no positional encoding at all.
 
-    The constructor takes the `Shape` and keyword options; their defaults are repeated in the scheme's YAML.
+    The constructor takes the `Shape` and keyword options; their defaults are repeated in the encoding's YAML.
     Angles, positions and biases are computed in fp32 (angle tables built in fp64) whatever autocast is in force.
     Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
     name: str  # as the registry and the configuration know it
-    max_length: int | None = None  # longest input the scheme is defined for; None = any
+    max_length: int | None = None  # longest input the encoding is defined for; None = any
+    window: int | None = None  # keys a query may see, itself included; None = as many as the model lets it
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
     extensions: ClassVar[tuple[str, ...]] = ()  # methods of posbench.extend that make a trained one reach farther
 
     HOOKS: ClassVar[tuple[str, ...]] = (
-        "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate",
-        "distance_bias", "bias", "scores", "attend", "attention",
+        "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",
+        "distance_bias", "bias", "scores", "attend", "additions",
     )  # fmt: skip
 
     def __init_subclass__(cls) -> None:
@@ -88,8 +94,23 @@ class Encoding(nn.Module):
 
     @property
     def hooks(self) -> frozenset[str]:
-        """Names of the hooks this scheme overrides. A wrapper answers with its own and its inner scheme's."""
+        """Names of the hooks this encoding overrides; of one around others, also theirs."""
         return frozenset(name for name in self.HOOKS if getattr(type(self), name) is not getattr(Encoding, name))
+
+    def at(self, layer: int) -> "tuple[Encoding, int]":
+        """The encoding that a layer of the model uses, and which of that encoding's own layers it is.
+
+        Hooks, `window`, `logit_scale` and parameters of a layer are those of what is returned. Asked again, that one
+        answers with itself.
+        """
+        return self, layer
+
+    def sharing(self) -> Self:
+        """A copy that shares all parameters and buffers: what is set on the copy is not set on this one."""
+        made = copy.copy(self)
+        for name in ("_parameters", "_buffers", "_modules"):
+            object.__setattr__(made, name, dict(getattr(self, name)))
+        return made
 
     @property
     def logit_scale(self) -> float:
@@ -105,13 +126,14 @@ class Encoding(nn.Module):
         if not holds:
             default = inspect.signature(type(self)).parameters[option].default
             raise UserError(
-                f"encoding.{option} is {_plain(value)} for '{self.name}': expected {expected} (default {_plain(default)})"
+                f"encoding.{option} is {_plain(value)} for '{self.name}': expected {expected} "
+                f"(default {_plain(default)})"
             )
 
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Positions of token ids (B, T): (1|B, T). Random schemes draw from `generator`."""
+        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`."""
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def token_dim(self) -> int:
@@ -132,6 +154,17 @@ class Encoding(nn.Module):
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
         return q, k
 
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        """Transform the values (B, H, T, Dh); rows, windows and kernels see what this returns."""
+        return v
+
+    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        """Transform what attention gives query rows (B, H, Tq, Dh), each row by itself.
+
+        `x` (B, Tq, D) and `positions` (1|B, Tq) are those of the same rows, which may be the last ones only.
+        """
+        return out
+
     # -- pairwise, on a block of query rows ------------------------------------------------------------------------
 
     def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
@@ -150,16 +183,15 @@ class Encoding(nn.Module):
         """Masked logits (-inf where hidden) to outputs (B, H, Tq, Dh)."""
         return logits.softmax(-1) @ rows.v.to(logits.dtype)
 
-    # -- a cheaper form --------------------------------------------------------------------------------------------
+    # -- the same, as data -----------------------------------------------------------------------------------------
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
-    ) -> Tensor:
-        """The whole causal attention (B, H, T, Dh) from raw q, k, v in one go; asked for positions 0 .. T-1 only.
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | Near | None:
+        """What the pairwise hooks amount to at positions 0 .. T-1, as data that a kernel takes up; None = no such form.
 
-        Override only with a form that is equal to what the other hooks define, and tested to be.
+        Given what `prepare` is given. Override only with what equals the other hooks, in values and in gradients: the
+        contract tests compare the two.
         """
-        raise NotImplementedError
+        return None
 
 
 def check_length(encoding: Encoding, length: int) -> None:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Dense, by_distance
-from posbench.kernels.tiled import tiled_attention
+from posbench.kernels.bias import Dense
 
 HIDDEN = 32
 
@@ -48,23 +47,14 @@ class FIRE(Encoding):
             bias = _interpolated(rows.distance, rows.positions, *self.pieces(rows.layer), *self.scales(rows.layer))
             return bias.movedim(0, 1)  # (1|B, H, Tq, Tk)
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
-    ) -> Tensor:
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Dense:
         kinks, *network = self.pieces(layer)
         c, threshold = self.scales(layer)
-        unstretched = float(threshold.detach())
 
-        def rows(queries: slice, keys: slice, *learned: Tensor) -> Tensor:  # (H, Tq, Tk)
-            where = positions[0, queries]
-            distance = (where[:, None] - positions[0, None, keys]).clamp(min=0)
-            if queries.stop - 1 < unstretched:  # then the last row, backwards, says it all
-                shared = _interpolated(distance[-1:].flip(-1), where[-1:], kinks, *learned)
-                return by_distance(shared[:, 0], len(where))
+        def bias(distance: Tensor, where: Tensor, *learned: Tensor) -> Tensor:
             return _interpolated(distance, where, kinks, *learned)
 
-        bias = Dense(rows, (*network, c, threshold))
-        return tiled_attention(q, k, v, self.logit_scale, bias, window)
+        return Dense(bias, (*network, c, threshold), uniform_below=threshold)
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 from posbench.kernels.bias import Decay
-from posbench.kernels.tiled import tiled_attention
 
 
 class FoX(Encoding):
@@ -43,8 +42,6 @@ class FoX(Encoding):
         (total,) = rows.state
         return total[:, :, rows.queries, None] - total[:, :, None, rows.keys]
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
-    ) -> Tensor:
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Decay:
         (total,) = self.prepare(q, k, x, positions, layer)
-        return tiled_attention(q, k, v, self.logit_scale, Decay(total), window)
+        return Decay(total)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.banded import banded_attention
+from posbench.kernels.bias import Near
 
 
 class Shaw(Encoding):
@@ -45,16 +45,9 @@ class Shaw(Encoding):
             bins = bins.scatter_add(-1, self._table_rows(rows), weights)
             return weights @ rows.v.to(weights.dtype) + bins @ self.values[rows.layer]
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, positions: Tensor, layer: int, window: int | None
-    ) -> Tensor:
-        # Row 0 serves all distances from K on: taken off all rows, it changes no softmax and adds itself to the output.
-        keys, near = self.keys[layer], slice(1, self.max_distance + 1)
-        if self.values is None:
-            return banded_attention(q, k, v, self.logit_scale, keys[near] - keys[0], window=window)
-        values = self.values[layer]
-        out = banded_attention(q, k, v, self.logit_scale, keys[near] - keys[0], values[near] - values[0], window)
-        return out + values[0].to(out.dtype)
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Near:
+        seen = slice(self.max_distance + 1)  # rows from K or more back to the query itself
+        return Near(self.keys[layer, seen], None if self.values is None else self.values[layer, seen])
 
     def _table_rows(self, rows: Rows) -> Tensor:
         """Which table row each pair uses: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""

@@ -20,13 +20,13 @@ Far = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class FarPairs(Encoding):
-    """RoPE, but for pairs at a distance of `window` or more, which are turned by the positions that `far` gives."""
+    """RoPE, but for pairs at a distance of `near` or more, which are turned by the positions that `far` gives."""
 
-    def __init__(self, rope: RoPE, window: int, far: Far) -> None:
+    def __init__(self, rope: RoPE, near: int, far: Far) -> None:
         super().__init__(rope.shape)
         self.name = rope.name
         self.rope = rope
-        self.window = window
+        self.near = near
         self.far = far
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
@@ -38,7 +38,7 @@ class FarPairs(Encoding):
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         q, k = rows.state
-        near = (rows.distance < self.window)[:, None]
+        near = (rows.distance < self.near)[:, None]
         return torch.where(near, logits, _logits(q, k, rows) * self.logit_scale)
 
 

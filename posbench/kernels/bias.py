@@ -4,7 +4,9 @@ Neither a bias nor its gradient ever exists at (B, H, T, T).
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -12,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.kernels.tiles import Tile
-
-# -- what can be added to the logits -----------------------------------------------------------------------------------
 
 
 class Bias:
@@ -97,19 +97,49 @@ class Dense(Bias):
 
     whole_heads: ClassVar[bool] = True
 
-    function: Callable[..., Tensor]  # (queries: slice, keys: slice, *parameters) -> (H, Tq, Tk) fp32
+    # Distances (Tq, Tk), the queries' positions (Tq,) and the parameters to the bias (H, Tq, Tk), fp32.
+    function: Callable[..., Tensor]
     parameters: tuple[Tensor, ...]  # what the function depends on and gradients go to
+    # Queries at positions below this number (a tensor) have a bias by distance alone; None = none have.
+    uniform_below: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.parameters
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
-        return self.function(tile.queries, tile.keys, *self.parameters)
+        return self._rows(tile, self.parameters)
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         with torch.enable_grad():
             parameters = [tensor.detach().requires_grad_() for tensor in self.parameters]
-            bias = self.function(tile.queries, tile.keys, *parameters)
+            bias = self._rows(tile, parameters)
         for total, part in zip(sums, torch.autograd.grad(bias, parameters, grad.to(bias.dtype)), strict=True):
             total += part
+
+    def _rows(self, tile: Tile, parameters: Sequence[Tensor]) -> Tensor:
+        device = parameters[0].device
+        where = torch.arange(tile.queries.start, tile.queries.stop, device=device)
+        distance = (where[:, None] - torch.arange(tile.keys.start, tile.keys.stop, device=device)).clamp(min=0)
+        if tile.queries.stop - 1 < self._uniform_below:  # then the last row, backwards, says it all
+            shared = self.function(distance[-1:].flip(-1), where[-1:], *parameters)
+            return by_distance(shared[:, 0], len(where))
+        return self.function(distance, where, *parameters)
+
+    @functools.cached_property
+    def _uniform_below(self) -> float:
+        """Read once per call, and only where reading does not make the host wait for a device."""
+        if self.uniform_below is None or self.uniform_below.device.type != "cpu":
+            return -math.inf
+        return float(self.uniform_below.detach())
+
+
+@dataclasses.dataclass(frozen=True)
+class Near:
+    """Vectors by distance that keys and values carry (Shaw et al.): softmax(scale q·(k + a)) (v + b).
+
+    Row 0 of K + 1 serves all distances from K on, row r the distance K - r.
+    """
+
+    keys: Tensor  # a: (K + 1, Dh)
+    values: Tensor | None = None  # b, likewise; None = values carry none
