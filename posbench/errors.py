@@ -2,6 +2,7 @@
 
 PosbenchError            1
     UserError            2    mistyped, out of range, not there
+        OptionError      2    an option of an encoding, by its full key
         Undefined        2    an encoding or extension does not exist at a length; in an evaluation, a result
         InUse            2    another process owns the run folder
     RunFailed            1    with the reason that `run.json` records
@@ -22,6 +23,19 @@ class UserError(PosbenchError):
     """The user's mistake: what is wrong, what was expected, the nearest valid choice."""
 
     exit_code = 2
+
+
+class OptionError(UserError):
+    """An option of an encoding that is of the wrong type or out of range: `key` (encoding.base) and what is wrong."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key} {text}")
+        self.key = key
+        self.text = text
+
+    def under(self, key: str) -> "OptionError":
+        """The same, of an encoding whose options stand elsewhere: encoding.inner_options.base."""
+        return OptionError(key + self.key.removeprefix("encoding"), self.text)
 
 
 class Undefined(UserError):

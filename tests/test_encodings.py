@@ -61,6 +61,8 @@ PARAMETERS: dict[str, Callable[[Shape], int]] = {
     "fire": _fire,
     "path": _path,
     "stick_breaking": lambda s: 0,
+    "layered": lambda s: 0,
+    "randomized": lambda s: 0,
 }
 
 # Parameters of which a short causal input leaves a part without gradient, and why.
@@ -91,7 +93,8 @@ def rowwise(
 ) -> Tensor:
     """Attention of layer 1 by the pairwise hooks, in blocks of rows."""
     q, k, v, x = inputs
-    blocks = rows_of(encoding, q, k, v, x, positions, 1, block=block, **which)
+    encoding, layer = encoding.at(1)
+    blocks = rows_of(encoding, q, k, v, x, positions, layer, block=block, **which)
     return torch.cat([encoding.attend(logits_of(encoding, rows), rows) for rows in blocks], dim=2)
 
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import OptionError, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
@@ -95,7 +95,7 @@ def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
     """An option's value as the annotation it was declared with.
 
     Raises:
-        UserError: it is of another type; the line names the option, its owner and its default.
+        OptionError: it is of another type; the line names the option, its owner and its default.
     """
     import pydantic
 
@@ -103,9 +103,8 @@ def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
         return pydantic.TypeAdapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
-        raise UserError(
-            f"{option} is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {default!r})"
-        ) from None
+        said = f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {default!r})"
+        raise OptionError(option, said) from None
 
 
 def _owner(key: str, name: str, accepted: list[str]) -> str:

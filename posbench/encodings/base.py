@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import Undefined, UserError
+from posbench.errors import OptionError, Undefined, UserError
 from posbench.kernels.bias import Bias, Near
 
 
@@ -77,7 +77,6 @@ class Encoding(nn.Module):
     max_length: int | None = None  # longest input the encoding is defined for; None = any
     window: int | None = None  # keys a query may see, itself included; None = as many as the model lets it
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
-    extensions: ClassVar[tuple[str, ...]] = ()  # methods of posbench.extend that make a trained one reach farther
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",
@@ -121,19 +120,19 @@ class Encoding(nn.Module):
         """Refuse an option's value in one line, for constructors.
 
         Raises:
-            UserError: `holds` is false; the line names the option, its value, what was expected and the default.
+            OptionError: `holds` is false; the line names the option, its value, what was expected and the default.
         """
         if not holds:
             default = inspect.signature(type(self)).parameters[option].default
-            raise UserError(
-                f"encoding.{option} is {_plain(value)} for '{self.name}': expected {expected} "
-                f"(default {_plain(default)})"
+            raise OptionError(
+                f"encoding.{option}",
+                f"is {_plain(value)} for '{self.name}': expected {expected} (default {_plain(default)})",
             )
 
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`."""
+        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`, None = always alike."""
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def token_dim(self) -> int:

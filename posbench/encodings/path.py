@@ -35,12 +35,12 @@ class PaTH(Encoding):
     def __init__(self, shape: Shape, rank: int = 32, silu: bool = False) -> None:
         super().__init__(shape)
         self.expect(rank >= 1, "rank", rank, "at least 1")
-        width, layers = shape.d_model, range(shape.n_layers)
+        width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
         self.silu = silu
-        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in layers)
+        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
         self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
         self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
-        self.beta = nn.ModuleList(nn.Linear(width, shape.n_heads) for _ in layers)
+        self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
@@ -48,7 +48,7 @@ class PaTH(Encoding):
             raise UserError("'path' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            w = F.pad(self.up[layer](self.down[layer](x)).mT, (2, 0))  # (B, D, 2 + T)
+            w = F.pad(self.up[layer](self.down[layer](x)).mT, (2, 0))  # (B, H Dh, 2 + T)
             w = self.convolution[layer](w)
             w = F.silu(w) if self.silu else w
             w = F.normalize(w.view(len(x), self.shape.n_heads, self.shape.head_dim, -1), dim=2)

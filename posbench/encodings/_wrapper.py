@@ -1,0 +1,71 @@
+"""What the encodings that stand around others share.
+
+What acts on the whole model (positions, input) is the wrapper's business, by default handed on; what acts in a layer is
+asked of the encoding that `at` names, so that a wrapped encoding keeps its cheap form.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from posbench import encodings
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import OptionError, UserError
+
+NO_OPTIONS: dict[str, Any] = {}
+
+
+class Wrapper(Encoding):
+    """Base of the encodings around others; a subclass adopts those, and says by `at` which of them a layer uses."""
+
+    def adopt(self, inners: Sequence[Encoding]) -> None:
+        """Stand around these encodings: their parameters, hooks and ends are this one's too."""
+        self.inners = nn.ModuleList(inners)
+        self.max_length = min((one.max_length for one in inners if one.max_length is not None), default=None)
+        self.length_dependent = any(one.length_dependent for one in inners)
+
+    def around(self, inners: Sequence[Encoding]) -> Self:
+        """The same wrapper around others in the place of its own, which stay as they are."""
+        made = self.sharing()
+        made.adopt(inners)
+        return made
+
+    @property
+    def inner_encodings(self) -> list[Encoding]:
+        return cast(list[Encoding], list(self.inners))
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return frozenset().union(*(inner.hooks for inner in self.inner_encodings))
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        return self.inner_encodings[0].at(layer)
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.inner_encodings[0].positions(ids, generator)
+
+    def token_dim(self) -> int:
+        return min(inner.token_dim() for inner in self.inner_encodings)
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        for inner in sorted(
+            self.inner_encodings, key=lambda inner: inner.token_dim()
+        ):  # one that concatenates makes the width
+            x = inner.embed(x, positions, ids)
+        return x
+
+
+def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
+    """Build an encoding for a wrapper; `key` is where its options stand, for messages: encoding.inner_options.
+
+    Raises:
+        UserError: as `encodings.build`, naming the full key.
+    """
+    try:
+        return encodings.build(name, shape, options)
+    except OptionError as error:
+        raise error.under(key) from None
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None

@@ -1,0 +1,61 @@
+"""Another encoding, or another window, from layer to layer.
+
+    layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window
+
+Windowed RoPE layers beside layers that see everything without a position are how several long-context models are made.
+Layers with equal entries share one encoding, so that what it adds to the input is added once and what it learns for all
+layers is learned for all of them. An encoding that acts at the input (`sinusoidal`) is seen by every layer behind it.
+
+Source: Yang et al., "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy" (2025), arXiv:2501.18795, for the
+default pattern: three windowed RoPE layers, then one without positions that sees everything.
+Beyond training length: defined as far as all of its layers are.
+Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from typing import Any
+
+from posbench.encodings._wrapper import Wrapper, build_inner
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+
+_LOCAL: dict[str, Any] = {"name": "rope", "window": 32}
+PATTERN: list[dict[str, Any]] = [_LOCAL, _LOCAL, _LOCAL, {"name": "none"}]
+
+
+class Layered(Wrapper):
+    def __init__(self, shape: Shape, layers: list[dict[str, Any]] = PATTERN) -> None:
+        super().__init__(shape)
+        self.expect(len(layers) > 0, "layers", layers, "at least one entry such as {name: rope, window: 32}")
+        entries = [layers[layer % len(layers)] for layer in range(shape.n_layers)]
+        keys = [json.dumps(entry, sort_keys=True) for entry in entries]
+        distinct = {key: layers.index(entry) for key, entry in zip(keys, entries, strict=True)}
+        counts = Counter(keys)
+        self.adopt([_build(layers[place], place, shape, counts[key]) for key, place in distinct.items()])
+        if sum(inner.token_dim() < shape.d_model for inner in self.inner_encodings) > 1:
+            raise UserError("encoding.layers has several encodings that concatenate their code: expected at most one")
+        order = list(distinct)
+        # Of every layer: which encoding it uses, and how many layers before it use the same.
+        self.places = [(order.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        which, own_layer = self.places[layer]
+        return self.inner_encodings[which].at(own_layer)
+
+
+def _build(entry: dict[str, Any], place: int, shape: Shape, n_layers: int) -> Encoding:
+    """The encoding of an entry, for so many layers."""
+    key = f"encoding.layers[{place}]"
+    options = dict(entry)
+    name, window = options.pop("name", None), options.pop("window", None)
+    if not isinstance(name, str):
+        raise UserError(f"{key} is {entry}: expected a name, such as {{name: rope, window: 32}}")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise UserError(f"{key}.window is {window!r}: expected a number of keys of at least 1, or null for all")
+    inner = build_inner(name, dataclasses.replace(shape, n_layers=n_layers), options, key)
+    if "positions" in inner.hooks:
+        raise UserError(f"{key}: '{name}' chooses positions for all layers: put it around (encoding.inner=layered)")
+    inner.window = window
+    return inner

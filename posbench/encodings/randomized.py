@@ -1,0 +1,58 @@
+"""Randomized positions around another encoding.
+
+In place of 0 .. T-1 the encoding is shown T of the numbers 0 .. M-1, drawn without replacement and sorted:
+
+    positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
+
+Short inputs thus show all the positions and distances that long ones have. Drawn in training and in evaluation alike;
+there, from a stream of its own for every window of text. With M = T it is the encoding itself.
+
+Source: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization of Transformers" (2023),
+arXiv:2305.16843, section 3.
+Beyond training length: defined up to M tokens, `max_length`, all of whose positions training has shown.
+Checked against: the implementations that the inner encoding is checked against, at positions that jump.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings.base import Encoding, Shape, check_length
+from posbench.errors import UserError
+
+
+class Randomized(Wrapper):
+    def __init__(
+        self,
+        shape: Shape,
+        inner: str = "rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(shape)
+        self.range = 16 * shape.train_length if max_length is None else max_length
+        expected = f"at least train_length, {shape.train_length}, or null for 16 training lengths"
+        self.expect(self.range >= shape.train_length, "max_length", max_length, expected)
+        # To the inner encoding, training reaches as far as the positions do.
+        reached = dataclasses.replace(shape, train_length=self.range)
+        self.adopt([build_inner(inner, reached, inner_options, "encoding.inner_options")])
+        if "positions" in self.inner_encodings[0].hooks:
+            raise UserError(f"encoding.inner is '{inner}', which chooses positions itself: expected one that does not")
+
+    def adopt(self, inners: "list[Encoding]") -> None:  # type: ignore[override]
+        super().adopt(inners)
+        self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
+        self.length_dependent = True  # a longer input draws other positions
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return super().hooks | {"positions"}
+
+    def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+        check_length(self, ids.shape[-1])
+        stream = generator or torch.Generator(ids.device).manual_seed(0)  # unnamed: the same draw every time
+        drawn = torch.randperm(self.range, generator=stream, device=ids.device)[: ids.shape[-1]]
+        return drawn.sort().values[None]

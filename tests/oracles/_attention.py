@@ -1,0 +1,16 @@
+"""What an oracle says of a layer, put together to the layer's output by plain softmax attention under a window."""
+
+import torch
+
+
+def output_of(found, q, k, v, causal, window=None):
+    """Output (B, H, T, Dh) from an oracle's "q", "k" and "bias", each as raw where it is missing."""
+    if "output" in found and window is None:
+        return found["output"]
+    logits = found.get("q", q) @ found.get("k", k).mT * v.shape[-1] ** -0.5 + found.get("bias", 0)
+    index = torch.arange(v.shape[2])
+    gap = index[:, None] - index
+    if causal:
+        hidden = (gap < 0) | (gap >= window) if window else gap < 0
+        logits = logits.masked_fill(hidden, -torch.inf)
+    return logits.softmax(-1) @ v
