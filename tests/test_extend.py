@@ -417,7 +417,7 @@ def test_sinusoidal_interpolation_is_the_code_at_divided_positions(combine: str)
 
 # -- what holds for every method ---------------------------------------------------------------------------------------
 
-EVERY = [(name, method) for name in encodings.names() for method in encodings.load(name).extensions]
+EVERY = [(name, method) for name in encodings.names() for method in methods_of(encodings.build(name, SHAPE))]
 
 
 @pytest.mark.parametrize(("name", "method"), EVERY)

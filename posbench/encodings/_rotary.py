@@ -11,7 +11,7 @@ A pair is one complex number and its rotation is one product:  (x_a + i·x_b) ·
 """
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ Layout = Literal["half", "interleaved"]
 
 
 class Rotary(Encoding):
-    """Base of the schemes that turn q and k by position · `inv_freq`; they differ in the frequencies alone."""
+    """Base of the encodings that turn q and k by position · `inv_freq`; most differ in the frequencies alone."""
 
     attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
     # Frequencies other than the base's, (head_dim / 2,) fp64 on the CPU; no buffer: .to(bfloat16) would round it.
@@ -37,10 +37,15 @@ class Rotary(Encoding):
         self.layout = layout
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Radians per position of each pair: (head_dim / 2,) fp64."""
+        """Radians per position of each pair: (width / 2,) fp64."""
         if self.stretched is None:
-            return frequencies(self.shape.head_dim, self.base, device)
+            return frequencies(self.width, self.base, device)
         return self.stretched.to(_has_fp64(device))
+
+    @property
+    def width(self) -> int:
+        """Channels of a head that turn."""
+        return self.shape.head_dim
 
     def angles(self, positions: Tensor) -> Tensor:
         """What each pair is turned by at positions (1|B, T): (1|B, T, head_dim / 2) fp64."""
@@ -54,6 +59,26 @@ class Rotary(Encoding):
         """What the pairs are multiplied by at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
         rotation = turns(self.angles(positions), device)
         return rotation if self.attention_factor == 1 else rotation * self.attention_factor
+
+    def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
+        """The same encoding, sharing its parameters, with other frequencies.
+
+        Args:
+            inv_freq: (width / 2,) fp64 on the CPU.
+            attention_factor: multiplies q and k, beside what the encoding multiplies them by itself.
+        """
+        made = self.sharing()
+        made.stretched = inv_freq
+        made.attention_factor = self.attention_factor * attention_factor
+        return made
+
+
+class PureRotary(Rotary):
+    """A rotary encoding that turns q and k alike, each by its own position and nothing else."""
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """q or k (B, H, T, Dh) as it is at positions (1|B, T)."""
+        return rotate(x, self.rotation(positions, x.device), self.layout)
 
 
 def check_pairs(scheme: str, shape: Shape) -> None:

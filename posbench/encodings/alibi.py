@@ -22,8 +22,6 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class ALiBi(Encoding):
-    extensions = ("alibi_pi",)
-
     slopes: Tensor
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:

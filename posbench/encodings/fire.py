@@ -28,8 +28,6 @@ HIDDEN = 32
 
 
 class FIRE(Encoding):
-    extensions = ("interpolate",)
-
     def __init__(self, shape: Shape, threshold: float | None = None) -> None:
         super().__init__(shape)
         expected = "a position above 0, or null for train_length"

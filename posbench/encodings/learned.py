@@ -22,8 +22,6 @@ from posbench.errors import UserError
 
 
 class Learned(Encoding):
-    extensions = ("interpolate",)
-
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.max_length = shape.train_length

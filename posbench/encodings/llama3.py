@@ -21,7 +21,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class Llama3(rotary.Rotary):
+class Llama3(rotary.PureRotary):
     def __init__(
         self,
         shape: Shape,

@@ -15,6 +15,7 @@ Checked against: transformers, rope_type `longrope`, given the divisors of its r
 """
 
 import math
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,11 +42,18 @@ class LongRoPE(rotary.Rotary):
         at_least = "at least 2, or null for train_length"
         self.expect(self.original_length >= 2, "original_length", self.original_length, at_least)
         inv_freq = self.inv_freq(torch.device("cpu"))
+        self.short = inv_freq  # frequencies up to the original length
         share = rules.ramp("index", inv_freq, base, self.original_length, alpha=1.0, beta=32.0)
         self.stretched = rules.by_parts(inv_freq, factor, share)
         self.attention_factor = rules.longrope_temperature(factor, self.original_length)
 
     def angles(self, positions: Tensor) -> Tensor:
-        short = rotary.frequencies(self.shape.head_dim, self.base, positions.device)
-        beyond = (positions.amax(-1) >= self.original_length).to(short.device)[:, None, None]  # (1|B, 1, 1)
-        return rotary.angles(positions, torch.where(beyond, self.inv_freq(positions.device), short))
+        long = self.inv_freq(positions.device)
+        beyond = (positions.amax(-1) >= self.original_length).to(long.device)[:, None, None]  # (1|B, 1, 1)
+        return rotary.angles(positions, torch.where(beyond, long, self.short.to(long.device)))
+
+    def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
+        """Both sets of frequencies, each pair's in the proportion in which `inv_freq` changes that of longer inputs."""
+        made = super().rescaled(inv_freq, attention_factor)
+        made.short = self.short * (inv_freq / self.inv_freq(torch.device("cpu")))
+        return made

@@ -17,7 +17,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class PRoPE(rotary.Rotary):
+class PRoPE(rotary.PureRotary):
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.75
     ) -> None:

@@ -18,17 +18,23 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class PartialRoPE(rotary.Rotary):
+class PartialRoPE(rotary.PureRotary):
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", fraction: float = 0.25
     ) -> None:
         super().__init__(shape, base, layout)
-        self.width = int(fraction * shape.head_dim)
+        self.fraction = fraction
         even = 0 <= fraction <= 1 and self.width % 2 == 0
         self.expect(even, "fraction", fraction, f"a share from 0 to 1 of {shape.head_dim} channels that is even")
 
-    def inv_freq(self, device: torch.device) -> Tensor:
-        return rotary.frequencies(self.width, self.base, device)
+    @property
+    def width(self) -> int:
+        return int(self.fraction * self.shape.head_dim)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        if not self.width:
+            return x
+        return torch.cat((super().turned(x[..., : self.width], positions), x[..., self.width :]), dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         if not self.width:

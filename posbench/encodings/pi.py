@@ -20,7 +20,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class PI(rotary.Rotary):
+class PI(rotary.PureRotary):
     def __init__(
         self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", factor: float = 4.0
     ) -> None:

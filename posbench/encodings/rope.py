@@ -17,11 +17,6 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class RoPE(rotary.Rotary):
-    extensions = (
-        "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope",
-        "rerope", "leaky_rerope", "self_extend", "dual_chunk",
-    )  # fmt: skip
-
+class RoPE(rotary.PureRotary):
     def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved") -> None:
         super().__init__(shape, base, layout)

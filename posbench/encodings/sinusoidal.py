@@ -26,8 +26,6 @@ from posbench.errors import UserError
 
 
 class Sinusoidal(Additive):
-    extensions = ("interpolate",)
-
     def __init__(
         self,
         shape: Shape,

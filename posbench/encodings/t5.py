@@ -31,8 +31,6 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class T5Bias(Encoding):
-    extensions = ("interpolate",)
-
     def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)
         self.expect(num_buckets >= 2, "num_buckets", num_buckets, "at least 2")

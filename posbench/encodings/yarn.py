@@ -24,7 +24,7 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
 
-class YaRN(rotary.Rotary):
+class YaRN(rotary.PureRotary):
     def __init__(
         self,
         shape: Shape,

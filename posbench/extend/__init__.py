@@ -1,18 +1,20 @@
 """Context extension: a trained scheme made to reach beyond its training length, without further training.
 
 A method takes the trained scheme and gives back another that shares its parameters; nothing is written to the trained
-one. A scheme names the methods it supports in `Encoding.extensions`. Where a method has a factor s, it is length /
-train_length by default (dynamic: nothing changes up to the training length), or fixed (the same model at every length,
-which has a price at the training length too).
+one. Which encodings a method is for, the annotation of its first parameter says; an encoding around others hands it on
+to those that it is for. Where a method has a factor s, it is length / train_length by default (dynamic: nothing changes
+up to the training length), or fixed (the same model at every length, which has a price at the training length too).
 """
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from posbench import encodings
+from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding
 from posbench.errors import Undefined, UserError, did_you_mean
 from posbench.extend import far_pairs, frequencies, squeezed
@@ -27,6 +29,11 @@ class Method:
     title: str  # one line
     source: str
     apply: Callable[..., tuple[Encoding, dict[str, Any]]]
+
+    @functools.cached_property
+    def accepts(self) -> Any:
+        """The class of encodings, or the union of classes, that it can extend."""
+        return next(iter(typing.get_type_hints(self.apply).values()))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -63,8 +70,11 @@ METHODS: dict[str, Method] = {
 
 
 def methods_of(encoding: Encoding) -> list[str]:
-    """Names of the methods that a scheme supports."""
-    return list(encoding.extensions)
+    """Names of the methods that can extend an encoding, or one of those it stands around."""
+    if isinstance(encoding, Wrapper):
+        able = {name for inner in encoding.inner_encodings for name in methods_of(inner)}
+        return [name for name in METHODS if name in able]
+    return [method.name for method in METHODS.values() if isinstance(encoding, method.accepts)]
 
 
 def extended(
@@ -89,9 +99,34 @@ def extended(
     """
     if method not in METHODS:
         raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
-    if method not in methods_of(encoding):
-        raise Undefined(f"'{encoding.name}' has no extension '{method}': it supports {_listed(methods_of(encoding))}")
-    return METHODS[method].apply(encoding, Stretch(train_length, length), **_checked(METHODS[method], options))
+    return _extended(encoding, METHODS[method], Stretch(train_length, length), _checked(METHODS[method], options))
+
+
+def _extended(
+    encoding: Encoding, method: Method, stretch: Stretch, options: dict[str, Any]
+) -> tuple[Encoding, dict[str, Any]]:
+    able = methods_of(encoding)
+    if method.name not in able:
+        raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {_listed(able)}")
+    if isinstance(encoding, Wrapper):
+        return _handed_on(encoding, method, stretch, options)
+    made, facts = method.apply(encoding, stretch, **options)
+    made.name, made.window = encoding.name, encoding.window
+    return made, facts
+
+
+def _handed_on(
+    wrapper: Wrapper, method: Method, stretch: Stretch, options: dict[str, Any]
+) -> tuple[Encoding, dict[str, Any]]:
+    """A wrapper around the extended in place of its own; those that the method is not for stay as they are."""
+    inners: list[Encoding] = []
+    facts: dict[str, dict[str, Any]] = {}
+    for number, inner in enumerate(wrapper.inner_encodings):
+        if method.name in methods_of(inner):
+            known = dataclasses.replace(stretch, train_length=inner.shape.train_length)  # randomized shows it more
+            inner, facts[f"{inner.name} {number}"] = _extended(inner, method, known, options)
+        inners.append(inner)
+    return wrapper.around(inners), {"dynamic": any(one["dynamic"] for one in facts.values()), "extended": facts}
 
 
 def _checked(method: Method, options: dict[str, Any]) -> dict[str, Any]:

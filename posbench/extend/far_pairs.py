@@ -1,6 +1,6 @@
-"""Extensions of RoPE that score far pairs at other positions than their own, where every distance was trained.
+"""Extensions of rotary encodings that score far pairs at positions where every distance was trained.
 
-Near pairs keep RoPE's logits, which order the words nearby. Each method has two or three score matrices and picks by
+Near pairs keep their logits, which order the words nearby. Each method has two or three score matrices and picks by
 distance; all of them are computed in blocks of rows, O(block x length) in memory.
 """
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
+from posbench.encodings._rotary import PureRotary
 from posbench.encodings.base import Encoding, Rows
-from posbench.encodings.rope import RoPE
 from posbench.extend.stretch import Extended, Stretch, expect
 
 # Positions (1|B, T) fp64 to those that the queries and the keys of far pairs are turned by.
@@ -20,18 +20,17 @@ Far = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class FarPairs(Encoding):
-    """RoPE, but for pairs at a distance of `near` or more, which are turned by the positions that `far` gives."""
+    """A rotary encoding, but for pairs at a distance of `near` or more: those are turned by what `far` gives."""
 
-    def __init__(self, rope: RoPE, near: int, far: Far) -> None:
+    def __init__(self, rope: PureRotary, near: int, far: Far) -> None:
         super().__init__(rope.shape)
-        self.name = rope.name
         self.rope = rope
         self.near = near
         self.far = far
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         far_q, far_k = self.far(rotary.exact(positions))
-        return _turned(self.rope, q, far_q), _turned(self.rope, k, far_k)
+        return self.rope.turned(q, far_q), self.rope.turned(k, far_k)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, x, positions, layer)
@@ -43,15 +42,14 @@ class FarPairs(Encoding):
 
 
 class DualChunk(Encoding):
-    """RoPE within chunks of `chunk` tokens; between chunks, queries stand at positions that all keys know.
+    """A rotary encoding within chunks of `chunk` tokens; between chunks, queries stand at positions that all keys know.
 
     A key stands at its place n mod chunk. A query at place r of its own chunk stands, for the keys of the chunk before,
     at min(r + chunk, farthest), which for the nearest of them is the true distance; for all earlier ones at `farthest`.
     """
 
-    def __init__(self, rope: RoPE, chunk: int, farthest: int) -> None:
+    def __init__(self, rope: PureRotary, chunk: int, farthest: int) -> None:
         super().__init__(rope.shape)
-        self.name = rope.name
         self.rope = rope
         self.chunk = chunk
         self.farthest = farthest
@@ -60,7 +58,7 @@ class DualChunk(Encoding):
         place = rotary.exact(positions) % self.chunk
         after = (place + self.chunk).clamp(max=self.farthest)
         last = torch.full_like(place, self.farthest)
-        return _turned(self.rope, q, after), _turned(self.rope, q, last), _turned(self.rope, k, place)
+        return self.rope.turned(q, after), self.rope.turned(q, last), self.rope.turned(k, place)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, x, positions, layer)
@@ -73,7 +71,7 @@ class DualChunk(Encoding):
         return torch.where(chunks > 1, _logits(last, k, rows) * self.logit_scale, logits)
 
 
-def rerope(rope: RoPE, stretch: Stretch, window: int | None = None) -> Extended:
+def rerope(rope: PureRotary, stretch: Stretch, window: int | None = None) -> Extended:
     """ReRoPE: distances from `window` on all count as `window`.
 
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope. The default window, a quarter of the
@@ -87,7 +85,7 @@ def rerope(rope: RoPE, stretch: Stretch, window: int | None = None) -> Extended:
     return FarPairs(rope, w, far), {"window": w, "dynamic": False}
 
 
-def leaky_rerope(rope: RoPE, stretch: Stretch, window: int | None = None, k: float | None = None) -> Extended:
+def leaky_rerope(rope: PureRotary, stretch: Stretch, window: int | None = None, k: float | None = None) -> Extended:
     """Leaky ReRoPE: beyond `window`, k tokens count as one; k such that the farthest is a distance known from training.
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
@@ -105,7 +103,7 @@ def leaky_rerope(rope: RoPE, stretch: Stretch, window: int | None = None, k: flo
     return FarPairs(rope, w, far), {"window": w, "k": slow, "dynamic": k is None}
 
 
-def self_extend(rope: RoPE, stretch: Stretch, window: int | None = None, group: int | None = None) -> Extended:
+def self_extend(rope: PureRotary, stretch: Stretch, window: int | None = None, group: int | None = None) -> Extended:
     """Self-Extend: beyond `window`, positions are counted in groups; the smallest that keep distances as trained.
 
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
@@ -125,7 +123,7 @@ def self_extend(rope: RoPE, stretch: Stretch, window: int | None = None, group: 
     return FarPairs(rope, w, far), {"window": w, "group": size, "dynamic": group is None}
 
 
-def dual_chunk(rope: RoPE, stretch: Stretch, chunk: int | None = None) -> Extended:
+def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: int | None = None) -> Extended:
     """Dual chunk attention: true distances within a chunk and near its beginning, train_length - 1 to all far keys.
 
     Chunks hold 3/4 of the training length; the first train_length - chunk places of a chunk see the keys of the chunk
@@ -144,10 +142,6 @@ def _window(window: int | None, stretch: Stretch) -> int:
     w = max(1, stretch.train_length // 4) if window is None else window
     expect(w >= 1, "window", w, "at least 1, or null for a quarter of the training length")
     return w
-
-
-def _turned(rope: RoPE, x: Tensor, positions: Tensor) -> Tensor:
-    return rotary.rotate(x, rope.rotation(positions, x.device), rope.layout)
 
 
 def _logits(q: Tensor, k: Tensor, rows: Rows) -> Tensor:

@@ -1,4 +1,8 @@
-"""Extensions of RoPE that change its frequencies, and in two cases the size of q and k. They cost nothing to run."""
+"""Extensions of rotary encodings that change frequencies, and in two cases the size of q and k. They run for free.
+
+Each gives the encoding itself back with other frequencies: whatever else it does (part of the channels, a decay) stays
+as it was trained, and learned frequencies are those that are stretched.
+"""
 
 import math
 
@@ -7,14 +11,15 @@ from torch import Tensor
 
 from posbench.encodings import _frequencies as rules
 from posbench.encodings._frequencies import Ramp
-from posbench.encodings._rotary import Rotary
+from posbench.encodings._rotary import Rotary, frequencies
+from posbench.encodings.partial_rope import PartialRoPE
 from posbench.encodings.rope import RoPE
 from posbench.extend.stretch import Extended, Stretch, expect
 
 CPU = torch.device("cpu")
 
 
-def pi(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
+def pi(rope: Rotary, stretch: Stretch, factor: float | None = None) -> Extended:
     """Position interpolation: all frequencies divided by s, so that no angle is larger than in training.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
@@ -24,7 +29,7 @@ def pi(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
     return _rescaled(rope, rules.pi(rope.inv_freq(CPU), s), facts)
 
 
-def ntk(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
+def ntk(rope: Rotary, stretch: Stretch, factor: float | None = None) -> Extended:
     """NTK-aware: a base of base·s^(d/(d-2)), which leaves the fastest pair alone and divides the slowest by s.
 
     Source: bloc97, "NTK-Aware Scaled RoPE" (2023), reddit.com/r/LocalLLaMA.
@@ -33,7 +38,7 @@ def ntk(rope: RoPE, stretch: Stretch, factor: float | None = None) -> Extended:
     return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), facts)
 
 
-def dynamic_ntk(rope: RoPE, stretch: Stretch, factor: float = 1.0) -> Extended:
+def dynamic_ntk(rope: Rotary, stretch: Stretch, factor: float = 1.0) -> Extended:
     """NTK-aware with s = factor·length/train_length - (factor - 1) beyond the training length, nothing up to it.
 
     With factor 1 it is `ntk`, whose s follows the length too.
@@ -42,11 +47,12 @@ def dynamic_ntk(rope: RoPE, stretch: Stretch, factor: float = 1.0) -> Extended:
     """
     expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
     s = max(1.0, factor * stretch.length / stretch.train_length - (factor - 1))
-    return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), {"factor": factor, "dynamic": True, "stretch": s})
+    facts: dict[str, object] = {"factor": factor, "dynamic": True, "stretch": s}
+    return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), facts)
 
 
 def ntk_by_parts(
-    rope: RoPE,
+    rope: Rotary,
     stretch: Stretch,
     factor: float | None = None,
     ramp: Ramp = "index",
@@ -64,7 +70,7 @@ def ntk_by_parts(
 
 
 def yarn(
-    rope: RoPE,
+    rope: Rotary,
     stretch: Stretch,
     factor: float | None = None,
     ramp: Ramp = "index",
@@ -84,7 +90,7 @@ def yarn(
 
 
 def llama3(
-    rope: RoPE,
+    rope: Rotary,
     stretch: Stretch,
     factor: float | None = None,
     low_freq_factor: float = 1.0,
@@ -101,7 +107,7 @@ def llama3(
 
 
 def longrope(
-    rope: RoPE,
+    rope: Rotary,
     stretch: Stretch,
     factor: float | None = None,
     long_factor: list[float] | None = None,
@@ -119,7 +125,7 @@ def longrope(
     s, facts = stretch.factor(factor)
     inv_freq = rope.inv_freq(CPU)
     divisors = {
-        "long_factor": inv_freq / _by_parts(rope, stretch, s, "index", 1.0, 32.0),
+        "long_factor": (inv_freq / _by_parts(rope, stretch, s, "index", 1.0, 32.0)).nan_to_num(1.0),  # 0 / 0: no turn
         "short_factor": torch.ones_like(inv_freq),
     }
     for option, given in (("long_factor", long_factor), ("short_factor", short_factor)):
@@ -132,17 +138,17 @@ def longrope(
     return _rescaled(rope, inv_freq / divisors[chosen], facts | {"divided_by": chosen}, temperature)
 
 
-def abf(rope: RoPE, stretch: Stretch, base: float = 500_000.0) -> Extended:
+def abf(rope: RoPE | PartialRoPE, stretch: Stretch, base: float = 500_000.0) -> Extended:
     """Adjusted base frequency: a larger base, whatever the length; meant to be trained on, here as it is.
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
     expect(1 < base < math.inf, "base", base, "a number above 1")
-    inv_freq = RoPE(rope.shape, base, rope.layout).inv_freq(CPU)
+    inv_freq = frequencies(rope.width, base, CPU)
     return _rescaled(rope, inv_freq, {"base": base, "dynamic": False})
 
 
-def clipped_rope(rope: RoPE, stretch: Stretch, pairs: int | None = None) -> Extended:
+def clipped_rope(rope: Rotary, stretch: Stretch, pairs: int | None = None) -> Extended:
     """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length slowed further, the last to a halt.
 
     The weight falls as half a cosine wave over the last `pairs`; by default those whose period exceeds the training
@@ -157,20 +163,17 @@ def clipped_rope(rope: RoPE, stretch: Stretch, pairs: int | None = None) -> Exte
     return _rescaled(rope, rules.clip(inv_freq, slow), {"pairs": slow, "dynamic": False})
 
 
-def _rescaled(rope: RoPE, inv_freq: Tensor, facts: dict[str, object], attention_factor: float = 1.0) -> Extended:
+def _rescaled(rope: Rotary, inv_freq: Tensor, facts: dict[str, object], attention_factor: float = 1.0) -> Extended:
     expect(math.isfinite(attention_factor) and attention_factor > 0, "attention_factor", attention_factor, "above 0")
     facts = facts | {
         "attention_factor": attention_factor,
         "inv_freq_before": _six_digits(rope.inv_freq(CPU)),
         "inv_freq_after": _six_digits(inv_freq),
     }
-    extended = Rotary(rope.shape, rope.base, rope.layout)
-    extended.stretched = inv_freq
-    extended.attention_factor = attention_factor
-    return extended, facts
+    return rope.rescaled(inv_freq, attention_factor), facts
 
 
-def _by_parts(rope: RoPE, stretch: Stretch, s: float, ramp: Ramp, alpha: float, beta: float) -> Tensor:
+def _by_parts(rope: Rotary, stretch: Stretch, s: float, ramp: Ramp, alpha: float, beta: float) -> Tensor:
     expect(0 < alpha < beta < math.inf, "alpha, beta", f"{alpha:g}, {beta:g}", "0 < alpha < beta")
     inv_freq = rope.inv_freq(CPU)
     return rules.by_parts(inv_freq, s, rules.ramp(ramp, inv_freq, rope.base, stretch.train_length, alpha, beta))

@@ -9,7 +9,10 @@ from torch import Tensor
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import ALiBi
 from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.encodings.fire import FIRE
 from posbench.encodings.learned import Learned
+from posbench.encodings.sinusoidal import Sinusoidal
+from posbench.encodings.t5 import T5Bias
 from posbench.extend.stretch import Extended, Stretch
 
 
@@ -18,7 +21,6 @@ class Squeezed(Encoding):
 
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)
-        self.name = inner.name
         self.inner = inner
         self.factor = factor
 
@@ -46,7 +48,6 @@ class StretchedTable(Encoding):
 
     def __init__(self, inner: Learned, length: int) -> None:
         super().__init__(inner.shape)
-        self.name = inner.name
         self.inner = inner
         self.max_length = length
         self.step = (len(inner.table) - 1) / max(1, length - 1)  # rows per position
@@ -73,7 +74,9 @@ def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: float | None = None) -> Ext
     return Squeezed(alibi, s), facts
 
 
-def interpolate(encoding: Encoding, stretch: Stretch, factor: float | None = None) -> Extended:
+def interpolate(
+    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: float | None = None
+) -> Extended:
     """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),

@@ -1,0 +1,407 @@
+"""Encodings around others, layers that differ, and hooks on values: the same model on every path that computes it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import schemes
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench import encodings, model
+from posbench.attention import dispatch
+from posbench.attention.dispatch import attention
+from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench.config.schema import Config
+from posbench.encodings._wrapper import Wrapper
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import Undefined, UserError
+from posbench.extend import extended, methods_of
+
+SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
+LENGTH = 40
+CLOSE = {"atol": 2e-5, "rtol": 2e-5}  # fp32 sums in another order
+MIXED = [
+    {"name": "rope", "window": 5},
+    {"name": "fox", "window": 7},
+    {"name": "t5", "max_distance": 32},
+    {"name": "shaw"},
+]
+
+
+def inputs(length: int = LENGTH, kv_heads: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q = schemes.random(2, 4, length, 8, seed=0)
+    k, v = (schemes.random(2, kv_heads, length, 8, seed=seed) for seed in (1, 2))
+    return q, k, v, schemes.random(2, length, 32, seed=3)
+
+
+def counting(length: int = LENGTH) -> Tensor:
+    return torch.arange(length)[None]
+
+
+def by_rows(encoding: Encoding, layer: int, block: int | None, window: int | None, last: int | None = None) -> Tensor:
+    q, k, v, x = inputs()
+    own, _ = encoding.at(layer)
+    blocks = rows_of(encoding, q, k, v, x, counting(), layer, window=window, block=block, last=last)
+    out = torch.cat([own.attend(logits_of(own, rows), rows) for rows in blocks], dim=2)
+    return own.map_outputs(out, x[:, -out.shape[2] :], counting()[:, -out.shape[2] :], layer)
+
+
+# -- layered -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_of_layered_is_its_encoding_under_its_window() -> None:
+    layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
+    q, k, v, x = inputs()
+    alone = schemes.build("fox", {}, dataclasses.replace(SHAPE, n_layers=1))
+    alone.load_state_dict({key: value for key, value in layered.inners[1].state_dict().items()})
+    plain = attention(alone, q, k, v, x, counting(), 0, window=7, consecutive=True)
+    assert torch.equal(attention(layered, q, k, v, x, counting(), 1, consecutive=True), plain)
+    assert not torch.allclose(plain, attention(alone, q, k, v, x, counting(), 0, consecutive=True), **CLOSE)
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("which", [{}, {"window": 6}, {"last": 3}, {"window": 9, "sinks": 2}], ids=str)
+def test_every_path_computes_the_same_layer(layer: int, which: dict[str, Any]) -> None:
+    layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
+    q, k, v, x = inputs()
+    fast = attention(layered, q, k, v, x, counting(), layer, consecutive=True, **which)
+    torch.testing.assert_close(fast, attention(layered, q, k, v, x, counting(), layer, **which), **CLOSE)
+    if not which:
+        torch.testing.assert_close(fast, attention_output(layered, q, k, v, x, layer), **CLOSE)
+
+
+def test_layers_keep_the_cheap_form_of_their_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
+    q, k, v, x = inputs()
+    layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
+    for layer in range(SHAPE.n_layers):
+        attention(layered, q, k, v, x, counting(), layer, consecutive=True)
+    jumping = schemes.positions_of("gaps", 2, LENGTH, 64)
+    attention(schemes.build("randomized", {}, SHAPE), q, k, v, x, jumping, 0)
+
+
+def test_a_model_of_equal_layers_is_the_model_of_their_encoding(tiny_config: Config) -> None:
+    ids = torch.randint(257, (2, 16))
+    for name in ("rope", "t5", "fox"):
+        plain = model.build(with_encoding(tiny_config, name), 257)
+        same = model.build(with_encoding(tiny_config, "layered", layers=[{"name": name}]), 257)
+        assert torch.equal(plain(ids), same(ids))
+        assert sum(p.numel() for p in same.encoding.parameters()) == sum(p.numel() for p in plain.encoding.parameters())
+
+
+def with_encoding(config: Config, name: str, **options: Any) -> Config:
+    return dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name=name, options=options))
+
+
+def test_what_layers_add_to_the_input_is_added_once() -> None:
+    layered = encodings.build("layered", SHAPE, {"layers": [{"name": "sinusoidal"}, {"name": "rope"}]})
+    alone = encodings.build("sinusoidal", SHAPE)
+    x = torch.zeros(1, 9, 32)
+    assert torch.equal(layered.embed(x, counting(9)), alone.embed(x, counting(9)))
+
+
+def test_a_concatenated_code_narrows_the_tokens_and_others_add_to_the_whole_width() -> None:
+    entries = [{"name": "learned"}, {"name": "sine", "combine": "concat"}]
+    layered = encodings.build("layered", SHAPE, {"layers": entries})
+    assert layered.token_dim() == 24
+    embedded = layered.embed(torch.zeros(1, 9, 24), counting(9))
+    table = layered.inner_encodings[0].table
+    torch.testing.assert_close(embedded[..., :24], table[None, :9, :24])
+    with pytest.raises(UserError, match=r"encoding\.layers has several encodings that concatenate"):
+        encodings.build("layered", SHAPE, {"layers": [*entries, {"name": "index", "combine": "concat"}]})
+
+
+def test_layered_ends_where_the_first_of_its_layers_ends() -> None:
+    layered = encodings.build("layered", SHAPE, {"layers": [{"name": "rope"}, {"name": "learned"}]})
+    assert layered.max_length == 32
+    q, k, v, x = inputs()
+    with pytest.raises(Undefined, match=r"length 40 is beyond the end of 'layered' \(defined up to 32\)"):
+        attention(layered, q, k, v, x, counting(), 0)
+
+
+class Scaled(Encoding):
+    """Another size of the logits than the default."""
+
+    @property
+    def logit_scale(self) -> float:
+        return 0.1
+
+
+class OwnScale(Wrapper):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.adopt([Scaled(shape), encodings.build("none", shape)])
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        return self.inner_encodings[layer % 2].at(layer // 2)
+
+
+def test_the_size_of_the_logits_is_the_layers_own() -> None:
+    q, k, v, x = inputs()
+    encoding = OwnScale(SHAPE)
+    for layer, scale in enumerate((0.1, 8**-0.5)):
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        torch.testing.assert_close(attention(encoding, q, k, v, x, counting(), layer), expected, **CLOSE)
+        logits = (q @ k.mT * scale).tril()
+        torch.testing.assert_close(attention_logits(encoding, q, k, layer=layer).tril().nan_to_num(), logits, **CLOSE)
+
+
+# -- randomized --------------------------------------------------------------------------------------------------------
+
+
+def test_randomized_draws_are_sorted_distinct_and_named_by_their_stream() -> None:
+    encoding = encodings.build("randomized", SHAPE)
+    ids = torch.zeros(3, 30, dtype=torch.long)
+    first, again, other = (encoding.positions(ids, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert first.shape == (1, 30) and torch.equal(first, again) and not torch.equal(first, other)
+    assert (first.diff() > 0).all() and first.min() >= 0 and first.max() < 16 * 32
+
+
+def test_every_position_is_drawn_equally_often() -> None:
+    encoding = encodings.build("randomized", SHAPE, {"max_length": 40})
+    ids, stream = torch.zeros(1, 10, dtype=torch.long), torch.Generator().manual_seed(0)
+    counts = torch.cat([encoding.positions(ids, stream)[0] for _ in range(4000)]).bincount(minlength=40)
+    assert (counts - 1000).abs().max() < 5 * (4000 * 0.25 * 0.75) ** 0.5  # five standard deviations
+
+
+def test_as_many_positions_as_tokens_are_the_encoding_itself(tiny_config: Config) -> None:
+    ids = torch.randint(257, (2, 16))
+    plain = model.build(with_encoding(tiny_config, "rope"), 257)
+    same = model.build(with_encoding(tiny_config, "randomized", max_length=16), 257)
+    torch.testing.assert_close(same(ids), plain(ids), **CLOSE)
+    with pytest.raises(Undefined, match=r"length 17 is beyond the end of 'randomized' \(defined up to 16\)"):
+        same(torch.randint(257, (2, 17)))
+
+
+def test_a_wrapper_goes_around_a_wrapper() -> None:
+    encoding = encodings.build("randomized", SHAPE, {"inner": "layered", "inner_options": {"layers": MIXED}})
+    assert [type(encoding.at(layer)[0]).__name__ for layer in range(4)] == ["RoPE", "FoX", "T5Bias", "Shaw"]
+    assert encoding.at(0)[0].window == 5 and {"positions", "rotate", "additions"} <= encoding.hooks
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("randomized", {"inner_options": {"base": -1}}, "encoding.inner_options.base is -1 for 'rope': expected a"),
+        ("randomized", {"inner_options": {"base": "x"}}, "encoding.inner_options.base is 'x' for 'rope': input should"),
+        ("randomized", {"inner_options": {"bse": 5}}, "encoding.inner_options: 'rope' has no option 'bse': it accepts"),
+        ("randomized", {"inner": "rop"}, "encoding.inner_options: unknown encoding 'rop': did you mean 'rope'?"),
+        ("randomized", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself"),
+        ("randomized", {"max_length": 8}, "encoding.max_length is 8 for 'randomized': expected at least train_length"),
+        ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),
+        ("layered", {"layers": [{"nam": "rope"}]}, "encoding.layers[0] is {'nam': 'rope'}: expected a name"),
+        ("layered", {"layers": [{"name": "rope"}, {"name": "t5", "num_buckets": 1}]},
+         "encoding.layers[1].num_buckets is 1 for 't5': expected at least 2"),
+        ("layered", {"layers": [{"name": "rope", "window": "abc"}]}, "encoding.layers[0].window is 'abc': expected a"),
+        ("layered", {"layers": [{"name": "rope", "window": 0}]}, "encoding.layers[0].window is 0: expected a number"),
+        ("layered", {"layers": [{"name": "randomized"}]}, "encoding.layers[0]: 'randomized' chooses positions for all"),
+        ("layered", {"layers": "rope"}, "encoding.layers is 'rope' for 'layered': input should be a valid list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_named_by_its_full_key(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        encodings.build(name, SHAPE, options)
+    assert str(error.value).startswith(sentence) and "\n" not in str(error.value)
+
+
+# -- hooks on values and outputs ---------------------------------------------------------------------------------------
+
+
+class ConvolvedValues(Encoding):
+    """A causal convolution over three values: a window must not cut it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.taps = nn.Parameter(schemes.random(shape.n_layers, 3, seed=8))
+
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        padded = F.pad(v, (0, 0, 2, 0))
+        return sum(self.taps[layer, i] * padded[:, :, i : i + v.shape[2]] for i in range(3))  # type: ignore[return-value]
+
+
+class TurnedValues(encodings.load("rope")):  # type: ignore[misc]
+    """Values rotated at the key and turned back at the query: they arrive turned by their distance."""
+
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        return self.turned(v, positions)
+
+    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        return self.turned(out, -positions)
+
+
+@pytest.mark.parametrize("kind", [ConvolvedValues, TurnedValues])
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_what_acts_on_values_is_the_same_in_row_blocks_under_a_window_and_at_evaluation(
+    kind: type[Encoding], window: int | None
+) -> None:
+    encoding = kind(SHAPE)
+    q, k, v, x = inputs()
+    whole = by_rows(encoding, 1, None, window)
+    torch.testing.assert_close(by_rows(encoding, 1, 7, window), whole, **CLOSE)
+    for consecutive in (False, True):
+        out = attention(encoding, q, k, v, x, counting(), 1, window, consecutive=consecutive)
+        torch.testing.assert_close(out, whole, **CLOSE)
+        last = attention(encoding, q, k, v, x, counting(), 1, window, consecutive=consecutive, last=4)
+        torch.testing.assert_close(last, whole[:, :, -4:], **CLOSE)
+    if window is None:
+        torch.testing.assert_close(attention_output(encoding, q, k, v, x, 1), whole, **CLOSE)
+
+
+def test_convolved_values_are_attention_over_the_convolved_values() -> None:
+    encoding = ConvolvedValues(SHAPE)
+    q, k, v, x = inputs()
+    taps = encoding.taps[0, :, None, None].expand(-1, 2 * 4 * 8, -1)
+    flat = v.transpose(2, 3).reshape(1, -1, LENGTH)
+    convolved = F.conv1d(F.pad(flat, (2, 0)), taps.permute(1, 2, 0), groups=2 * 4 * 8).view(2, 4, 8, LENGTH).mT
+    expected = F.scaled_dot_product_attention(q, k, convolved, is_causal=True)
+    torch.testing.assert_close(attention(encoding, q, k, v, x, counting(), 0), expected, **CLOSE)
+
+
+def test_turned_values_arrive_turned_by_their_distance() -> None:
+    encoding = TurnedValues(SHAPE)
+    q, k, v, x = inputs(6)
+    weights = attention_logits(encoding, q, k).softmax(-1)
+    expected = torch.zeros_like(v)
+    for i in range(6):
+        for j in range(i + 1):
+            expected[:, :, i] += weights[:, :, i, j, None] * encoding.turned(v, torch.full((1, 6), j - i))[:, :, j]
+    torch.testing.assert_close(attention(encoding, q, k, v, x, counting(6), 0), expected, **CLOSE)
+
+
+def test_hooks_on_values_reach_a_layer_of_a_wrapper_and_its_gradients() -> None:
+    class Around(Wrapper):
+        pass
+
+    encoding = Around(SHAPE)
+    encoding.adopt([ConvolvedValues(SHAPE)])
+    q, k, v, x = inputs()
+    gradients = []
+    for consecutive in (False, True):
+        encoding.zero_grad()
+        attention(encoding, q, k, v, x, counting(), 2, 6, consecutive=consecutive).square().sum().backward()
+        gradients.append(encoding.inner_encodings[0].taps.grad.clone())
+    assert gradients[0][2].abs().sum() > 0 and not gradients[0][[0, 1, 3]].any()
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-3, rtol=1e-4)
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "t5", "fox", "shaw", "fire", "cope", "path"])
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_a_group_of_query_heads_shares_its_keys_and_values(name: str, consecutive: bool) -> None:
+    encoding = schemes.build(name, {}, dataclasses.replace(SHAPE, n_kv_heads=2))
+    q, k, v, x = inputs(kv_heads=2)
+    expected = attention_output(encoding, q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), x)
+    torch.testing.assert_close(
+        attention(encoding, q, k, v, x, counting(), 0, consecutive=consecutive), expected, atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(attention_output(encoding, q, k, v, x), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", schemes.NAMES)
+def test_heads_may_be_wider_than_their_share_of_the_model(name: str) -> None:
+    encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8))
+    q, k, v, _ = inputs(12)
+    x = schemes.random(2, 12, 24, seed=3)
+    out = attention(encoding, q, k, v, x, counting(12), 1, consecutive="positions" not in encoding.hooks)
+    torch.testing.assert_close(out, attention_output(encoding, q, k, v, x, 1), **CLOSE)
+
+
+def test_a_shape_says_what_does_not_divide() -> None:
+    with pytest.raises(UserError, match="n_kv_heads is 3: expected a divisor of n_heads, 4"):
+        Shape(32, 4, 2, 32, n_kv_heads=3)
+    assert (SHAPE.head_dim, SHAPE.n_kv_heads) == (8, 4)
+    assert Shape(30, 4, 2, 32, head_dim=16).head_dim == 16
+
+
+# -- extensions --------------------------------------------------------------------------------------------------------
+
+ROTARY = ["rope", "partial_rope", "p_rope", "xpos", "pi", "ntk", "yarn", "llama3", "longrope"]
+
+
+@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("method", ["pi", "ntk", "ntk_by_parts", "yarn", "llama3"])
+def test_an_extension_by_nothing_leaves_every_rotary_encoding_what_it_is(name: str, method: str) -> None:
+    trained = schemes.build(name, {}, SHAPE)
+    after, _ = extended(trained, method, 32, 32)
+    q, k, v, x = inputs(32)
+    assert type(after) is type(trained)
+    torch.testing.assert_close(
+        attention_output(after, q, k, v, x), attention_output(trained, q, k, v, x), atol=0, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_interpolated_positions_are_the_trained_ones_whatever_the_rotary_encoding(name: str) -> None:
+    trained = schemes.build(name, {}, SHAPE)
+    after, _ = extended(trained, "pi", 128, 32)
+    q, k, _, x = inputs(20)
+    if name == "xpos":  # its decay is not stretched
+        turn = after.rotation(4 * counting(20), q.device), trained.rotation(counting(20), q.device)
+        return torch.testing.assert_close(*turn)
+    if name == "longrope":  # which of its sets is used depends on the positions
+        trained.short, after.short = trained.stretched, after.stretched
+    given = attention_logits(after, q, k, x, positions=4 * counting(20)), attention_logits(trained, q, k, x)
+    torch.testing.assert_close(*given, atol=1e-5, rtol=1e-5)
+
+
+def test_a_stretched_xpos_keeps_its_decay_and_a_stretched_yarn_its_temperature() -> None:
+    xpos, yarn = schemes.build("xpos", {}, SHAPE), schemes.build("yarn", {}, SHAPE)
+    after, _ = extended(xpos, "pi", 64, 32)
+    assert torch.equal(after.decay(counting()), xpos.decay(counting()))
+    after, facts = extended(yarn, "yarn", 64, 32)
+    assert after.attention_factor == pytest.approx(yarn.attention_factor * facts["attention_factor"])
+
+
+class LearnedFrequencies(encodings.load("rope")):  # type: ignore[misc]
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.frequencies = nn.Parameter(torch.rand(shape.head_dim // 2, dtype=torch.float64))
+
+    def inv_freq(self, device: torch.device) -> Tensor:
+        return self.frequencies if self.stretched is None else super().inv_freq(device)
+
+
+def test_learned_frequencies_are_those_that_are_stretched() -> None:
+    trained = LearnedFrequencies(SHAPE)
+    after, _ = extended(trained, "pi", 128, 32)
+    torch.testing.assert_close(after.inv_freq(torch.device("cpu")), trained.frequencies / 4)
+    assert after.frequencies is trained.frequencies and trained.stretched is None
+
+
+@pytest.mark.parametrize("method", ["rerope", "self_extend", "dual_chunk"])
+def test_far_pairs_of_a_partial_rotary_encoding_leave_its_still_channels_alone(method: str) -> None:
+    trained = schemes.build("partial_rope", {"fraction": 0.5}, SHAPE)
+    after, _ = extended(trained, method, 128, 32)
+    q, k, _, x = inputs()
+    q, k = q.clone(), k.clone()
+    q[..., :4] = 0  # what turns is silent
+    torch.testing.assert_close(attention_logits(after, q, k, x), attention_logits(trained, q, k, x), **CLOSE)
+
+
+def test_a_wrapper_hands_an_extension_on_to_those_it_is_for() -> None:
+    entries = [{"name": "rope", "window": 5}, {"name": "none"}]
+    layered = encodings.build("layered", SHAPE, {"layers": entries})
+    after, facts = extended(layered, "yarn", 128, 32)
+    alone, alone_facts = extended(encodings.build("rope", SHAPE), "yarn", 128, 32)
+    q, k, v, x = inputs()
+    stretched = attention(alone, q, k, v, x, counting(), 0, window=5)
+    assert torch.equal(attention(after, q, k, v, x, counting(), 0), stretched)
+    assert torch.equal(attention(after, q, k, v, x, counting(), 1), attention(layered, q, k, v, x, counting(), 1))
+    assert facts == {"dynamic": True, "extended": {"rope 0": alone_facts}}
+    assert layered.inner_encodings[0].stretched is None  # the trained one is as it was
+    with pytest.raises(Undefined, match="'layered' has no extension 'alibi_pi': it supports pi, ntk"):
+        extended(layered, "alibi_pi", 128, 32)
+    assert methods_of(encodings.build("randomized", SHAPE, {"inner": "fox"})) == []
+
+
+def test_randomized_positions_need_no_stretching_within_their_range() -> None:
+    trained = encodings.build("randomized", SHAPE)
+    within, _ = extended(trained, "pi", 512, 32)
+    assert torch.equal(within.at(0)[0].inv_freq(torch.device("cpu")), trained.at(0)[0].inv_freq(torch.device("cpu")))
