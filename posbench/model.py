@@ -16,13 +16,11 @@ from torch.autograd.function import once_differentiable
 from posbench import encodings
 from posbench.attention.dispatch import attention
 from posbench.config.schema import Config, ModelConfig
-from posbench.encodings.base import Encoding, Shape
+from posbench.config.shape import shape_of
+from posbench.encodings.base import Encoding
 from posbench.kernels.cross_entropy import cross_entropy
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
-
-# rms of the token embedding at initialisation. GPT-2's 0.02 is far too small for narrow models.
-TOKEN_RMS = {"fan_in": 0.05, "gpt2": 0.02}
 
 # q, k, v (B, H, T, Dh) and the layer's input x (B, T, D) to the attention's output, of all rows or of the last ones.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -156,15 +154,7 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
     The encoding draws its parameters from a stream of its own and every model weight from one named after it,
     so that runs of one seed start from the same weights whatever their encoding.
     """
-    model = config.model
-    shape = Shape(
-        d_model=model.d_model,
-        n_heads=model.n_heads,
-        n_layers=model.n_layers,
-        train_length=config.training.train_length,
-        token_rms=TOKEN_RMS[model.init],
-        vocabulary=vocabulary,
-    )
+    model, shape = config.model, shape_of(config, vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "encoding"))
         encoding = encodings.build(config.encoding.name, shape, config.encoding.options)
@@ -193,7 +183,7 @@ def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
         if name.startswith("encoding.") or weight.dim() < 2:
             continue
         if name == "tokens.weight":
-            std = TOKEN_RMS[config.init]
+            std = config.token_rms
         elif config.init == "fan_in":
             std = weight.shape[1] ** -0.5
         else:  # GPT-2: projections into the residual stream are scaled by the number of them

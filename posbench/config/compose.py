@@ -30,6 +30,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from posbench import encodings
 from posbench.config import plain_yaml
 from posbench.config.schema import Config, from_container
+from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
 
@@ -285,12 +286,8 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 
 def _check_encoding(config: Config) -> None:
     """Build the scheme at the model's shape, so that its options are checked where they are declared."""
-    from posbench.encodings.base import Shape
-
-    model = config.model
-    shape = Shape(model.d_model, model.n_heads, model.n_layers, config.training.train_length)
     with _without_warnings():
-        encodings.build(config.encoding.name, shape, config.encoding.options)
+        encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,11 @@ class ModelConfig:
     init: Literal["fan_in", "gpt2"]
     attention: AttentionConfig
 
+    @property
+    def token_rms(self) -> float:
+        """Root mean square of the token embeddings at initialisation; GPT-2's is far too small for narrow models."""
+        return {"fan_in": 0.05, "gpt2": 0.02}[self.init]
+
     def __post_init__(self) -> None:
         at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
         if self.d_model % self.n_heads:
