@@ -1,5 +1,6 @@
 """The fast kernels against attention by the definition in fp64, and the choice between them."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -347,3 +348,19 @@ def test_bf16_autocast_keeps_the_dtype_and_stays_close_to_fp32(name: str, option
     assert out.dtype == torch.bfloat16
     # Learned parameters drawn at unit size make logits of ten and more, whose bf16 products are off by some 0.03.
     assert error(out, expected) < 0.03
+
+
+@pytest.mark.parametrize("name", ["fire", "fox", "shaw"])
+def test_what_is_declared_as_data_is_fp32_under_autocast(name: str) -> None:
+    encoding = schemes.build(name, {}, SHAPE)
+    q, k, _, x = layer_inputs()
+    positions = torch.arange(LENGTH)[None]
+    exact = dispatch._added(encoding, q, k, x, positions, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = dispatch._added(encoding, q, k, x, positions, 0)
+    assert exact is not None and cast is not None
+    for part in dataclasses.fields(exact):
+        tensors = [getattr(declared, part.name) for declared in (exact, cast)]
+        for expected, actual in zip(*(t if isinstance(t, tuple) else (t,) for t in tensors), strict=True):
+            if isinstance(expected, Tensor):
+                assert actual.dtype == torch.float32 and torch.equal(actual, expected)

@@ -68,7 +68,8 @@ def attention(
 def _added(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int) -> Bias | Near | None:
     """What the encoding of a layer adds between consecutive positions, if it can be said as data."""
     if "additions" in encoding.hooks:
-        return encoding.additions(q, grouped(k, q), x, positions, layer)
+        with torch.autocast(q.device.type, enabled=False):
+            return encoding.additions(q, grouped(k, q), x, positions, layer)
     if encoding.hooks & PAIRWISE == {"distance_bias"}:
         return Table(distance_table(encoding, q.shape[2], layer, q.device))
     return None
