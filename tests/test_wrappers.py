@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import schemes
 import torch
@@ -18,6 +19,7 @@ from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import Undefined, UserError
 from posbench.extend import extended, methods_of
+from posbench.portrait import codes, panels
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
 LENGTH = 40
@@ -405,3 +407,31 @@ def test_randomized_positions_need_no_stretching_within_their_range() -> None:
     trained = encodings.build("randomized", SHAPE)
     within, _ = extended(trained, "pi", 512, 32)
     assert torch.equal(within.at(0)[0].inv_freq(torch.device("cpu")), trained.at(0)[0].inv_freq(torch.device("cpu")))
+
+
+# -- pictures and properties -------------------------------------------------------------------------------------------
+
+
+class Decoupled(Encoding):
+    """What rotate is given here depends on the number of heads and on the layer's input."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.mix = nn.Parameter(schemes.random(shape.n_heads, shape.d_model, shape.head_dim, seed=4) * 0.1)
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        assert x is not None
+        return q, k + torch.einsum("btd,hde->bhte", x, self.mix)
+
+
+@pytest.mark.parametrize("build", [Decoupled, lambda shape: encodings.build("layered", shape, {"layers": MIXED[::-1]})])
+def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_first_layer(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "build", lambda name, shape: build(shape))
+    picture = panels.picture("invented")
+    drawn = [
+        panel.values if isinstance(panel, panels.Heatmap) else [*panel.series.values()] for panel in picture.panels
+    ]
+    assert np.isfinite(np.asarray(drawn[-1])).any()  # mean attention, which every encoding has
+    assert ("first layer: shaw" in picture.subtitle) == (build is not Decoupled)

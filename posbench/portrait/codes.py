@@ -56,6 +56,19 @@ def _draw_tables(encoding: Encoding) -> None:
             parameter.normal_()
 
 
+INPUT = frozenset({"positions", "token_dim", "embed"})
+
+
+def first_layer(encoding: Encoding) -> Encoding:
+    """Whose hooks act in the first layer, which is the one that is looked at."""
+    return encoding.at(0)[0]
+
+
+def hooks_of(encoding: Encoding) -> frozenset[str]:
+    """The hooks that act at the input and in the first layer."""
+    return (encoding.hooks & INPUT) | (first_layer(encoding).hooks - INPUT)
+
+
 class _Double(TorchFunctionMode):
     """Schemes ask for fp32 (`.float()`, dtype=...); here they get fp64, and so does what they build."""
 
@@ -95,12 +108,13 @@ def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
 
 
 def turn_code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """What `rotate` makes of the basis vectors, as q and as k: (1, T) to (T, anything)."""
-    length, width = positions.shape[-1], encoding.shape.head_dim
-    basis = torch.eye(width)[:, None, None].expand(-1, 1, length, -1)
-    x = fixed_tokens(1, width).expand(width, length, -1)
-    q, k = encoding.rotate(basis, basis, x, positions, 0)
-    return torch.cat([q, k], dim=-1).permute(2, 0, 1, 3).flatten(1)
+    """What `rotate` makes of the basis vectors, as q and as k of the first head: (1, T) to (T, anything)."""
+    length, shape = positions.shape[-1], encoding.shape
+    basis = torch.eye(shape.head_dim)[:, None, None].expand(-1, shape.n_heads, length, -1)
+    x = fixed_tokens(1, shape.d_model).expand(shape.head_dim, length, -1)
+    used, layer = encoding.at(0)
+    q, k = used.rotate(basis, basis, x, positions, layer)
+    return torch.cat([q, k], dim=-1)[:, 0].transpose(0, 1).flatten(1)
 
 
 def fixed_tokens(count: int, width: int) -> Tensor:
@@ -115,7 +129,7 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
     q, k = (t.expand(-1, shape.n_heads, -1, -1) for t in (q, k))
     x = fixed_tokens(CONTENTS, shape.d_model).expand(-1, length, -1)
     logits = pair_scores(encoding, q, k, x, positions)
-    return (logits - (q @ k.mT) * encoding.logit_scale)[..., MARGIN:, MARGIN:]
+    return (logits - (q @ k.mT) * first_layer(encoding).logit_scale)[..., MARGIN:, MARGIN:]
 
 
 def pair_scores(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor) -> Tensor:
@@ -129,7 +143,7 @@ def pair_scores(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: 
 
 def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor) -> Tensor:
     """How much of each value arrives at each query (B, H, T, T): identity matrices for values, a head at a time."""
-    if "attend" not in encoding.hooks:
+    if "attend" not in hooks_of(encoding):
         return attention_logits(encoding, q, k, x, positions=positions).softmax(-1)
     length, width = q.shape[-2:]
     nothing = attention_output(encoding, q, k, torch.zeros_like(q), x, positions=positions)
@@ -143,15 +157,16 @@ def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Ten
 def code(encoding: Encoding, positions: Tensor) -> Tensor:
     """The scheme's code of positions, read as distances where it acts on pairs: (1, T) to (T, anything)."""
     parts = [torch.zeros(positions.shape[-1], 1)]
-    if "embed" in encoding.hooks:
+    if "embed" in hooks_of(encoding):
         parts.append(input_code(encoding, positions))
-    if "rotate" in encoding.hooks:
+    if "rotate" in hooks_of(encoding):
         parts.append(turn_code(encoding, positions))
-    if "distance_bias" in encoding.hooks:
-        bias = encoding.distance_bias(positions[0], 0)
+    if "distance_bias" in hooks_of(encoding):
+        used, layer = encoding.at(0)
+        bias = used.distance_bias(positions[0], layer)
         assert bias is not None
         parts.append(bias.mT)
-    if encoding.hooks & {"bias", "scores", "attend"}:
+    if hooks_of(encoding) & {"bias", "scores", "attend"}:
         # The query stands last, the keys at the asked distances before it, and a margin before those.
         farther = positions.max() + 1 + torch.arange(MARGIN)
         distances = torch.cat([positions[0], farther])

@@ -73,15 +73,17 @@ def picture(name: str) -> Picture:
     with codes.in_double(), torch.no_grad():
         encoding = codes.build(name, SHAPE)
         panels: list[Panel] = []
-        if "embed" in encoding.hooks:
+        if "embed" in codes.hooks_of(encoding):
             panels += [_code(encoding), _similarity(encoding)]
-        if "rotate" in encoding.hooks:
+        if "rotate" in codes.hooks_of(encoding):
             panels += _rotary(encoding)
-        if encoding.hooks & codes.PAIRWISE:
+        if codes.hooks_of(encoding) & codes.PAIRWISE:
             panels.append(_by_distance(encoding))
         panels.append(_decay(encoding))
-    learns = any(True for _ in encoding.parameters())
-    return Picture(name, "untrained: random parameters" if learns else "", tuple(panels))
+    notes = ["untrained: random parameters"] if any(True for _ in encoding.parameters()) else []
+    if (used := codes.first_layer(encoding)) is not encoding:
+        notes.append(f"first layer: {used.name}")
+    return Picture(name, ", ".join(notes), tuple(panels))
 
 
 def defined(encoding: Encoding, length: int = LENGTH) -> int:
@@ -171,7 +173,11 @@ def _by_distance(encoding: Encoding) -> Curves:
     pairs = codes.contribution(encoding, codes.positions_of(encoding, LENGTH + codes.MARGIN))
     added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
     added = np.where(added < math.log(torch.finfo(torch.float64).tiny) / 2, np.nan, added)
-    own = "attend" in encoding.hooks and "bias" not in encoding.hooks and "distance_bias" not in encoding.hooks
+    own = (
+        "attend" in codes.hooks_of(encoding)
+        and "bias" not in codes.hooks_of(encoding)
+        and "distance_bias" not in codes.hooks_of(encoding)
+    )
     shared = bool(np.allclose(added, added[:1], equal_nan=True))
     names = ["all heads"] if shared else [f"head {head + 1}" for head in range(len(added))]
     return Curves(
@@ -289,10 +295,12 @@ def _phrase_logits(encoding: Encoding, words: list[str], starts: Tensor, length:
     ids = torch.zeros(sentence.shape[:2], dtype=torch.long)
     positions = codes.positions_of(encoding, length)
     x = encoding.embed(sentence, positions, ids)
-    bare = x - codes.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    bare = x - codes.input_code(encoding, positions) if "embed" in codes.hooks_of(encoding) else x
     projections = _projections(encoding, generator)
     q, k, bare_q, bare_k = (_heads(encoding, tokens @ w) for tokens in (x, bare) for w in projections)
-    return codes.pair_scores(encoding, q, k, x, positions), (bare_q @ bare_k.mT) * encoding.logit_scale
+    return codes.pair_scores(encoding, q, k, x, positions), (bare_q @ bare_k.mT) * codes.first_layer(
+        encoding
+    ).logit_scale
 
 
 def _embedding(word: str, width: int) -> Tensor:

@@ -278,10 +278,10 @@ def _relative_code(name: str) -> Measured:
     """How much codes equally far apart differ in their distance, or pairs in their contribution to the logit."""
     encoding = _build(name, RELATIVE_LENGTH + codes.MARGIN)
     spreads = [0.0]
-    if "embed" in encoding.hooks:
+    if "embed" in codes.hooks_of(encoding):
         vectors = codes.input_code(encoding, codes.positions_of(encoding, RELATIVE_LENGTH))
         spreads.append(_uneven(torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")))
-    if encoding.hooks & ({"rotate"} | codes.PAIRWISE):
+    if codes.hooks_of(encoding) & ({"rotate"} | codes.PAIRWISE):
         pairs = codes.contribution(encoding, codes.positions_of(encoding, RELATIVE_LENGTH + codes.MARGIN))
         spreads.extend(_uneven(matrix) for matrix in pairs[:, 0])
     return Measured("yes" if max(spreads) < 1e-4 else "no", {"unevenness": max(spreads)})
@@ -315,7 +315,7 @@ def _relative_logit(name: str) -> Measured:
 def _shift_linear(name: str) -> Measured:
     """What is left of code(i + 1) after the best affine function of code(i), relative to its spread."""
     encoding = _build(name, UNIQUE_LENGTH)
-    if "embed" not in encoding.hooks:
+    if "embed" not in codes.hooks_of(encoding):
         return Measured(NOT_APPLICABLE, {"residual": None})
     vectors = codes.input_code(encoding, codes.positions_of(encoding, UNIQUE_LENGTH))
     before = F.pad(vectors[:-1], (0, 1), value=1.0)
@@ -360,10 +360,10 @@ def _invariance(name: str) -> Measured:
     encoding = _build(name, RELATIVE_LENGTH)
     change = 0.0
     for hooks, code in (({"embed"}, codes.input_code), ({"rotate"}, codes.turn_code)):
-        if encoding.hooks & hooks:
+        if codes.hooks_of(encoding) & hooks:
             short, long = (code(encoding, codes.positions_of(encoding, length))[:32] for length in (32, 64))
             change = max(change, (short - long).abs().max().item())
-    if encoding.hooks & codes.PAIRWISE:
+    if codes.hooks_of(encoding) & codes.PAIRWISE:
         short, long = (codes.contribution(encoding, codes.positions_of(encoding, n))[..., :24, :24] for n in (32, 64))
         visible = torch.isfinite(short)
         change = max(change, (short[visible] - long[visible]).abs().max().item())
@@ -380,12 +380,12 @@ def _purpose(name: str) -> Measured:
     ids = torch.zeros(1, length, dtype=torch.long)
     weights = torch.randn(3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
     x = encoding.embed(tokens, positions, ids)
-    bare = x - codes.input_code(encoding, positions) if "embed" in encoding.hooks else x
+    bare = x - codes.input_code(encoding, positions) if "embed" in codes.hooks_of(encoding) else x
     q, k, v = (x @ weight[None] for weight in weights[:, None])
     bare_q, bare_k, bare_v = (bare @ weight[None] for weight in weights[:, None])
 
     logits = attention_logits(encoding, q, k, x, positions=positions)
-    bare_logits = (bare_q @ bare_k.mT) * encoding.logit_scale
+    bare_logits = (bare_q @ bare_k.mT) * codes.first_layer(encoding).logit_scale
     change = torch.where(torch.isfinite(logits), logits - bare_logits, math.nan)
     scores = (change - change.nanmean(-1, keepdim=True)).abs().nan_to_num().max().item()
     arriving = codes.arriving(encoding, q, k, x, positions)
@@ -418,7 +418,11 @@ def _spread(name: str) -> Measured:
 
 def _initial_code(name: str, length: int) -> Tensor | None:
     encoding = _build(name, length, width=CODE_WIDTH, draw=False)
-    return codes.input_code(encoding, codes.positions_of(encoding, length)) if "embed" in encoding.hooks else None
+    return (
+        codes.input_code(encoding, codes.positions_of(encoding, length))
+        if "embed" in codes.hooks_of(encoding)
+        else None
+    )
 
 
 def _max_length(name: str) -> Measured:
