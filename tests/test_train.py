@@ -22,6 +22,7 @@ from posbench.model import GPT
 from posbench.runs.checkpoint import load_model
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
+from posbench.training.signals import stop_signals
 from posbench.training.step import learning_rate, optimizer_for
 from posbench.training.train import train
 
@@ -161,6 +162,20 @@ def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
     assert start(longer, stopped).wait(timeout=120) == 0
     assert weights_sha256(stopped) == weights_sha256(whole)
     assert losses(stopped) == losses(whole)
+
+
+def test_a_second_sigint_interrupts_training_and_is_counted_elsewhere() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals() as received:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+    assert received == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt), stop_signals(second_interrupts=True) as received:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert received == [signal.SIGTERM, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(

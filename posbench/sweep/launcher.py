@@ -22,6 +22,7 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.runs.lock import in_use
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import FINAL, Job, Status
+from posbench.training.signals import stop_signals
 
 _EXTRAS = {"joblib": ("joblib", "parallel"), "submitit": ("submitit", "slurm")}  # launcher: package, extra
 _POLL_SECONDS = 1.0
@@ -66,7 +67,7 @@ def run(todo: list[Job], overrides: list[str], show: pool.Show) -> dict[str, Sta
     for job in missing:
         jobs.save(job)
     log = missing[0].saved.parent / "launcher.log"
-    with pool.stop_signals() as stopped, open(log, "wb") as output:
+    with stop_signals() as stopped, open(log, "wb") as output:
         process = _start(missing, overrides, output)
         all_final_since = None
         while process.poll() is None and not stopped:

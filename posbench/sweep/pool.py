@@ -3,7 +3,6 @@
 What became of a job is what its `run.json` says. For a process that died before it could write, it is written here.
 """
 
-import contextlib
 import dataclasses
 import os
 import shlex
@@ -11,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from posbench.errors import Stopped, UserError
@@ -22,6 +20,7 @@ from posbench.runs.lock import in_use
 from posbench.sweep import jobs
 from posbench.sweep.jobs import FINAL, Job, Status
 from posbench.terminal import exits
+from posbench.training.signals import stop_signals
 
 POLL_SECONDS = 0.2
 _RETRY_SECONDS = 2.0  # between looks at a run that another process owns
@@ -151,19 +150,3 @@ def _last_words(output: Path) -> str:
     lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM as they come."""
-    received: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

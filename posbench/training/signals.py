@@ -7,12 +7,16 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM so that the current step ends and is saved; a second SIGINT stops at once."""
+def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM as they come; outside of the main thread none come.
+
+    Args:
+        second_interrupts: a SIGINT after the first signal raises KeyboardInterrupt instead.
+    """
     received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
+        if received and second_interrupts and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
 

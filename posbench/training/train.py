@@ -103,7 +103,7 @@ def _fit(
         checkpoint.save(run.folder, step, model.state_dict(), optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
 
-    with stop_signals() as stopped, console.progress(total, start=step) as progress:
+    with stop_signals(second_interrupts=True) as stopped, console.progress(total, start=step) as progress:
         logged_at, logged_step = time.monotonic(), step
         while step < total:
             model.train()
