@@ -18,7 +18,7 @@ from posbench.attention.dispatch import attention
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
 from posbench.encodings.base import Encoding
-from posbench.kernels.cross_entropy import cross_entropy
+from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
 
@@ -27,7 +27,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class GPT(nn.Module):
-    """Token ids (B, T) to logits (B, T, vocab_size)."""
+    """Token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, encoding: Encoding) -> None:
         super().__init__()
@@ -41,8 +41,29 @@ class GPT(nn.Module):
         self.norm = _norm(config)
         self.head = None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        return self.logits(self.hidden(ids, positions, generator))
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        n_scored: int | None = None,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """What a wrapper sees: training calls this and nothing else of the model.
+
+        Args:
+            ids: (B, T).
+            labels: (B, T), what should follow each token, or `IGNORED` where that is not scored.
+            n_scored: how many labels are scored. Not told, they are counted, for which the host waits for its device.
+            positions, generator: as for `hidden`.
+
+        Returns:
+            Without labels the logits (B, T, vocab_size); with labels their mean negative log-likelihood in nats per
+            scored token, a scalar. Where none is scored it is 0, and so are its gradients.
+        """
+        hidden = self.hidden(ids, positions, generator)
+        return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
 
     def hidden(
         self,
@@ -76,8 +97,14 @@ class GPT(nn.Module):
         weight = self.tokens.weight if self.head is None else self.head.weight
         return F.linear(hidden[..., : weight.shape[1]], weight)
 
-    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Mean negative log-likelihood in nats per token of labels (B, T), from `hidden`'s states."""
+    def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
+        """The loss as `forward` returns it, from hidden states (B, T, D). The head runs on the scored rows alone."""
+        if n_scored is None:
+            n_scored = int((labels != IGNORED).sum())
+        if n_scored < labels.numel():
+            # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
+            rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
+            hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
         return cross_entropy(self.logits(hidden), labels)
 
 

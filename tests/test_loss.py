@@ -58,3 +58,10 @@ def test_without_a_gradient_the_logits_stay() -> None:
 def test_extreme_logits_give_no_nan() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
     assert float(cross_entropy(logits, torch.tensor([1, 2]))) == pytest.approx((2e4 + 1.0986) / 2, rel=1e-6)
+
+
+def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
+    leaf = torch.randn(0, 20, requires_grad=True)
+    loss = cross_entropy(leaf * 1.0, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss.detach() == 0 and leaf.grad is not None and leaf.grad.shape == (0, 20)

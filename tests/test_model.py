@@ -1,12 +1,16 @@
 """The model around the encoding: it knows no scheme, and schemes of one seed share their weights."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench.config.schema import Config
+from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.model import GPT, build, parameter_counts
 
 V = 50
@@ -97,6 +101,78 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
         model = build(dataclasses.replace(with_encoding(tiny_config, "none"), model=shape), 500)
         found = [model.tokens.weight, model.blocks[0].attention.qkv.weight, model.blocks[1].attention.out.weight]
         assert [float(weight.detach().std()) for weight in found] == pytest.approx([token_rms, qkv, out], rel=0.03)
+
+
+# -- the loss of labels ------------------------------------------------------------------------------------------------
+
+
+def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels (3, 11), of which about this share is scored."""
+    ids, labels = torch.randint(V, (2, 3, 11), generator=torch.Generator().manual_seed(0))
+    hidden = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1)) >= share
+    return ids, labels.masked_fill(hidden, IGNORED)
+
+
+def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_loss_of_masked_labels_and_its_gradients_are_torchs(
+    tiny_config: Config, share: float, told: bool, tied: bool
+) -> None:
+    shape = dataclasses.replace(tiny_config.model, tie_embeddings=tied)
+    model = built(dataclasses.replace(tiny_config, model=shape), "minmax", combine="concat")
+    ids, labels = masked(share)
+    n_scored = int((labels != IGNORED).sum())
+    ours = model(ids, labels, n_scored=n_scored if told else None)
+    theirs = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    for one, other in zip(gradients(model, ours), gradients(model, theirs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_where_nothing_is_scored_the_loss_and_its_gradients_are_0(tiny_config: Config) -> None:
+    model = built(tiny_config, "rope")
+    loss = model(*masked(0.0))
+    assert loss.detach() == 0 and not any(gradient.any() for gradient in gradients(model, loss))
+
+
+def test_a_loss_of_all_labels_is_that_of_all_logits_to_the_bit(tiny_config: Config) -> None:
+    model = built(tiny_config, "minmax", combine="concat")
+    ids, labels = masked(1.0)
+    for given in ({}, {"n_scored": labels.numel()}):
+        ours, by_hand = model(ids, labels, **given), cross_entropy(model.logits(model.hidden(ids)), labels)
+        assert torch.equal(ours, by_hand)
+        assert all(map(torch.equal, gradients(model, ours), gradients(model, by_hand)))
+
+
+def test_the_head_runs_on_scored_rows_alone_and_no_device_is_asked_for_their_number(tiny_config: Config) -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.products: list[tuple[int, ...]] = []
+            self.waits: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            if function.overloadpacket is torch.ops.aten.mm and out.shape[-1] == V:
+                self.products.append(tuple(out.shape))
+            if function.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+                self.waits.append(str(function))
+            return out
+
+    model = built(tiny_config, "rope")
+    ids, labels = masked(0.5)
+    n_scored = int((labels != IGNORED).sum())
+    with Seen() as told:
+        model(ids, labels, n_scored=n_scored)
+    with Seen() as untold:
+        model(ids, labels)
+    assert told.waits == [] and len(untold.waits) == 1
+    assert 0 < n_scored < labels.numel() and told.products == [(n_scored, V)]
 
 
 def test_logits_equal_gpt2s_of_another_library_with_the_same_weights(tiny_config: Config) -> None:

@@ -6,19 +6,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
+
 # Logits in fp32 held at once: what stays in cache on a CPU, what keeps an accelerator busy.
 AT_ONCE = 2**18
 AT_ONCE_ACCELERATOR = 2**26
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood in nats per token, computed in fp32 (fp64 for fp64 logits).
+    """Mean negative log-likelihood in nats per token, computed in fp32 (fp64 for fp64 logits); of no token it is 0.
 
     Where a gradient is wanted it is written over the logits: nothing else may need them afterwards.
 
     Args:
         logits: (..., V), any float dtype.
-        labels: (...), int64.
+        labels: (...), int64, none of them `IGNORED`: logits are for rows that are scored.
     """
     loss: Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
     return loss
@@ -29,7 +31,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         exact = torch.promote_types(logits.dtype, torch.float32)
         at_once = AT_ONCE if logits.device.type == "cpu" else AT_ONCE_ACCELERATOR
-        rows = max(1, at_once // logits.shape[-1])
+        rows, n_scored = max(1, at_once // logits.shape[-1]), max(1, len(labels))
         total = torch.zeros((), dtype=exact, device=logits.device)
         for piece, label in zip(torch.split(logits.detach(), rows), torch.split(labels[:, None], rows), strict=True):
             values = piece.to(exact)
@@ -39,9 +41,9 @@ class _CrossEntropy(torch.autograd.Function):
             total += (normaliser - values.gather(-1, label)).sum()
             if ctx.needs_input_grad[0]:
                 probabilities.scatter_add_(-1, label, torch.full_like(normaliser, -1.0))
-                piece.copy_(probabilities.mul_(1 / len(labels)))
+                piece.copy_(probabilities.mul_(1 / n_scored))
         ctx.save_for_backward(logits.detach())
-        return total / len(labels)
+        return total / n_scored
 
     @staticmethod
     @once_differentiable
