@@ -196,17 +196,14 @@ PEERS = {
 
 
 class LikePosbench(nn.Module):
-    """A peer behind the two methods that `posbench train`'s step calls."""
+    """A peer called as `posbench train` calls its model."""
 
     def __init__(self, peer: nn.Module) -> None:
         super().__init__()
         self.peer = peer
 
-    def hidden(self, ids: Tensor, positions: None, generator: torch.Generator) -> Tensor:
-        return self.peer(ids)  # the logits
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())  # fp32, under autocast too
+    def forward(self, ids: Tensor, labels: Tensor, *, n_scored: int, generator: torch.Generator) -> Tensor:
+        return F.cross_entropy(self.peer(ids).flatten(0, 1), labels.flatten())  # fp32, under autocast too
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

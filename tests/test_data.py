@@ -637,16 +637,16 @@ def test_batches_are_a_function_of_seed_and_step_alone() -> None:
         torch.manual_seed(step)
         for step_before in range(step):
             one.batch(step_before)
-        for a, b in zip(one.batch(step), other.batch(step), strict=True):
-            assert torch.equal(a, b)
-    assert not torch.equal(one.batch(0)[0], batches.TrainingBatches(split, 16, 8, seed=4).batch(0)[0])
+        a, b = one.batch(step), other.batch(step)
+        assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels)
+    assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(split, 16, 8, seed=4).batch(0).ids)
 
 
 def test_labels_are_the_next_tokens() -> None:
-    inputs, labels = batches.TrainingBatches(stream(list(range(100))), 8, 4, seed=0).batch(1)
-    assert inputs.shape == labels.shape == (4, 8)
-    assert inputs.dtype == labels.dtype == torch.int64
-    assert torch.equal(labels, inputs + 1)
+    batch = batches.TrainingBatches(stream(list(range(100))), 8, 4, seed=0).batch(1)
+    assert batch.ids.shape == batch.labels.shape == (4, 8)
+    assert batch.ids.dtype == batch.labels.dtype == torch.int64
+    assert torch.equal(batch.labels, batch.ids + 1) and batch.n_scored == 4 * 8
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
@@ -654,7 +654,7 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
     epochs = []
     for epoch in range(3):
         first = epoch * data.blocks_per_epoch
-        seen = torch.cat([data.batch(first + i)[0].flatten() for i in range(data.blocks_per_epoch)])
+        seen = torch.cat([data.batch(first + i).ids.flatten() for i in range(data.blocks_per_epoch)])
         assert len(seen) == len(set(seen.tolist())) > 1000 - 2 * 16
         epochs.append(seen)
     assert not torch.equal(epochs[0], epochs[1])
@@ -664,10 +664,8 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
 def test_a_batch_may_span_epochs() -> None:
     data = batches.TrainingBatches(stream(list(range(40))), 16, 5, seed=0)
     assert data.blocks_per_epoch == 1
-    inputs, _ = data.batch(0)
-    assert torch.equal(
-        inputs, torch.cat([batches.TrainingBatches(stream(list(range(40))), 16, 1, 0).batch(i)[0] for i in range(5)])
-    )
+    singles = batches.TrainingBatches(stream(list(range(40))), 16, 1, 0)
+    assert torch.equal(data.batch(0).ids, torch.cat([singles.batch(i).ids for i in range(5)]))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 16])
@@ -680,15 +678,15 @@ def test_less_text_than_a_block_names_tokens_block_and_need(n_tokens: int) -> No
 
 
 def test_one_block_and_its_last_label_are_enough() -> None:
-    inputs, labels = batches.TrainingBatches(stream(list(range(17))), 16, 2, seed=0).batch(5)
-    assert inputs[0].tolist() == list(range(16))
-    assert labels[1].tolist() == list(range(1, 17))
+    batch = batches.TrainingBatches(stream(list(range(17))), 16, 2, seed=0).batch(5)
+    assert batch.ids[0].tolist() == list(range(16))
+    assert batch.labels[1].tolist() == list(range(1, 17))
 
 
 def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
     def read(limit: int) -> list[list[int]]:
-        pairs = batches.validation_batches(stream(list(range(1000))), 16, batch_size=5, limit=limit)
-        return [row for inputs, _ in pairs for row in inputs.tolist()]
+        found = batches.validation_batches(stream(list(range(1000))), 16, batch_size=5, limit=limit)
+        return [row for batch in found for row in batch.ids.tolist()]
 
     assert read(12) == read(12)
     assert len(read(12)) == 12

@@ -182,14 +182,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    plain = GPT.loss
+    plain = GPT.forward
 
-    def poisoned(model: GPT, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def poisoned(model: GPT, ids: torch.Tensor, labels: torch.Tensor, **given: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return plain(model, hidden, labels) * (float("nan") if calls == 8 else 1.0)
+        return plain(model, ids, labels, **given) * (float("nan") if calls == 8 else 1.0)
 
-    monkeypatch.setattr(GPT, "loss", poisoned)
+    monkeypatch.setattr(GPT, "forward", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
         train(config, tmp_path / "run", [])
     record = record_of(tmp_path / "run")

@@ -1,9 +1,10 @@
-"""Blocks of tokens for training and for a quick validation loss.
+"""Batches, which are all that training knows of data; here of blocks of text, also for a quick validation loss.
 
 The batch of a step is a pure function of (seed, step): a resumed run needs no state to see the same data, and runs of
 one seed see the same data whatever their encoding.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,27 @@ from torch import Tensor
 
 from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError
+from posbench.kernels.cross_entropy import IGNORED
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Tokens and what should follow them."""
+
+    ids: Tensor  # (B, T) int64
+    labels: Tensor  # (B, T) int64, `IGNORED` where not scored
+    n_scored: int  # labels that are scored, counted where the data is so that no device has to be waited for
+
+    @classmethod
+    def of(cls, ids: Tensor, labels: Tensor) -> "Batch":
+        return cls(ids, labels, int((labels != IGNORED).sum()))
+
+    def parts(self, count: int) -> "list[Batch]":
+        """The same sequences in so many batches, equal in size if not in labels: some may have none to score."""
+        return [Batch.of(*part) for part in zip(self.ids.chunk(count), self.labels.chunk(count), strict=True)]
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.ids.to(device), self.labels.to(device), self.n_scored)
 
 
 class TrainingBatches:
@@ -35,8 +57,8 @@ class TrainingBatches:
         self.blocks_per_epoch = max(1, (len(split.ids) - train_length) // train_length)
         self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0))
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and labels of a step, counted from 0: both (B, T) int64. A batch may span epochs."""
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0; every label is scored. It may span epochs."""
         first = step * self._batch_size
         starts = [self._start(*divmod(i, self.blocks_per_epoch)) for i in range(first, first + self._batch_size)]
         return _blocks(self._ids, starts, self._train_length)
@@ -53,8 +75,8 @@ class TrainingBatches:
         return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
 
 
-def validation_batches(split: TokenSplit, length: int, batch_size: int, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels (B, T) of the same blocks each time: at most `limit`, spread evenly over the split.
+def validation_batches(split: TokenSplit, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
+    """Yield the same blocks each time: at most `limit`, spread evenly over the split.
 
     Raises:
         UserError: less text than one block and its last label.
@@ -66,9 +88,9 @@ def validation_batches(split: TokenSplit, length: int, batch_size: int, limit: i
         yield _blocks(split.ids, chosen[start : start + batch_size].tolist(), length)
 
 
-def _blocks(ids: np.ndarray, starts: list[int], length: int) -> tuple[Tensor, Tensor]:
+def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
     blocks = torch.from_numpy(np.stack([ids[start : start + length + 1] for start in starts]).astype(np.int64))
-    return blocks[:, :-1], blocks[:, 1:]
+    return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
 def _require(split: TokenSplit, length: int, name: str) -> None:

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import json
 import logging
-from typing import Any
 
 import numpy as np
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from posbench import encodings, machine
 from posbench.config import compose
@@ -28,7 +28,7 @@ from posbench.evaluation.score import score
 from posbench.model import GPT, build
 from posbench.speed.timing import Call, Timings, load_average, step_memory, take_turns
 from posbench.terminal import console
-from posbench.training.step import optimizer_for, update
+from posbench.training.step import learner_for, update
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def measure(
     text = random_text(sizes.vocab_size, base)
     models = {name: build(config, sizes.vocab_size).to(device) for name, config in configs.items()}
     steps = {name: TrainingStep(model, configs[name], text, device, dtype) for name, model in models.items()}
-    memory = {name: step_memory(models[name], step.optimizer, step, device) for name, step in steps.items()}
+    memory = {name: step_memory(models[name], step.learner.optimizer, step, device) for name, step in steps.items()}
     logger.info("training: %d rounds of %s", rounds, ", ".join(models))
     trained = take_turns(steps, rounds, device, dtype)
     lengths = [ratio * base.training.train_length for ratio in LENGTH_RATIOS]
@@ -255,18 +255,17 @@ def random_text(vocab_size: int, config: Config) -> TokenSplit:
 class TrainingStep:
     """The optimizer step of `posbench train`, on the same batch whenever it is called."""
 
-    def __init__(self, model: GPT, config: Config, text: TokenSplit, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, config: Config, text: TokenSplit, device: torch.device, dtype: torch.dtype
+    ) -> None:
         training = config.training
-        batches = TrainingBatches(text, training.train_length, training.batch_size * training.accumulation, seed=0)
-        forward: Any = torch.compile(model.hidden) if config.runtime.compile else model.hidden
-        self.optimizer = optimizer_for(model, training)
-        self._update = functools.partial(
-            update,
-            model, forward, self.optimizer, LEARNING_RATE, batches, config, step=0, device=device, dtype=dtype
-        )  # fmt: skip
+        self.learner = learner_for(model, config, device, dtype)
+        self._batches = TrainingBatches(
+            text, training.train_length, training.batch_size * training.accumulation, seed=0
+        )
 
     def __call__(self) -> None:
-        self._update()
+        update(self.learner, self._batches.batch(0), 0, LEARNING_RATE)
 
 
 def train_flops_per_token(model: GPT, length: int) -> int:

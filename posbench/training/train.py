@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.schema import Config
+from posbench.config.schema import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
 from posbench.evaluation import curve, evaluate
 from posbench.evaluation.plan import check
-from posbench.model import GPT, build, parameter_counts
+from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.tracking import Tracker
 from posbench.terminal import console
 from posbench.training.signals import stop_signals
-from posbench.training.step import learning_rate, optimizer_for, update
+from posbench.training.step import Learner, learner_for, learning_rate, update
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         )
         tracker = tracking.start(config, run)
         try:
-            step = _fit(model, tokens, config, run, tracker, device, dtype)
+            step = _fit(learner_for(model, config, device, dtype), tokens, config, run, tracker)
             evaluate.evaluate_into(run, tracker, model, tokens, config, step, device)
         except BaseException:
             tracker.finish(exit_code=1)
@@ -78,9 +78,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
     curve.print_curves(run.folder)
 
 
-def _fit(
-    model: GPT, tokens: Tokens, config: Config, run: Run, tracker: Tracker, device: torch.device, dtype: torch.dtype
-) -> int:
+def _fit(learner: Learner, tokens: Tokens, config: Config, run: Run, tracker: Tracker) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
@@ -88,10 +86,12 @@ def _fit(
     batches = TrainingBatches(
         tokens.train, training.train_length, training.batch_size * training.accumulation, config.seed
     )
-    optimizer = optimizer_for(model, training)
-    step, spent = _resume(run, model, optimizer)
-    forward: Any = torch.compile(model.hidden) if runtime.compile else model.hidden
+    step, spent = _resume(run, learner)
     first = step
+    speed = _Speed(step * per_step)
+
+    def due(every: int | None) -> bool:
+        return every is not None and (step % every == 0 or step == total)
 
     def log(row: dict[str, Any]) -> None:
         row = {"step": step, "tokens": step * per_step, **row}
@@ -100,65 +100,71 @@ def _fit(
 
     def save() -> None:
         state = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
-        checkpoint.save(run.folder, step, model.state_dict(), optimizer.state_dict(), state)
+        checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
 
     with stop_signals(second_interrupts=True) as stopped, console.progress(total, start=step) as progress:
-        logged_at, logged_step = time.monotonic(), step
         while step < total:
-            model.train()
+            learner.model.train()
             rate = learning_rate(step, total, training)
-            loss, norm = update(model, forward, optimizer, rate, batches, config, step, device, dtype)
+            loss, norm = update(learner, batches.batch(step), step, rate)
             step += 1
             progress.advance(loss, step * per_step)
-            if step % runtime.log_every_steps == 0 or step == total:
-                now = time.monotonic()
-                speed = (step - logged_step) * per_step / (now - logged_at)
-                logged_at, logged_step = now, step
+            if due(runtime.log_every_steps):
                 log(
                     {
                         "train/loss": loss,
                         "train/grad_norm": norm,
                         "train/learning_rate": rate,
-                        "train/tokens_per_second": speed,
+                        "train/tokens_per_second": speed.at(step * per_step),
                         "seconds": spent.so_far()["train_seconds"],
                     }
                 )
-            if runtime.validate_every_steps and (step % runtime.validate_every_steps == 0 or step == total):
-                log({"validation/nll": _validate(model, tokens, config, device, dtype)})
-            if step % runtime.checkpoint_every_steps == 0 or stopped or step == total:
+            if due(runtime.validate_every_steps):
+                log({"validation/nll": _validate(learner, tokens, training)})
+            if due(runtime.checkpoint_every_steps) or stopped:
                 save()
             if stopped and step < total:
                 raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
     if first < total:
-        run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(device), **spent.so_far())
+        run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(learner.device), **spent.so_far())
     return total
 
 
 @torch.inference_mode()
-def _validate(model: GPT, tokens: Tokens, config: Config, device: torch.device, dtype: torch.dtype) -> float:
+def _validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> float:
     """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
-    model.eval()
+    learner.model.eval()
     losses: list[Tensor] = []
-    training = config.training
-    for inputs, labels in validation_batches(
-        tokens.validation, training.train_length, training.batch_size, limit=VALIDATION_BLOCKS
-    ):
-        with machine.autocast(device, dtype):
-            losses.append(model.loss(model.hidden(inputs.to(device)), labels.to(device)))
+    for batch in validation_batches(tokens.validation, training.train_length, training.batch_size, VALIDATION_BLOCKS):
+        batch = batch.to(learner.device)
+        with machine.autocast(learner.device, learner.dtype):
+            losses.append(learner.model(batch.ids, batch.labels, n_scored=batch.n_scored))
     return float(torch.stack(losses).mean())
 
 
-def _resume(run: Run, model: GPT, optimizer: torch.optim.Optimizer) -> "tuple[int, _Spent]":
+def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     loaded = checkpoint.newest(run.folder)
     if loaded is None:
         run.cut_metrics(0)
         return 0, _Spent(0.0, 0.0)
-    model.load_state_dict(loaded.model)
-    optimizer.load_state_dict(loaded.optimizer)
+    learner.model.load_state_dict(loaded.model)
+    learner.optimizer.load_state_dict(loaded.optimizer)
     run.cut_metrics(loaded.state["metrics_offset"])
     logger.info("continuing from step %d", loaded.step)
     return loaded.step, _Spent(loaded.state["train_seconds"], loaded.state["cpu_seconds"])
+
+
+class _Speed:
+    """Tokens per second since it was last asked."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.since = tokens, time.monotonic()
+
+    def at(self, tokens: int) -> float:
+        before, began = self.tokens, self.since
+        self.tokens, self.since = tokens, time.monotonic()
+        return (tokens - before) / (self.since - began)
 
 
 class _Spent:

@@ -10,7 +10,7 @@ from posbench.attention.reference import attention_output
 from posbench.config import compose
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
-from posbench.training.step import learning_rate, optimizer_for, update
+from posbench.training.step import learner_for, learning_rate, update
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +24,10 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     config = compose.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
-    optimizer = optimizer_for(gpt, config.training)
+    learner = learner_for(gpt, config, CPU, dtype)
     batches = TrainingBatches(corpus.train, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
-    return torch.tensor(
-        [
-            update(gpt, gpt.hidden, optimizer, rate, batches, config, step, CPU, dtype)[0]
-            for step, rate in enumerate(rates)
-        ]
-    )
+    return torch.tensor([update(learner, batches.batch(step), step, rate)[0] for step, rate in enumerate(rates)])
 
 
 def by_definition(encoding: Any, q: Any, k: Any, v: Any, x: Any, positions: Any, layer: int, **rest: Any) -> Any:

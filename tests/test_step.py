@@ -1,0 +1,163 @@
+"""One update: what is scored, how parts of a batch add up, and that wrappers of the model see all of it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from posbench.config.schema import Config
+from posbench.data.batches import Batch
+from posbench.kernels.cross_entropy import IGNORED
+from posbench.model import build
+from posbench.training.step import Learner, learner_for, update
+
+V, B, T = 50, 6, 16
+CPU = torch.device("cpu")
+
+
+def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
+    """Random tokens; `scored` says how many labels of each sequence are."""
+    draw = torch.Generator().manual_seed(step)
+    ids, labels = torch.randint(V, (2, B, T), generator=draw)
+    for row, count in enumerate(scored or []):
+        labels[row, torch.randperm(T, generator=draw)[count:]] = IGNORED
+    return Batch.of(ids, labels)
+
+
+def learner(config: Config, accumulation: int = 1, **runtime: Any) -> Learner:
+    training = dataclasses.replace(config.training, accumulation=accumulation)
+    config = dataclasses.replace(config, training=training, runtime=dataclasses.replace(config.runtime, **runtime))
+    return learner_for(build(config, V), config, CPU, torch.float32)
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+def trained(learner: Learner, steps: int = 3) -> tuple[list[tuple[float, float]], torch.Tensor]:
+    """What updates return, and the weights after them."""
+    return [update(learner, batch(step), step, 1e-2) for step in range(steps)], weights(learner)
+
+
+# -- parts of a batch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scored", [[16, 3, 1, 0, 9, 16], [0, 0, 5, 1, 0, 0], [0, 0, 0, 0, 7, 2]])
+@pytest.mark.parametrize("parts", [2, 3, 6])
+def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
+    tiny_config: Config, parts: int, scored: list[int]
+) -> None:
+    whole, divided = learner(tiny_config), learner(tiny_config, accumulation=parts)
+    (loss, norm), (loss_of_parts, norm_of_parts) = (update(one, batch(0, scored), 0, 1e-2) for one in (whole, divided))
+    assert (loss_of_parts, norm_of_parts) == pytest.approx((loss, norm), rel=1e-5)
+    for one, other in zip(whole.model.parameters(), divided.model.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+def test_equal_parts_are_divided_by_their_number_to_the_bit(tiny_config: Config, parts: int) -> None:
+    one, other = learner(tiny_config, accumulation=parts), learner(tiny_config)
+    text, total = batch(), 0.0
+    for ids, labels in zip(text.ids.chunk(parts), text.labels.chunk(parts), strict=True):
+        loss = other.model.loss(other.model.hidden(ids), labels) / parts
+        loss.backward()
+        total += loss.detach()
+    norm = torch.nn.utils.clip_grad_norm_(other.model.parameters(), other.clip)
+    other.optimizer.step()
+    (rate,) = {group["lr"] for group in other.optimizer.param_groups}
+    assert update(one, text, 0, rate) == (float(total), float(norm))
+    assert torch.equal(weights(one), weights(other))
+
+
+def test_a_batch_without_a_scored_label_is_refused_before_the_update(tiny_config: Config) -> None:
+    one = learner(tiny_config)
+    before = weights(one)
+    with pytest.raises(ValueError, match="the batch of step 4 has no label that is scored"):
+        update(one, batch(0, [0] * B), 3, 1e-2)
+    assert torch.equal(weights(one), before)
+
+
+def test_a_batch_counts_its_scored_labels_and_its_parts_theirs() -> None:
+    whole = batch(0, [16, 3, 1, 0, 9, 16])
+    assert whole.n_scored == 45
+    assert [part.n_scored for part in whole.parts(3)] == [19, 1, 25]
+    assert torch.equal(torch.cat([part.labels for part in whole.parts(3)]), whole.labels)
+    assert whole.to(CPU).n_scored == 45 and batch().n_scored == B * T
+
+
+# -- what a wrapper sees -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_through_a_data_parallel_wrapper_training_is_the_same_to_the_bit(
+    tiny_config: Config, process_group: None, parts: int
+) -> None:
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    plain = learner(tiny_config, accumulation=parts)
+    wrapper = DistributedDataParallel(learner(tiny_config).model)
+    wrapper.register_forward_hook(count)
+    wrapped = learner_for(wrapper.module, tiny_config, CPU, torch.float32)
+    wrapped = dataclasses.replace(wrapped, forward=wrapper, accumulation=parts)
+    (expected, ends), (found, end) = trained(plain), trained(wrapped)
+    assert found == expected and torch.equal(end, ends) and calls == 3 * parts
+
+
+def rank(number: int, config: Config, folder: pathlib.Path) -> None:
+    """One of two processes, on its half of every batch."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    alone = learner(config)
+    own = dataclasses.replace(alone, forward=DistributedDataParallel(alone.model))
+    for step in range(3):
+        update(own, batch(step).parts(2)[number], step, 1e-2)
+    torch.save(weights(own), folder / f"{number}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_of_one(tiny_config: Config, tmp_path: pathlib.Path) -> None:
+    torch.multiprocessing.spawn(rank, (tiny_config, tmp_path), nprocs=2)
+    one, other = (torch.load(tmp_path / f"{number}.pt") for number in range(2))
+    _, expected = trained(learner(tiny_config))
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scored", [None, [16, 3, 1, 0, 9, 16]])
+def test_the_compiler_is_given_the_model_with_its_loss_in_one_graph(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, scored: list[int] | None
+) -> None:
+    compiler, results = torch.compile, []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            out = graph(*given)
+            results.append([tuple(one.shape) for one in out])
+            return out
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend=backend))
+    plain, compiled = learner(tiny_config), learner(tiny_config, compile=True)
+    expected, found = (update(one, batch(0, scored), 0, 1e-2) for one in (plain, compiled))
+    assert results == [[()]]  # one graph, called once, and all it gave was the loss
+    assert found == pytest.approx(expected, rel=1e-5)
