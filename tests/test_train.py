@@ -17,14 +17,16 @@ import torch
 import yaml
 
 from posbench.config.schema import Config, to_container
+from posbench.data.batches import validation_batches
+from posbench.data.tokens import prepare
 from posbench.errors import RunFailed, UserError
-from posbench.model import GPT
+from posbench.model import GPT, build
 from posbench.runs.checkpoint import load_model
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
 from posbench.training.signals import stop_signals
 from posbench.training.step import learning_rate, optimizer_for
-from posbench.training.train import train
+from posbench.training.train import VALIDATION_BLOCKS, train
 
 STEPS = 12
 
@@ -214,6 +216,19 @@ def test_accumulation_takes_the_same_step_as_one_large_batch(config: Config, tmp
         assert one == pytest.approx(two, abs=1e-4)
 
 
+def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Config, tmp_path: pathlib.Path) -> None:
+    runtime = dataclasses.replace(config.runtime, validate_every_steps=1)
+    folder = tmp_path / "run"
+    train(dataclasses.replace(config, runtime=runtime), folder, [])
+    found = [row["validation/nll"] for row in read_jsonl(folder / "metrics.jsonl") if "validation/nll" in row]
+    tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
+    model = build(config, tokens.tokenizer.vocab_size)
+    model.load_state_dict(load_model(folder)[1])
+    (batch,) = validation_batches(tokens.validation, 16, 256, VALIDATION_BLOCKS)
+    assert len(found) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
+    assert found[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
+
+
 def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Path) -> None:
     half = dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
     train(config, tmp_path / "fp32", [])
@@ -234,8 +249,6 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
 
 
 def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) -> None:
-    from posbench.model import build
-
     with_table = dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name="learned"))
     model = build(with_table, 257)
     groups = optimizer_for(model, config.training).param_groups

@@ -136,11 +136,15 @@ def _validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> flo
     """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
     learner.model.eval()
     losses: list[Tensor] = []
+    n_scored: list[int] = []
     for batch in validation_batches(tokens.validation, training.train_length, training.batch_size, VALIDATION_BLOCKS):
         batch = batch.to(learner.device)
         with machine.autocast(learner.device, learner.dtype):
             losses.append(learner.model(batch.ids, batch.labels, n_scored=batch.n_scored))
-    return float(torch.stack(losses).mean())
+        n_scored.append(batch.n_scored)
+    # In units of the largest: equal batches all have exactly 1.
+    weights = torch.tensor(n_scored, device=learner.device) / max(n_scored)
+    return float((torch.stack(losses) * weights).sum() / weights.sum())
 
 
 def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
