@@ -22,7 +22,7 @@ from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.evaluation import evaluate, probes
 from posbench.runs.folder import load_record
-from posbench.runs.rows import evaluation_rows
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows
 from posbench.training.train import train
 
 V = 37
@@ -36,7 +36,7 @@ class Planted(torch.nn.Module):
         super().__init__()
         self.distance, self.window, self.sinks = distance, None, 0
         self.encoding = Encoding(Shape(4, 1, 1, L))
-        self.encoding.max_length = max_length
+        self.encoding.name, self.encoding.max_length = "planted", max_length
 
     def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
         out = torch.zeros(*ids.shape, V)
@@ -60,12 +60,12 @@ def periodic(period: int, repeats: int = 80) -> TokenSplit:
     return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
 
 
-def rows_of(model: Planted, split: TokenSplit, config: Config, known: list[dict[str, Any]] | None = None):
+def rows_of(model: Planted, split: TokenSplit, config: Config, known: list[EvaluationRow] | None = None):
     tokens = Tokens(train=split, validation=split, test=split, tokenizer=Bytes(), record={})  # type: ignore[arg-type]
-    rows: list[dict[str, Any]] = []
-    blocks: list[list[dict[str, Any]]] = []
+    rows: list[EvaluationRow] = []
+    blocks: list[list[BlockRow]] = []
 
-    def report(row: dict[str, Any], of_block: list[dict[str, Any]]) -> None:
+    def report(row: EvaluationRow, of_block: list[BlockRow]) -> None:
         rows.append(row)
         blocks.append(of_block)
 
@@ -88,23 +88,23 @@ def evaluation_with(config: Config, **fields: Any) -> Config:
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **fields))
 
 
-def nll_by(rows: list[dict[str, Any]], **wanted: Any) -> dict[int, float]:
+def nll_by(rows: list[EvaluationRow], **wanted: Any) -> dict[int, float]:
     """Nll by length of the rows that have these values, as `task="repeat", window=None`."""
-    return {row["length"]: row["nll"] for row in rows if all(row[key] == value for key, value in wanted.items())}
+    return {row.length: row.nll for row in rows if all(getattr(row, key) == value for key, value in wanted.items())}
 
 
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
-        assert row["status"] == "ok"
-        assert row["perplexity"] == pytest.approx(V, rel=1e-6)
-        assert row["nll"] == pytest.approx(math.log(V), rel=1e-6)
+        assert row.status == "ok"
+        assert row.perplexity == pytest.approx(V, rel=1e-6)
+        assert row.nll == pytest.approx(math.log(V), rel=1e-6)
 
 
 def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(config: Config) -> None:
     rows, _ = rows_of(Planted(3 * L), periodic(3 * L), config)
-    nll = {row["length_ratio"]: row["nll"] for row in rows if row["protocol"] == "fixed_target" and not row["window"]}
+    nll = {row.length_ratio: row.nll for row in rows if row.protocol == "fixed_target" and not row.window}
     assert nll[1] == pytest.approx(math.log(V), rel=1e-6)
     assert nll[2] == pytest.approx(math.log(V), rel=1e-6)
     assert max(nll[4], nll[8], nll[16]) < 1e-3
@@ -113,8 +113,7 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
 def test_fixed_target_rows_share_their_targets_at_every_length_and_with_the_windowed_baseline(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     by_protocol = {
-        name: {row["targets_sha256"] for row in rows if row["protocol"] == name}
-        for name in ("fixed_target", "nonoverlap")
+        name: {row.targets_sha256 for row in rows if row.protocol == name} for name in ("fixed_target", "nonoverlap")
     }
     assert len(by_protocol["fixed_target"]) == len(by_protocol["nonoverlap"]) == 1
     assert by_protocol["fixed_target"] != by_protocol["nonoverlap"]
@@ -133,41 +132,42 @@ def test_the_windowed_baseline_narrows_the_model_to_the_training_length_and_lets
     rows, _ = rows_of(model, periodic(48), config)
     assert {length for length, window in seen if window == L} == {2 * L, 4 * L, 8 * L, 16 * L}
     assert {window for _, window in seen} == {None, L} and model.window is None
-    assert [row["length"] for row in rows if row["window"] == L] == [2 * L, 4 * L, 8 * L, 16 * L]
+    assert [row.length for row in rows if row.window == L] == [2 * L, 4 * L, 8 * L, 16 * L]
 
 
 def test_bits_per_byte_divides_by_the_bytes_of_the_scored_text(config: Config) -> None:
     split = periodic(48)
     rows, blocks = rows_of(Planted(None), split, config)
     row, of_block = rows[0], blocks[0]
-    assert row["bits_per_byte"] == pytest.approx(row["n_tokens"] * math.log2(V) / row["n_bytes"], rel=1e-6)
-    assert row["n_bytes"] == sum(block["n_bytes"] for block in of_block)
-    assert 1 < row["n_bytes"] / row["n_tokens"] < 3
+    assert row.bits_per_byte == pytest.approx(row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6)
+    assert row.n_bytes == sum(block.n_bytes for block in of_block)
+    assert 1 < row.n_bytes / row.n_tokens < 3
 
 
 def test_blocks_add_up_to_their_row(config: Config) -> None:
     rows, blocks = rows_of(Planted(3 * L), periodic(3 * L), config)
     for row, of_block in zip(rows, blocks, strict=True):
-        assert len(of_block) == row["n_blocks"]
-        tokens = sum(block["n_tokens"] for block in of_block)
-        assert tokens == row["n_tokens"]
-        assert sum(block["nll_sum"] for block in of_block) / tokens == pytest.approx(row["nll"], abs=1e-9)
-        assert row["ci_low"] <= row["nll"] <= row["ci_high"]
+        assert len(of_block) == row.n_blocks
+        tokens = sum(block.n_tokens for block in of_block)
+        assert tokens == row.n_tokens
+        assert sum(block.nll_sum for block in of_block) / tokens == pytest.approx(row.nll, abs=1e-9)
+        assert row.ci_low <= row.nll <= row.ci_high
 
 
 def test_lengths_beyond_the_schemes_end_are_rows_that_say_so(config: Config) -> None:
     rows, blocks = rows_of(Planted(None, max_length=2 * L), periodic(48), config)
-    beyond = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row["length"] > 2 * L]
+    beyond = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row.length > 2 * L]
     assert len(beyond) == 3 + 3 + 3
     for row, of_block in beyond:
-        assert (row["status"], of_block) == ("undefined", [])
-        assert str(2 * L) in row["reason"]
-        assert [row[key] for key in ("nll", "perplexity", "bits_per_byte", "ci_low", "n_tokens")] == [None] * 5
+        assert (row.status, of_block) == ("undefined", [])
+        assert str(2 * L) in row.reason
+        assert [getattr(row, key) for key in ("nll", "perplexity", "bits_per_byte", "ci_low")] == [None] * 4
+        assert row.n_tokens is None
 
 
 def test_a_text_too_short_for_a_length_gives_a_row_that_says_so(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48, repeats=4), config)
-    status = {row["length"]: row["status"] for row in rows if row["protocol"] == "fixed_target"}
+    status = {row.length: row.status for row in rows if row.protocol == "fixed_target"}
     assert status == {L: "ok", 2 * L: "ok", 4 * L: "ok", 8 * L: "ok", 16 * L: "too_short"}
 
 
@@ -177,15 +177,15 @@ def test_a_known_cell_is_not_computed_again_but_one_on_other_targets_is(config: 
     assert again == []
     other = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, targets=4))
     changed, _ = rows_of(Planted(None), periodic(48), other, known=rows)
-    assert {row["protocol"] for row in changed} == {"fixed_target"} and len(changed) == 9
+    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9
 
 
 def test_one_more_length_on_the_runs_own_targets_is_the_only_one_computed(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     more = evaluation_with(config, ratios=(1, 3), longest=16, protocols=("fixed_target",))
     added, _ = rows_of(Planted(None), periodic(48), more, known=rows)
-    assert [(row["length"], row["window"]) for row in added] == [(3 * L, None), (3 * L, L)]
-    assert {row["targets_sha256"] for row in added} == {rows[0]["targets_sha256"]}
+    assert [(row.length, row.window) for row in added] == [(3 * L, None), (3 * L, L)]
+    assert {row.targets_sha256 for row in added} == {rows[0].targets_sha256}
 
 
 class Bigram(Planted):
@@ -201,9 +201,9 @@ def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) 
     rows, blocks = rows_of(Bigram(None), random_text(), wanted)
     for protocol in wanted.evaluation.protocols:
         sums = [
-            [block["nll_sum"] for block in of_block]
+            [block.nll_sum for block in of_block]
             for row, of_block in zip(rows, blocks, strict=True)
-            if row["protocol"] == protocol
+            if row.protocol == protocol
         ]
         assert len(sums) == 5
         for other in sums[1:]:
@@ -213,15 +213,15 @@ def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) 
 def test_positions_of_one_pass_are_rows_that_add_up_to_nonoverlap(config: Config) -> None:
     wanted = evaluation_with(config, protocols=("per_position", "nonoverlap"))
     rows, _ = rows_of(Planted(3 * L), random_text(), wanted)
-    bins = [row for row in rows if row["protocol"] == "per_position"]
-    whole = next(row for row in rows if row["protocol"] == "nonoverlap" and row["length"] == 16 * L)
-    assert sum(row["n_tokens"] for row in bins) == whole["n_tokens"]
-    total = sum(row["nll"] * row["n_tokens"] for row in bins)
-    assert total / whole["n_tokens"] == pytest.approx(whole["nll"], rel=1e-9)
-    assert [row["n_blocks"] for row in bins] == [whole["n_blocks"]] * len(bins)
-    lows = [0, *(row["length"] for row in bins)]
+    bins = [row for row in rows if row.protocol == "per_position"]
+    whole = next(row for row in rows if row.protocol == "nonoverlap" and row.length == 16 * L)
+    assert sum(row.n_tokens for row in bins) == whole.n_tokens
+    total = sum(row.nll * row.n_tokens for row in bins)
+    assert total / whole.n_tokens == pytest.approx(whole.nll, rel=1e-9)
+    assert [row.n_blocks for row in bins] == [whole.n_blocks] * len(bins)
+    lows = [0, *(row.length for row in bins)]
     for low, row in zip(lows, bins, strict=False):
-        assert row["mean_context"] == (low + 1 + row["length"]) / 2
+        assert row.mean_context == (low + 1 + row.length) / 2
 
 
 def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
@@ -235,8 +235,8 @@ def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -
 
     model.hidden = watched  # type: ignore[method-assign]
     rows, _ = rows_of(model, random_text(), wanted)
-    longest = next(row for row in rows if row["length"] == 16 * L)
-    batches = -(-longest["n_tokens"] // (16 * L) // (config.evaluation.batch_tokens // (16 * L)))
+    longest = next(row for row in rows if row.length == 16 * L)
+    batches = -(-longest.n_tokens // (16 * L) // (config.evaluation.batch_tokens // (16 * L)))
     assert lengths.count(16 * L) == batches
 
 
@@ -270,7 +270,7 @@ def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(c
     size = L // 4
     rows, _ = rows_of(Copies(reach=5 * L), random_text(), wanted)
     repeat, control = nll_by(rows, task="repeat"), nll_by(rows, task="repeat_control")
-    shared = {row["targets_sha256"] for row in rows if row["task"]}
+    shared = {row.targets_sha256 for row in rows if row.task}
     assert len(shared) == 1 and list(repeat) == list(control) == [L, 2 * L, 4 * L, 8 * L, 16 * L]
     for length in (L, 2 * L, 4 * L):
         assert length - size < 5 * L
@@ -302,15 +302,15 @@ def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_re
     wanted = evaluation_with(config, tasks=("shuffle",), windowed=False)
     for model, text in ((Bag(None), random_text()), (Planted(3 * L), periodic(3 * L))):
         rows, blocks = rows_of(model, text, wanted)
-        plain = {row["length"]: i for i, row in enumerate(rows) if row["protocol"] == "fixed_target"}
-        shuffled = {row["length"]: i for i, row in enumerate(rows) if row["task"] == "shuffle"}
+        plain = {row.length: i for i, row in enumerate(rows) if row.protocol == "fixed_target"}
+        shuffled = {row.length: i for i, row in enumerate(rows) if row.task == "shuffle"}
         assert list(shuffled) == [2 * L, 4 * L, 8 * L, 16 * L]  # nothing to permute at the training length
         for length, i in shuffled.items():
-            assert rows[i]["targets_sha256"] == rows[plain[length]]["targets_sha256"]
+            assert rows[i].targets_sha256 == rows[plain[length]].targets_sha256
             if isinstance(model, Bag):
                 assert blocks[i] == blocks[plain[length]]  # exactly
             elif length >= 4 * L:
-                assert rows[i]["nll"] > rows[plain[length]]["nll"] + 1
+                assert rows[i].nll > rows[plain[length]].nll + 1
 
 
 def test_key_tokens_are_those_that_distant_context_helps(config: Config) -> None:
@@ -320,14 +320,14 @@ def test_key_tokens_are_those_that_distant_context_helps(config: Config) -> None
     split = TokenSplit(ids=ids, starts=np.array([0, 2 * n], dtype=np.int64))
     wanted = evaluation_with(config, tasks=("key_tokens",), windowed=False)
     rows, blocks = rows_of(Planted(3 * L), split, wanted)
-    keys = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row["task"] == "key_tokens_self"]
+    keys = [(row, of_block) for row, of_block in zip(rows, blocks, strict=True) if row.task == "key_tokens_self"]
     whole = rows[0]
-    assert [row["length"] for row, _ in keys] == [L, 2 * L, 4 * L, 8 * L, 16 * L]
+    assert [row.length for row, _ in keys] == [L, 2 * L, 4 * L, 8 * L, 16 * L]
     for row, of_block in keys:
-        assert 0.4 < row["n_tokens"] / whole["n_tokens"] < 0.6
-        assert {block["n_tokens"] for block in of_block} >= {0, 8} and len(of_block) == whole["n_blocks"]
-        assert row["nll"] == pytest.approx(math.log(V) if row["length"] < 3 * L else 0, abs=1e-3)
-        assert "the model itself" in row["reason"]
+        assert 0.4 < row.n_tokens / whole.n_tokens < 0.6
+        assert {block.n_tokens for block in of_block} >= {0, 8} and len(of_block) == whole.n_blocks
+        assert row.nll == pytest.approx(math.log(V) if row.length < 3 * L else 0, abs=1e-3)
+        assert "the model itself" in row.reason
     again, _ = rows_of(Planted(3 * L), split, wanted, known=rows)
     assert again == []
 
@@ -379,11 +379,9 @@ def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Co
     model.hidden = watched  # type: ignore[method-assign]
     rows, _ = rows_of(model, periodic(48), wanted)
     assert seen == {(None, 0), (L, 0), (L, 4)} and (model.window, model.sinks) == (None, 0)
-    sinks = [row for row in rows if row["extension"] == "sinks"]
-    assert [row["length"] for row in sinks] == [2 * L, 4 * L, 8 * L, 16 * L]
-    assert {(row["window"], row["mean_context"], str(row["extension_options"])) for row in sinks} == {
-        (L, L + 4, "{'sinks': 4}")
-    }
+    sinks = [row for row in rows if row.extension == "sinks"]
+    assert [row.length for row in sinks] == [2 * L, 4 * L, 8 * L, 16 * L]
+    assert {(row.window, row.mean_context, str(row.extension_options)) for row in sinks} == {(L, L + 4, "{'sinks': 4}")}
 
 
 def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(config: Config) -> None:
@@ -392,9 +390,9 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
     longer = dataclasses.replace(longer, training=dataclasses.replace(config.training, train_length=4 * L))
     others, _ = rows_of(Planted(None), periodic(48), longer)
     for protocol in ("fixed_target", "nonoverlap"):
-        digests = {row["targets_sha256"] for row in (*rows, *others) if row["protocol"] == protocol}
+        digests = {row.targets_sha256 for row in (*rows, *others) if row.protocol == protocol}
         assert len(digests) == 1
-    assert {row["length"] for row in others} == {4 * L, 8 * L, 16 * L}
+    assert {row.length for row in others} == {4 * L, 8 * L, 16 * L}
 
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:
@@ -404,18 +402,23 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     model.encoding = encodings.build("rope", shape)
     used = model.encoding
     rows, _ = rows_of(model, periodic(48), wanted)
-    extended = [row for row in rows if row["extension"]]
-    assert [(row["extension"], row["length"]) for row in extended] == [
+    extended = [row for row in rows if row.extension]
+    assert [(row.extension, row.length) for row in extended] == [
         (name, ratio * L) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
     ]
-    assert {row["status"] for row in extended} == {"ok"} and all(row["extension_options"] for row in extended)
+    assert {row.status for row in extended} == {"ok"} and all(row.extension_options for row in extended)
     assert model.encoding is used
-    again, _ = rows_of(model, periodic(48), wanted, known=[json.loads(json.dumps(row)) for row in rows])
+    again, _ = rows_of(
+        model,
+        periodic(48),
+        wanted,
+        known=[EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows],
+    )
     assert again == []
     model.encoding = encodings.build("none", shape)
     rows, _ = rows_of(model, periodic(48), wanted)
-    assert {row["status"] for row in rows if row["extension"]} == {"undefined"}
-    assert all("'none' has no extension" in row["reason"] for row in rows if row["extension"])
+    assert {row.status for row in rows if row.extension} == {"undefined"}
+    assert all("'none' has no extension" in row.reason for row in rows if row.extension)
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -444,15 +447,15 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     evaluate.evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
-    counts = collections.Counter((row["protocol"], row["task"]) for row in rows)
+    counts = collections.Counter((row.protocol, row.task) for row in rows)
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
     assert counts == {
         ("fixed_target", None): varied, ("nonoverlap", None): 3, ("sliding", None): 3, ("per_position", None): 12,
         ("task", "repeat"): varied, ("task", "repeat_control"): varied, ("task", "shuffle"): 2 * 4,
         ("task", "key_tokens"): varied,
     }  # fmt: skip
-    assert {row["status"] for row in rows if row["task"] != "key_tokens"} == {"ok"}
-    assert all(load_record(folder)["id"] in row["reason"] for row in rows if row["task"] == "key_tokens")
+    assert {row.status for row in rows if row.task != "key_tokens"} == {"ok"}
+    assert all(load_record(folder)["id"] in row.reason for row in rows if row.task == "key_tokens")
     before = (folder / "evaluation.jsonl").read_bytes()
     evaluate.evaluate_run(folder, settings)
     assert (folder / "evaluation.jsonl").read_bytes() == before

@@ -20,6 +20,7 @@ from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import statistics
 from posbench.report import figures, page, styles, tables, text
+from posbench.runs.rows import PLAIN
 
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
 
@@ -101,7 +102,7 @@ def test_p_values_are_adjusted_over_the_schemes(study: Path) -> None:
     assert reference is not None
     raised = 0
     for scheme in group.schemes:
-        raw = summary.paired(scheme, reference, summary.rise(load.PLAIN, 4 * group.train_length))
+        raw = summary.paired(scheme, reference, summary.rise(PLAIN, 4 * group.train_length))
         found = summary.endpoints(group).get(scheme.label)
         if found and found.rise_p is not None:
             unadjusted = statistics.difference_p([one.value for one in raw.values()])
@@ -188,6 +189,19 @@ def test_a_number_that_was_not_finite_is_a_failed_cell_and_no_zero(template: Con
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     point = summarised(tmp_path)["rope"].plain.points[-1]
     assert (point.status, point.nll, point.rise) == ("failed", None, None)
+
+
+def test_rows_and_blocks_of_other_types_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    for name, wrong in (
+        ("evaluation.jsonl", {"nll": [3], "perplexity": "x", "n_blocks": {}, "split": None}),
+        ("evaluation_blocks.jsonl", {"nll_sum": "x", "n_tokens": None, "length": []}),
+    ):
+        first, *rest = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        damaged = [first | {key: value} for key, value in wrong.items() if key in first]
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in [*damaged, *rest]))
+    report.main([tmp_path])
+    assert summarised(tmp_path)["rope"].plain.points[-1].status == "ok"
 
 
 # -- which runs are compared -------------------------------------------------------------------------------------------

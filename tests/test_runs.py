@@ -19,7 +19,7 @@ from posbench.errors import RunFailed, UserError
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.redaction import redact
-from posbench.runs.rows import EVALUATION_KEY, evaluation_blocks, evaluation_rows
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
 
 COMMAND = ["posbench", "train"]
 FAKE_SECRETS = (
@@ -283,24 +283,116 @@ def test_what_is_not_finite_is_null_and_tensors_are_numbers(tmp_path: Path, tiny
         )
 
 
-def row(length: int, nll: float, **more: Any) -> dict[str, Any]:
-    return {"protocol": "fixed_target", "length": length, "stride": None, "window": None, "extension": None,
-            "task": None, "split": "test", "checkpoint_step": 12, "status": "ok", "nll": nll,
-            "targets_sha256": "ab", **more}  # fmt: skip
+def row(length: int, nll: float, **more: Any) -> EvaluationRow:
+    return EvaluationRow(
+        protocol="fixed_target", length=length, length_ratio=length / 16, split="test", checkpoint_step=12,
+        status="ok", nll=nll, targets_sha256="ab", **more,
+    )  # fmt: skip
+
+
+def blocks(*sums: float) -> list[BlockRow]:
+    return [BlockRow(block=number, nll_sum=total, n_tokens=8, n_bytes=30) for number, total in enumerate(sums)]
 
 
 def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log_evaluation(row(16, 1.0), [{"nll_sum": 0.1 * n, "n_tokens": 8, "n_bytes": 30} for n in range(3)])
-        run.log_evaluation(row(32, 2.0), [{"nll_sum": 1 / 3, "n_tokens": 8, "n_bytes": 30}])
-        run.log_evaluation(row(16, 3.0), [{"nll_sum": 5.0, "n_tokens": 8, "n_bytes": 30}])
+        run.log_evaluation(row(16, 1.0), blocks(0.0, 0.1, 0.2))
+        run.log_evaluation(row(32, 2.0), blocks(1 / 3))
+        run.log_evaluation(row(16, 3.0), blocks(5.0))
         run.log_evaluation(row(16, 4.0, window=16), [])
-        assert [(r["length"], r["nll"], r["window"]) for r in evaluation_rows(run.folder)] == [
-            (16, 3.0, None), (32, 2.0, None), (16, 4.0, 16)
-        ]  # fmt: skip
-        blocks = evaluation_blocks(run.folder)
-        assert [(b["length"], b["block"], b["nll_sum"]) for b in blocks] == [(16, 0, 5.0), (32, 0, 1 / 3)]
-        assert list(blocks[0]) == [*EVALUATION_KEY, "targets_sha256", "block", "nll_sum", "n_tokens", "n_bytes"]
+        assert evaluation_rows(run.folder) == [row(16, 3.0), row(32, 2.0), row(16, 4.0, window=16)]
+        assert evaluation_blocks(run.folder) == {
+            row(16, 3.0).blocks_key: blocks(5.0), row(32, 2.0).blocks_key: blocks(1 / 3)
+        }  # fmt: skip
+
+
+def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path: Path, tiny_config: Config) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        run.log_evaluation(row(16, float("nan"), extension_options={"factor": 4.0}), blocks(1 / 3))
+        (line,) = read_jsonl(run.folder / "evaluation.jsonl")
+        (block,) = read_jsonl(run.folder / "evaluation_blocks.jsonl")
+    assert " ".join(line) == (
+        "protocol length length_ratio stride window extension extension_options task split documents checkpoint_step "
+        "status reason dtype n_tokens n_bytes n_blocks mean_context nll perplexity bits_per_byte accuracy exact_match "
+        "ci_low ci_high targets_sha256 seconds peak_memory_bytes"
+    )
+    assert " ".join(block) == (
+        "protocol length stride window extension task split checkpoint_step targets_sha256 block nll_sum n_tokens "
+        "n_bytes"
+    )
+    assert line["nll"] is None and line["extension_options"] == {"factor": 4.0} and block["nll_sum"] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "read"),
+    [
+        ({"nll": "3.1", "n_tokens": 2.5, "seconds": True, "reason": 7}, {"nll": None}),
+        ({"nll": float("inf"), "ci_low": 10**400}, {"nll": None}),
+        ({"extension_options": [1]}, {"nll": 1.0}),
+        ({"length": 16.0, "checkpoint_step": 12.0, "column_of_tomorrow": 1}, {"nll": 1.0}),
+    ],
+)
+def test_values_of_another_type_are_none_and_unknown_columns_are_left_out(
+    tmp_path: Path, wrong: dict[str, Any], read: dict[str, Any]
+) -> None:
+    line = row(16, 1.0).to_json() | wrong
+    (tmp_path / "evaluation.jsonl").write_text(json.dumps(line) + "\n")
+    assert evaluation_rows(tmp_path) == [dataclasses.replace(row(16, 1.0), **read)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"length": "16"}, {"length": 0}, {"length": None}, {"extension": 5}, {"window": "x"}, {"status": None},
+     {"split": []}, {"protocol": {}}],
+)  # fmt: skip
+def test_a_line_that_has_no_place_among_the_rows_is_passed_over(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    lines = [row(32, 2.0).to_json(), row(16, 1.0).to_json() | wrong]
+    (tmp_path / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evaluation_rows(tmp_path) == [row(32, 2.0)]
+
+
+def test_columns_that_an_older_file_lacks_are_none(tmp_path: Path) -> None:
+    line = {key: value for key, value in row(16, 1.0).to_json().items() if value is not None}
+    (tmp_path / "evaluation.jsonl").write_text(json.dumps(line) + "\n")
+    assert evaluation_rows(tmp_path) == [row(16, 1.0)]
+
+
+def test_a_block_without_its_numbers_stays_a_block(tmp_path: Path) -> None:
+    good, bad = (block.to_json(row(16, 1.0)) for block in blocks(1.0, 2.0))
+    lines = [good, bad | {"nll_sum": "two", "n_tokens": None}]
+    (tmp_path / "evaluation_blocks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = evaluation_blocks(tmp_path).values()
+    assert [(block.block, block.nll_sum, block.n_tokens) for block in found] == [(0, 1.0, 8), (1, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "kind"),
+    [
+        ({}, "fixed_target", "plain"),
+        ({"window": 16}, "windowed", "windowed"),
+        ({"window": 16, "extension": "sinks"}, "fixed_target_sinks_windowed", "sinks"),
+        ({"extension": "yarn:factor=4"}, "fixed_target_yarn:factor=4", "yarn:factor=4"),
+        ({"protocol": "nonoverlap"}, "nonoverlap", "plain"),
+        ({"protocol": "task", "task": "repeat", "window": 16}, "task_repeat_windowed", "windowed"),
+    ],
+)
+def test_a_rows_name_says_what_was_measured_and_how_the_model_was_changed(
+    more: dict[str, Any], name: str, kind: str
+) -> None:
+    changed = dataclasses.replace(row(16, 1.0), **more)
+    assert (changed.curve_name, changed.kind) == (name, kind)
+
+
+@pytest.mark.parametrize("schema", [1, None, "two"])
+def test_a_record_of_this_schema_or_of_none_is_read(tmp_path: Path, schema: Any) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "id": "x"}))
+    assert load_record(tmp_path)["id"] == "x"
+
+
+def test_a_record_of_a_newer_schema_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
+    with pytest.raises(UserError, match=r"run\.json has schema 2, this posbench reads up to 1: upgrade posbench$"):
+        load_record(tmp_path)
 
 
 def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:

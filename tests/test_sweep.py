@@ -417,7 +417,7 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     assert not rope["at_edge"]
     for row in (low, middle):
         evaluated = evaluation_rows(study / "tuning" / row["id"])
-        assert {(e["split"], e["length_ratio"]) for e in evaluated} == {("validation", 1.0)}
+        assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
     assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
 
 

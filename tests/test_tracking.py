@@ -17,6 +17,7 @@ from posbench.config.schema import Config, to_container
 from posbench.runs import tracking
 from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import EvaluationRow
 
 SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
 
@@ -38,11 +39,14 @@ def log_everything(run: Run, tracker: tracking.Tracker) -> None:
         run.log_metrics(row)
         tracker.metrics(row)
     tracker.metrics({"step": 3, "tokens": 384, "validation/nll": 2.5})
-    base = {"protocol": "fixed_target", "window": None, "status": "ok", "task": None, "extension": None}
+    plain = EvaluationRow(
+        protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=3, status="ok",
+        nll=1.0, perplexity=2.718,
+    )  # fmt: skip
     for length in (16, 32):
-        tracker.curve({**base, "length": length, "nll": 1.0, "perplexity": 2.718})
-    tracker.curve({**base, "length": 32, "nll": 0.5, "perplexity": 1.649, "window": 16})
-    tracker.curve({**base, "length": 64, "nll": None, "perplexity": None, "status": "undefined"})
+        tracker.curve(dataclasses.replace(plain, length=length))
+    tracker.curve(dataclasses.replace(plain, length=32, nll=0.5, perplexity=1.649, window=16))
+    tracker.curve(dataclasses.replace(plain, length=64, nll=None, perplexity=None, status="undefined"))
     tracker.summary({"parameters/total": 7})
 
 

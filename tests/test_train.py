@@ -85,10 +85,10 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
     assert record["evaluate_seconds"] > 0 and record["train_seconds"] > 0 and record["cpu_seconds"] > 0
     assert len(losses(folder)) == STEPS
     rows = evaluation_rows(folder)
-    assert len(rows) == 3 + 2 + 3 and {row["status"] for row in rows} == {"ok"}
-    assert {row["checkpoint_step"] for row in rows} == {STEPS}
+    assert len(rows) == 3 + 2 + 3 and {row.status for row in rows} == {"ok"}
+    assert {row.checkpoint_step for row in rows} == {STEPS}
     blocks = read_jsonl(folder / "evaluation_blocks.jsonl")
-    assert len(blocks) == sum(row["n_blocks"] for row in rows)
+    assert len(blocks) == sum(row.n_blocks for row in rows)
     assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["step-00000010", "step-00000012"]
     assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
 
@@ -139,7 +139,9 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
     assert weights_sha256(killed) == weights_sha256(whole)
     assert losses(killed) == losses(whole)
     for name in ("nll", "targets_sha256", "ci_low"):
-        assert [row[name] for row in evaluation_rows(killed)] == [row[name] for row in evaluation_rows(whole)]
+        assert [getattr(row, name) for row in evaluation_rows(killed)] == [
+            getattr(row, name) for row in evaluation_rows(whole)
+        ]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -49,7 +49,7 @@ def one_by_one(todo: list[Job], outputs: Path) -> None:
 def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     """Weights, evaluation rows and losses of a run."""
     newest = max((folder / "checkpoint").glob("step-*"))
-    rows = [{k: v for k, v in row.items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
+    rows = [{k: v for k, v in row.to_json().items() if k not in _NO_SECONDS} for row in evaluation_rows(folder)]
     losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]
     return (newest / "model.safetensors").read_bytes(), rows, losses
 

@@ -7,7 +7,6 @@ one encoding with equal options are a `Scheme`, told apart by seed. Folders may 
 import dataclasses
 import glob
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -21,12 +20,12 @@ from posbench.config.schema import Config, to_container
 from posbench.errors import UserError
 from posbench.evaluation.statistics import Floats
 from posbench.runs.folder import load_config, load_record
+from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
-from posbench.runs.rows import EVALUATION_KEY, evaluation_blocks, evaluation_rows
+from posbench.runs.rows import BlockRow, BlocksKey, EvaluationRow, evaluation_blocks, evaluation_rows
 
 REFERENCE = "rope"
 
-PLAIN, WINDOWED = "plain", "windowed"
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
 _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
@@ -44,18 +43,24 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One row of `evaluation.jsonl` with the fixed_target protocol, and its blocks."""
+    """A row of the headline protocol, fixed_target, and its blocks."""
 
-    status: str
-    reason: str | None
-    nll: float | None
-    row: dict[str, Any]
+    row: EvaluationRow
     blocks: Blocks | None  # None where the file lacks them
+
+    @property
+    def status(self) -> str:
+        """As the row has it; `failed` where its nll was not finite, which the file has as null."""
+        return "failed" if self.row.status == "ok" and not self.row.measured else self.row.status
+
+    @property
+    def nll(self) -> float | None:
+        return self.row.nll
 
     @property
     def targets(self) -> str:
         """Identity of the scored tokens: levels that share it are paired."""
-        return str(self.row.get("targets_sha256"))
+        return str(self.row.targets_sha256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,7 @@ class RunData:
     folder: Path
     record: dict[str, Any]
     config: Config
-    rows: list[dict[str, Any]]
+    rows: list[EvaluationRow]
     levels: dict[tuple[str, int], Level]
 
     @property
@@ -125,13 +130,6 @@ class Group:
         return min(found, key=lambda scheme: (not _default(scheme), scheme.label), default=None)
 
 
-def number(value: object) -> float | None:
-    """A finite number from a file, None if it is anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 # -- finding and reading -----------------------------------------------------------------------------------------------
 
 
@@ -181,43 +179,27 @@ def read(folder: Path) -> RunData:
     return RunData(folder, record | shown, config, rows, _levels(rows, evaluation_blocks(folder), config))
 
 
-def _levels(rows: list[dict[str, Any]], blocks: list[dict[str, Any]], config: Config) -> dict[tuple[str, int], Level]:
+def _levels(
+    rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: Config
+) -> dict[tuple[str, int], Level]:
     """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
-    by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for block in blocks:
-        by_key[_key(block)].append(block)
-    own = [row for row in rows if row.get("protocol") == "fixed_target" and row.get("task") is None]
-    splits = {str(row.get("split")) for row in own}
+    own = [row for row in rows if row.is_headline]
+    splits = {row.split for row in own}
     split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
-    newest = max((number(row.get("checkpoint_step")) or 0 for row in own), default=0)
-    levels = {}
-    for row in own:
-        length = number(row.get("length"))
-        current = str(row.get("split")) == split and (number(row.get("checkpoint_step")) or 0) == newest
-        if current and length and length >= 1:
-            levels[_kind(row), int(length)] = _level(row, by_key.get(_key(row), []))
-    return levels
+    newest = max((row.checkpoint_step for row in own), default=0)
+    return {
+        (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
+        for row in own
+        if row.split == split and row.checkpoint_step == newest
+    }
 
 
-def _kind(row: dict[str, Any]) -> str:
-    if row.get("extension"):  # sinks, too, which are windowed
-        return str(row["extension"])
-    return WINDOWED if row.get("window") else PLAIN
-
-
-def _level(row: dict[str, Any], blocks: list[dict[str, Any]]) -> Level:
-    nll, status = number(row.get("nll")), str(row.get("status"))
-    sums = np.array([number(block.get("nll_sum")) for block in blocks], dtype=np.float64)
-    counts = np.array([number(block.get("n_tokens")) for block in blocks], dtype=np.float64)
+def _sums(blocks: list[BlockRow]) -> Blocks | None:
+    """None where there are too few blocks to resample, or one of them lacks its numbers."""
+    sums = np.array([block.nll_sum for block in blocks], dtype=np.float64)
+    counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
     usable = len(blocks) >= 2 and bool(np.isfinite(sums).all() and (counts > 0).all())
-    reason = str(row["reason"]) if row.get("reason") else None
-    if status == "ok" and nll is None:  # written as null because it was not finite
-        status, reason = "failed", "its nll is not a finite number"
-    return Level(status, reason, nll, row, Blocks(sums, counts) if usable else None)
-
-
-def _key(row: dict[str, Any]) -> str:
-    return json.dumps([row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")])
+    return Blocks(sums, counts) if usable else None
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posbench.comparison.load import PLAIN, WINDOWED, Blocks, Group, Level, RunData, Scheme, number
+from posbench.comparison.load import Blocks, Group, Level, RunData, Scheme
 from posbench.evaluation import statistics
 from posbench.evaluation.statistics import SEEDS_FOR_A_CLAIM, Interval, Reach
+from posbench.runs.rows import PLAIN, WINDOWED
 
 MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
 NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating
@@ -271,7 +272,7 @@ def speed(scheme: Scheme) -> float | None:
 
 def _bits_per_byte(scheme: Scheme, train_length: int) -> float | None:
     levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
-    values = [number(level.row.get("bits_per_byte")) for level in levels if level is not None]
+    values = [level.row.bits_per_byte for level in levels if level is not None]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 

@@ -3,7 +3,6 @@
 import itertools
 import pathlib
 import sys
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posbench.runs.folder import load_config
-from posbench.runs.rows import evaluation_rows
-from posbench.runs.tracking import curve_name
+from posbench.runs.rows import EvaluationRow, evaluation_rows
 
 HEIGHT = 12
 WIDTH = 66  # characters of the chart at most
@@ -36,37 +34,36 @@ def print_curves(folder: pathlib.Path) -> None:
     series = {name: _points(rows, name) for name in SERIES}
     if any(len(points) > 1 for points in series.values()):
         console.print(_draw({name: points for name, points in series.items() if points}, plain))
-    others = {name: cells for name, cells in _others(rows).items() if cells}
-    if others:
+    if others := _others(rows):
         console.print(_others_table(others, plain))
-    if any(row["documents"] == "concat" for row in rows):
+    if any(row.documents == "concat" for row in rows):
         console.print("Documents were too short to be scored whole: windows run across them.")
     console.print(f"Run folder: {folder}", soft_wrap=True)
 
 
-def _points(rows: list[dict[str, Any]], name: str) -> dict[int, float]:
-    return {row["length"]: row["nll"] for row in rows if row["status"] == "ok" and curve_name(row) == name}
+def _points(rows: list[EvaluationRow], name: str) -> dict[int, float]:
+    own = [row for row in rows if row.status == "ok" and row.curve_name == name]
+    return {row.length: row.nll for row in own if row.nll is not None}
 
 
-def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
+def _table(rows: list[EvaluationRow], title: str, plain: bool) -> Table:
     style = box.ASCII2 if plain else box.SIMPLE_HEAD
     table = Table(title=title, box=style, title_justify="left", pad_edge=False, collapse_padding=True)
     table.add_column("context", no_wrap=True)
     for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
         table.add_column(name, justify="right", no_wrap=True)
-    cells = {(curve_name(row), row["length"]): row for row in rows}
-    for length in sorted({length for name, length in cells if name in SERIES}):
-        target = cells.get(("fixed_target", length), {})
-        ratio = next(row["length_ratio"] for row in rows if row["length"] == length)
-        interval = f"{target['ci_low']:.2f}..{target['ci_high']:.2f}" if target.get("ci_low") is not None else ""
+    by_place = {(row.curve_name, row.length): row for row in rows if row.curve_name in SERIES}
+    ratios = {row.length: row.length_ratio for row in by_place.values()}
+    for length, ratio in sorted(ratios.items()):
+        target, windowed, nonoverlap = (by_place.get((name, length)) for name in SERIES)
         table.add_row(
             f"{length} ({ratio:g}x)",
             _number(target),
-            interval,
+            _interval(target),
             _number(target, "perplexity", 2),
             _number(target, "bits_per_byte"),
-            _number(cells.get(("windowed", length), {})),
-            _number(cells.get(("nonoverlap", length), {})),
+            _number(windowed),
+            _number(nonoverlap),
         )
     table.caption = (
         "nats per token of the same target tokens at every context (fixed_target);\n"
@@ -76,32 +73,39 @@ def _table(rows: list[dict[str, Any]], title: str, plain: bool) -> Table:
     return table
 
 
-def _others(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+def _others(rows: list[EvaluationRow]) -> dict[str, dict[int, EvaluationRow]]:
     """What was evaluated beside the headline: extensions, probes, other protocols, by name and length."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    by_name: dict[str, dict[int, EvaluationRow]] = {}
     for row in rows:
-        if (name := curve_name(row)) not in SERIES:
-            found.setdefault(name.removeprefix("fixed_target_"), {})[row["length"]] = row
-    return found
+        if row.curve_name not in SERIES:
+            by_name.setdefault(row.curve_name.removeprefix("fixed_target_"), {})[row.length] = row
+    return by_name
 
 
-def _others_table(others: dict[str, dict[int, dict[str, Any]]], plain: bool) -> Table:
+def _others_table(others: dict[str, dict[int, EvaluationRow]], plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    lengths = sorted({length for cells in others.values() for length in cells})
+    lengths = sorted({length for by_length in others.values() for length in by_length})
     table.add_column("nll by context", no_wrap=True)
     for length in lengths:
         table.add_column(str(length), justify="right")
-    for name, cells in others.items():
-        table.add_row(name, *(_number(cells.get(length, {})) for length in lengths))
+    for name, by_length in others.items():
+        table.add_row(name, *(_number(by_length.get(length)) for length in lengths))
     return table
 
 
-def _number(row: dict[str, Any], key: str = "nll", digits: int = 3) -> str:
-    if not row:
+def _number(row: EvaluationRow | None, column: str = "nll", digits: int = 3) -> str:
+    if row is None:
         return ""
-    if row["status"] != "ok":
-        return str(row["status"]) if key == "nll" else ""
-    return "" if row[key] is None else f"{row[key]:.{digits}f}"
+    if row.status != "ok":
+        return row.status if column == "nll" else ""
+    value = getattr(row, column)
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(row: EvaluationRow | None) -> str:
+    if row is None or row.ci_low is None or row.ci_high is None:
+        return ""
+    return f"{row.ci_low:.2f}..{row.ci_high:.2f}"
 
 
 def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 import pathlib
@@ -28,11 +27,10 @@ from posbench.evaluation.statistics import block_bootstrap
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
-from posbench.runs.rows import EVALUATION_KEY, evaluation_rows
+from posbench.runs.jsonl import plain
+from posbench.runs.rows import EVALUATION_KEY, BlockRow, EvaluationRow, evaluation_rows
 
 logger = logging.getLogger(__name__)
-
-Row = dict[str, Any]
 
 
 def evaluate(
@@ -40,10 +38,10 @@ def evaluate(
     tokens: Tokens,
     config: Config,
     step: int,
-    known: list[Row],
+    known: list[EvaluationRow],
     device: torch.device,
     dtype: torch.dtype,
-    report: Callable[[Row, list[Row]], None],
+    report: Callable[[EvaluationRow, list[BlockRow]], None],
 ) -> None:
     """Compute the cells that are not among the `known` rows; each goes to `report(row, block rows)` when done.
 
@@ -72,20 +70,22 @@ def evaluate(
         return _reference(pathlib.Path(settings.reference), tokens, device)
 
     for planned in measurements(settings, split, train_length):
-        row = _row(planned, config, step, dtype) | _defined(planned, model.encoding, config)
-        blocks: list[Row] = []
-        if row["status"] == "ok":
+        row = dataclasses.replace(_row(planned, config, step, dtype), **_defined(planned, model.encoding, config))
+        blocks: list[BlockRow] = []
+        if row.status == "ok":
             targets = protocols.targets_of(planned.forward.windows)
             kept = np.full(len(targets.indices), True)
             if planned.above is not None:
                 kept = (targets.context > planned.above) & (targets.context <= planned.length)
-            row["targets_sha256"] = targets.where(kept).sha256(split)
             if planned.select:  # which tokens these are is known after two forward passes only: described before
-                row["reason"] = f"key tokens of {reference()[1]}, among the targets {row['targets_sha256'][:8]}"
-                row["targets_sha256"] = None
-        if any(_same_cell(row, other) for other in known):
+                digest = targets.where(kept).sha256(split)
+                reason = f"key tokens of {reference()[1]}, among the targets {digest[:8]}"
+                row = dataclasses.replace(row, reason=reason)
+            else:
+                row = dataclasses.replace(row, targets_sha256=targets.where(kept).sha256(split))
+        if any(_same(row, other) for other in known):
             continue
-        if row["status"] == "ok":
+        if row.status == "ok":
             started = time.monotonic()
             machine.reset_peak_memory(device)
             if planned.select:
@@ -95,9 +95,12 @@ def evaluate(
                 kept = short - long > planned.select.nats
             nll = nll_of(planned.forward, model)[kept]
             numbers, blocks = _numbers(nll, targets.where(kept), planned, tokens, split, config)
-            row |= numbers
-            row["seconds"] = round(time.monotonic() - started, 3)  # nothing where another row paid for the passes
-            row["peak_memory_bytes"] = machine.peak_memory(device)
+            row = dataclasses.replace(
+                row,
+                **numbers,
+                seconds=round(time.monotonic() - started, 3),  # nothing where another row paid for the passes
+                peak_memory_bytes=machine.peak_memory(device),
+            )
         report(row, blocks)
 
 
@@ -139,7 +142,7 @@ def evaluate_into(
     dtype = machine.resolve_precision(config.training.precision, device)
     started = time.monotonic()
 
-    def report(row: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+    def report(row: EvaluationRow, blocks: list[BlockRow]) -> None:
         run.log_evaluation(row, blocks)
         tracker.curve(row)
         logger.info("%s", describe(row))
@@ -149,41 +152,34 @@ def evaluate_into(
     run.update(evaluate_seconds=round(seconds, 3))
 
 
-def describe(row: Row) -> str:
+def describe(row: EvaluationRow) -> str:
     """A row in one line, protocol and unit beside the number."""
-    where = f"{tracking.curve_name(row)} at {row['length']} tokens ({row['length_ratio']:g}x)"
-    if row["status"] != "ok":
-        return f"{where}: {row['status']}, {row['reason']}"
-    interval = f"{row['ci_low']:.3f}..{row['ci_high']:.3f}"
-    return f"{where}: {row['nll']:.4f} nats/token ({interval}), perplexity {row['perplexity']:.2f}"
+    where = f"{row.curve_name} at {row.length} tokens ({row.length_ratio:g}x)"
+    if row.status != "ok":
+        return f"{where}: {row.status}, {row.reason}"
+    perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
+    return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
 
 
-def _row(planned: Measurement, config: Config, step: int, dtype: torch.dtype) -> Row:
+def _row(planned: Measurement, config: Config, step: int, dtype: torch.dtype) -> EvaluationRow:
     """A row with everything known before the measurement."""
-    absent = dict.fromkeys(
-        ("n_tokens", "n_bytes", "n_blocks", "mean_context", "nll", "perplexity", "bits_per_byte", "accuracy",
-         "exact_match", "ci_low", "ci_high", "targets_sha256", "seconds", "peak_memory_bytes")
-    )  # fmt: skip
-    return {
-        "protocol": planned.protocol,
-        "length": planned.length,
-        "length_ratio": planned.length / config.training.train_length,
-        "stride": planned.stride,
-        "window": planned.forward.variant.window,
-        "extension": planned.forward.variant.name,
-        "extension_options": None,
-        "task": planned.task,
-        "split": config.evaluation.split,
-        "documents": planned.forward.windows[0].documents if planned.forward.windows else None,
-        "checkpoint_step": step,
-        "status": "ok",
-        "reason": None,
-        "dtype": machine.dtype_name(dtype),
-        **absent,
-    }
+    return EvaluationRow(
+        protocol=planned.protocol,
+        length=planned.length,
+        length_ratio=planned.length / config.training.train_length,
+        stride=planned.stride,
+        window=planned.forward.variant.window,
+        extension=planned.forward.variant.name,
+        task=planned.task,
+        split=config.evaluation.split,
+        documents=planned.forward.windows[0].documents if planned.forward.windows else None,
+        checkpoint_step=step,
+        status="ok",
+        dtype=machine.dtype_name(dtype),
+    )
 
 
-def _defined(planned: Measurement, encoding: Encoding, config: Config) -> Row:
+def _defined(planned: Measurement, encoding: Encoding, config: Config) -> dict[str, Any]:
     """The row's status and reason, and what an extension does."""
     if not planned.possible:
         reason = f"the {config.evaluation.split} text has too few windows of {planned.length} tokens"
@@ -197,12 +193,12 @@ def _defined(planned: Measurement, encoding: Encoding, config: Config) -> Row:
             check_length(encoding, planned.select.long.length)
     except UserError as error:
         return {"status": "undefined", "reason": str(error)}
-    return {"extension_options": options}
+    return {"extension_options": plain(options)}
 
 
 def _numbers(
     nll: NDArray[np.float64], targets: Targets, planned: Measurement, tokens: Tokens, split: TokenSplit, config: Config
-) -> tuple[Row, list[Row]]:
+) -> tuple[dict[str, Any], list[BlockRow]]:
     """What a row says of its scored tokens, and its block rows."""
     blocks = targets.blocks
     sums = np.bincount(blocks, nll, targets.n_blocks).astype(np.float64)
@@ -232,21 +228,17 @@ def _numbers(
         "ci_high": high,
     }
     return row, [
-        {"nll_sum": float(total), "n_tokens": int(count), "n_bytes": size}
-        for total, count, size in zip(sums, counts, sizes, strict=True)
+        BlockRow(block=block, nll_sum=float(total), n_tokens=int(count), n_bytes=size)
+        for block, (total, count, size) in enumerate(zip(sums, counts, sizes, strict=True))
     ]
 
 
-def _same_cell(row: Row, other: Row) -> bool:
+def _same(row: EvaluationRow, other: EvaluationRow) -> bool:
     """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count."""
-    keys = [*EVALUATION_KEY, "reason", "extension_options"]
-    if row["targets_sha256"]:
-        keys += ["status", "targets_sha256"]
-    return all(_as_read(row[key]) == other.get(key) for key in keys)
-
-
-def _as_read(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+    columns = [*EVALUATION_KEY, "reason", "extension_options"]
+    if row.targets_sha256:
+        columns += ["status", "targets_sha256"]
+    return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
 def _reference(folder: pathlib.Path, tokens: Tokens, device: torch.device) -> tuple[GPT, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.errors import UserError
+from posbench.runs.rows import COLUMNS, PLAIN, EvaluationRow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,12 +19,7 @@ _RUN_COLUMNS = [
     "train_seconds", "cpu_seconds", "evaluate_seconds", "tokens_per_second", "peak_memory_bytes", "data_sha256",
     "tokenizer_sha256", "command",
 ]  # fmt: skip
-_ROW_COLUMNS = [
-    "run", "encoding", "seed", "protocol", "length", "length_ratio", "stride", "window", "extension",
-    "extension_options", "task", "split", "documents", "checkpoint_step", "status", "reason", "n_tokens", "n_bytes",
-    "n_blocks", "mean_context", "nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high",
-    "targets_sha256", "dtype", "seconds", "peak_memory_bytes",
-]  # fmt: skip
+_ROW_COLUMNS = ["run", "encoding", "seed", *COLUMNS]
 
 
 def main(paths: list[Path], out: Path | None = None) -> None:
@@ -100,7 +96,7 @@ def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "
         pieces.append(piece)
     text.write(folder / "report.md", "\n".join(pieces))
     text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, found)))
-    rows = ({"run": run.folder.name, **_named(run), **row} for run in found for row in run.rows)
+    rows = ({"run": run.folder.name, **_named(run), **row.to_json()} for run in found for row in run.rows)
     text.write(folder / "evaluation.csv", text.csv_text(_ROW_COLUMNS, rows))
     text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, found))
 
@@ -149,7 +145,7 @@ def _caption(group: "Group") -> str:
     return " ".join(sentences)
 
 
-def _protocol(rows: list[dict[str, Any]]) -> list[str]:
+def _protocol(rows: list[EvaluationRow]) -> list[str]:
     return [
         f"Protocol fixed_target: the same {_all(rows, 'n_tokens')} target tokens in {_all(rows, 'n_blocks')} blocks "
         f"at every context length, documents {_all(rows, 'documents')}, evaluated in {_all(rows, 'dtype')}.",
@@ -166,7 +162,7 @@ def _notes(group: "Group") -> list[str]:
     notes = []
     if group.reference is None:
         notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
-    levels = [run.levels.get((load.PLAIN, group.train_length)) for run in group.runs if run.done]
+    levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]
     if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
             "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
@@ -183,8 +179,9 @@ def _notes(group: "Group") -> list[str]:
     return notes
 
 
-def _all(rows: list[dict[str, Any]], key: str) -> str:
-    return ", ".join(sorted({_listed([row[key]]) for row in rows if row.get(key) is not None})) or "unknown"
+def _all(rows: list[EvaluationRow], column: str) -> str:
+    values = [getattr(row, column) for row in rows]
+    return ", ".join(sorted({_listed([value]) for value in values if value is not None})) or "unknown"
 
 
 def _listed(values: list[Any]) -> str:

@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 
 import posbench
-from posbench.comparison.load import PLAIN, WINDOWED, Group, RunData
+from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import Curve, Summary
 from posbench.config.schema import to_container
 from posbench.errors import PosbenchError
@@ -24,6 +24,7 @@ from posbench.evaluation.statistics import Interval
 from posbench.report.styles import DASHES, style
 from posbench.report.tables import Table, Value
 from posbench.runs.redaction import redact
+from posbench.runs.rows import PLAIN, WINDOWED
 from posbench.terminal.exits import one_line
 
 _HERE = Path(__file__).parent

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from posbench.comparison import summary
-from posbench.comparison.load import PLAIN, WINDOWED, Group, RunData, number
+from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, WISHED, Point, Summary
 from posbench.evaluation import statistics
 from posbench.evaluation.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM, Interval
+from posbench.runs.jsonl import number
+from posbench.runs.rows import PLAIN, WINDOWED
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
@@ -198,12 +200,10 @@ def _other_values(one: Summary) -> dict[tuple[str, float], list[float]]:
     found: dict[tuple[str, float], list[float]] = {}
     for run in one.scheme.by_seed.values():
         for row in run.rows:
-            name = row.get("task") or row.get("protocol")
-            value, ratio = number(row.get("accuracy")), number(row.get("length_ratio"))
-            value = number(row.get("nll")) if value is None else value
-            plain = not row.get("extension") and not row.get("window") and name not in ("fixed_target", "per_position")
-            if plain and value is not None and ratio is not None:
-                found.setdefault((str(name), ratio), []).append(value)
+            name = row.task or row.protocol
+            value = row.nll if row.accuracy is None else row.accuracy
+            if row.kind == PLAIN and name not in ("fixed_target", "per_position") and value is not None:
+                found.setdefault((name, row.length_ratio), []).append(value)
     return found
 
 

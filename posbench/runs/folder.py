@@ -19,15 +19,15 @@ from posbench.config.identity import NOT_IDENTITY, run_id
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
-from posbench.runs.jsonl import append, drop_half_line, plain, rounded
+from posbench.runs.jsonl import append, drop_half_line, number, plain, rounded
 from posbench.runs.lock import moved_aside, take
 from posbench.runs.log import LogFile, OneLine
 from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, OWN, RECORD
 from posbench.runs.redaction import redact, secret_keys
-from posbench.runs.rows import EVALUATION_KEY
+from posbench.runs.rows import BlockRow, EvaluationRow
 
 _LOG = logging.getLogger(__name__)
-_SCHEMA = 1
+_SCHEMA = 1  # of run.json and the files beside it
 
 
 class Run:
@@ -182,17 +182,10 @@ class Run:
             file.truncate(min(offset, file.seek(0, os.SEEK_END)))
             drop_half_line(file)
 
-    def log_evaluation(self, row: Mapping[str, Any], blocks: Iterable[Mapping[str, Any]]) -> None:
-        """Append an evaluation cell: first its blocks, then its row, so that a row vouches for its blocks.
-
-        Args:
-            row: a whole row of `evaluation.jsonl`.
-            blocks: `nll_sum`, `n_tokens`, `n_bytes` of each block, in order.
-        """
-        key = {name: row.get(name) for name in (*EVALUATION_KEY, "targets_sha256")}
-        numbered = [{**key, "block": number, **block} for number, block in enumerate(blocks)]
-        append(self.folder / BLOCKS, numbered, durable=True)
-        append(self.folder / EVALUATION, [row], durable=True)
+    def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
+        """Append a row and its blocks, in order: the blocks first, so that a row vouches for its blocks."""
+        append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
+        append(self.folder / EVALUATION, [row.to_json()], durable=True)
 
     def log_to_file(self) -> None:
         """Copy what posbench logs into `log.txt` while the run is owned."""
@@ -222,7 +215,7 @@ def load_record(folder: Path) -> dict[str, Any]:
     """The `run.json` of a run folder.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or a newer posbench wrote it.
     """
     path = folder / RECORD
     try:
@@ -231,6 +224,9 @@ def load_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
     if not isinstance(record, dict):
         raise UserError(f"{path} is not a run's record: expected an object; --restart starts over")
+    schema = number(record.get("schema"))
+    if schema is not None and schema > _SCHEMA:
+        raise UserError(f"{path} has schema {schema:g}, this posbench reads up to {_SCHEMA}: upgrade posbench")
     return record
 
 

@@ -78,5 +78,12 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} is not a plain value")
 
 
+def number(value: object) -> float | None:
+    """A finite number from a file, None if it is anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
 def rounded(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value

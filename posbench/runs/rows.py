@@ -1,31 +1,196 @@
-"""Evaluation rows: what a row is, its key, and the two files they stand in."""
+"""Evaluation rows: what a row is, its key, its name as a curve, and the two files that rows and their blocks stand in.
 
-import json
-from collections.abc import Mapping
+Files may come from strangers and from other versions: unknown columns are left out, and a value that is missing or of
+another type is None. A line without what places a row (its key, length ratio or status) is no row and is passed over.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from posbench.runs.jsonl import read_jsonl
+from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import BLOCKS, EVALUATION
 
-EVALUATION_KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
+PLAIN, WINDOWED = "plain", "windowed"
 
 
-def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
+class RowKey(NamedTuple):
+    """What tells the rows of a run apart: of two lines with equal keys the later one counts."""
+
+    protocol: str
+    length: int
+    stride: int | None
+    window: int | None
+    extension: str | None
+    task: str | None
+    split: str
+    checkpoint_step: int
+
+
+EVALUATION_KEY = RowKey._fields
+BlocksKey = tuple[RowKey, str | None]  # of a row, and its targets_sha256: a row's blocks are of the tokens it scored
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationRow:
+    """One line of `evaluation.jsonl`: what was measured, on what, and the result. What is undefined is None, never 0.
+
+    The order of the columns is that of the file.
+    """
+
+    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task
+    length: int  # tokens of context
+    length_ratio: float  # length / training length
+    stride: int | None = None  # tokens between the windows of `sliding`
+    window: int | None = None  # keys each query saw, where attention was narrowed
+    extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
+    extension_options: dict[str, Any] | None = None  # what it did
+    task: str | None = None
+    split: str
+    documents: str | None = None  # doc, concat
+    checkpoint_step: int
+    status: str  # ok, undefined, too_short, failed
+    reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
+    dtype: str | None = None
+    n_tokens: int | None = None  # scored
+    n_bytes: int | None = None  # of the original text of the scored tokens
+    n_blocks: int | None = None
+    mean_context: float | None = None  # tokens
+    nll: float | None = None  # nats per token
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+    exact_match: float | None = None
+    ci_low: float | None = None  # of nll, 95 %, over blocks
+    ci_high: float | None = None
+    targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow | None":
+        """A line of the file; None if it is no row."""
+        values = _values(cls, line)
+        return cls(**values) if values and values["length"] >= 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row's columns, in the order of the file."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def key(self) -> RowKey:
+        return RowKey(*(getattr(self, name) for name in EVALUATION_KEY))
+
+    @property
+    def blocks_key(self) -> BlocksKey:
+        return self.key, self.targets_sha256
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a number. One that was not finite has been written as null."""
+        return self.status == "ok" and self.nll is not None
+
+    @property
+    def kind(self) -> str:
+        """How the model was changed: plain, windowed, or an extension's name (sinks, too, which are windowed)."""
+        return self.extension or (WINDOWED if self.window else PLAIN)
+
+    @property
+    def is_headline(self) -> bool:
+        """Whether it belongs to the protocol that everything is compared by."""
+        return self.protocol == "fixed_target" and self.task is None
+
+    @property
+    def curve_name(self) -> str:
+        """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall` ..."""
+        parts = [self.protocol, self.task, self.extension, WINDOWED if self.window else None]
+        name = "_".join(part for part in parts if part)
+        return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockRow:
+    """One block of a row's targets, the unit that intervals resample. None: the file has no such number there."""
+
+    block: int | None  # from 0 on
+    nll_sum: float | None  # nats, over the block's targets
+    n_tokens: int | None  # targets
+    n_bytes: int | None
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
+        return cls(**_values(cls, line) or {})
+
+    def to_json(self, row: EvaluationRow) -> dict[str, Any]:
+        """A line of `evaluation_blocks.jsonl`: the row that the block belongs to, and the block."""
+        return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
+
+
+def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     """Rows of `evaluation.jsonl`, the last of each key."""
-    rows = read_jsonl(folder / EVALUATION)
-    return list({_key(row): row for row in rows}.values())
+    rows = map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))
+    return list({row.key: row for row in rows if row}.values())
 
 
-def evaluation_blocks(folder: Path) -> list[dict[str, Any]]:
-    """Lines of `evaluation_blocks.jsonl`, the last set of each key."""
-    sets: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
+    """Blocks of `evaluation_blocks.jsonl` by the row that they belong to, of each row the last set."""
+    sets: dict[BlocksKey, list[BlockRow]] = {}
     for line in read_jsonl(folder / BLOCKS):
-        if line.get("block") == 0:
-            sets[_key(line)] = []
-        sets.setdefault(_key(line), []).append(line)
-    return [line for lines in sets.values() for line in lines]
+        values, block = _values(RowKey, line), BlockRow.from_json(line)
+        if values is None:
+            continue
+        belongs_to = RowKey(**values), _text(line.get("targets_sha256"))
+        if block.block == 0:
+            sets[belongs_to] = []
+        sets.setdefault(belongs_to, []).append(block)
+    return sets
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(json.dumps(row.get(name)) for name in EVALUATION_KEY)
+# -- reading what may be anything --------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = number(value)
+    return int(found) if found is not None and found.is_integer() else None
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+_READERS: dict[object, Callable[[object], object]] = {
+    str: _text,
+    int: _whole,
+    float: number,
+    dict[str, Any]: _object,
+}
+
+
+@functools.cache
+def _columns(kind: type) -> list[tuple[str, Callable[[object], object], bool]]:
+    """Of each column its name, its reader, and whether a line must have it."""
+    hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(kind).items()}
+    return [(name, _READERS[types[0]], len(types) == 1) for name, types in hints.items()]
+
+
+def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A line's values as the columns of a class declare them; None if what places the row is not what it must be."""
+    values: dict[str, Any] = {}
+    for name, read, needed in _columns(kind):
+        given = line.get(name)
+        values[name] = value = read(given)
+        if value is None and (needed or (name in EVALUATION_KEY and given is not None)):
+            return None
+    return values

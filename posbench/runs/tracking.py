@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from posbench.config.schema import Config, to_container
 from posbench.runs.folder import Run
 from posbench.runs.redaction import redact
+from posbench.runs.rows import EvaluationRow
 
 _LOG = logging.getLogger(__name__)
 _QUEUE_ROWS = 10_000
@@ -34,7 +35,7 @@ class Tracker:
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A row of `metrics.jsonl`."""
 
-    def curve(self, row: Mapping[str, Any]) -> None:
+    def curve(self, row: EvaluationRow) -> None:
         """A row of `evaluation.jsonl`; what is undefined is left out."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
@@ -66,12 +67,11 @@ class _WandbTracker(Tracker):
     def metrics(self, row: Mapping[str, Any]) -> None:
         self._put("log", _defined(row))
 
-    def curve(self, row: Mapping[str, Any]) -> None:
-        values = _defined({name: row.get(name) for name in _CURVE_VALUES})
-        if row.get("status") == "ok" and values:
-            curve = curve_name(row)
-            named = {f"eval/{curve}/{name}": value for name, value in values.items()}
-            self._put("log", {"eval/length": row["length"], **named})
+    def curve(self, row: EvaluationRow) -> None:
+        values = _defined({name: getattr(row, name) for name in _CURVE_VALUES})
+        if row.status == "ok" and values:
+            named = {f"eval/{row.curve_name}/{name}": value for name, value in values.items()}
+            self._put("log", {"eval/length": row.length, **named})
 
     def summary(self, values: Mapping[str, Any]) -> None:
         self._put("summary", _defined(values))
@@ -171,13 +171,6 @@ def _axis(name: str) -> str | None:
     if name == "eval/length" or "/" not in name:
         return None
     return "eval/length" if name.startswith("eval/") else "tokens"
-
-
-def curve_name(row: Mapping[str, Any]) -> str:
-    """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall` ..."""
-    parts = [row["protocol"], row.get("task"), row.get("extension"), "windowed" if row.get("window") else None]
-    name = "_".join(str(part) for part in parts if part)
-    return "windowed" if name == "fixed_target_windowed" else name
 
 
 def _defined(row: Mapping[str, Any]) -> dict[str, Any]:

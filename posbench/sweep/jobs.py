@@ -16,7 +16,7 @@ from posbench.config.schema import Config, to_container
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
 from posbench.runs.folder import load_config, load_record, refuse_secrets
-from posbench.runs.rows import evaluation_rows
+from posbench.runs.rows import PLAIN, evaluation_rows
 
 FINAL = ("done", "failed", "stopped")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
@@ -196,15 +196,10 @@ def total_steps(job: Job) -> int:
 def nll_in_distribution(job: Job) -> float | None:
     """Nll in nats per token at the training length, by the first protocol asked for; None where there is none."""
     settings, length = job.config.evaluation, job.config.training.train_length
-    wanted: dict[str, Any] = {
-        "protocol": settings.protocols[0],
-        "length": length,
-        "split": settings.split,
-        "status": "ok",
-    }
-    wanted |= dict.fromkeys(("window", "extension", "task"))
     try:
         rows = evaluation_rows(job.folder)
     except UserError:
         return None
-    return next((row["nll"] for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
+    plain = [row for row in rows if row.measured and row.kind == PLAIN and row.task is None]
+    wanted = (settings.protocols[0], length, settings.split)
+    return next((row.nll for row in plain if (row.protocol, row.length, row.split) == wanted), None)
