@@ -3,6 +3,7 @@
 Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from posbench import encodings
 from posbench.attention.dispatch import attention
+from posbench.attention.reference import narrower
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
 from posbench.encodings.base import Encoding
@@ -26,6 +28,18 @@ from posbench.randomness import derive, generator
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a model reads, where not as it was trained: evaluation's baselines and extensions."""
+
+    encoding: Encoding | None = None  # in place of the model's own, of the same shape
+    window: int | None = None  # keys a query may see, where the model does not see fewer anyway
+    sinks: int = 0  # keys at the beginning that every query sees beside that window
+
+
+_AS_TRAINED = Reading()
+
+
 class GPT(nn.Module):
     """Token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
 
@@ -33,7 +47,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.encoding = encoding
-        self.window = config.attention.window  # evaluation may narrow it for its baselines
+        self.window = config.attention.window
         self.sinks = config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -71,6 +85,7 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
         last: int | None = None,
+        reading: Reading = _AS_TRAINED,
     ) -> Tensor:
         """Final normalised states (B, T, D), what the head reads.
 
@@ -79,13 +94,16 @@ class GPT(nn.Module):
             positions: (1|B, T); default the encoding's own.
             generator: for encodings with random positions.
             last: only the last so many tokens' states are wanted, (B, last, D): the last block computes no others.
+            reading: another encoding, or a narrower window.
         """
-        consecutive = positions is None and "positions" not in self.encoding.hooks
+        encoding = self.encoding if reading.encoding is None else reading.encoding
+        window, sinks = narrower(self.window, reading.window), max(self.sinks, reading.sinks)
+        consecutive = positions is None and "positions" not in encoding.hooks
         if positions is None:
-            positions = self.encoding.positions(ids, generator)
-        x = self.encoding.embed(self.tokens(ids), positions, ids)
+            positions = encoding.positions(ids, generator)
+        x = encoding.embed(self.tokens(ids), positions, ids)
         attend = functools.partial(
-            attention, self.encoding, positions=positions, window=self.window, sinks=self.sinks, consecutive=consecutive
+            attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive
         )
         for layer, block in enumerate(self.blocks):
             rows = last if layer == len(self.blocks) - 1 else None

@@ -1,12 +1,14 @@
 """The numbers an evaluation gives, on models whose perplexity is known beforehand."""
 
 import collections
+import copy
 import dataclasses
 import importlib
 import json
 import math
 import pathlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench import encodings
 from posbench.config.overrides import apply
-from posbench.config.schema import Config
-from posbench.data.tokens import Tokens, TokenSplit
-from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
-from posbench.evaluation import evaluate, probes
+from posbench.config.schema import Config, EncodingConfig
+from posbench.data.tokens import TokenSplit
+from posbench.errors import Undefined, UserError
+from posbench.evaluation import probes
+from posbench.evaluation.evaluate import Evaluation, evaluate
+from posbench.evaluation.job import evaluate_run
+from posbench.evaluation.subject import Subject, TrainedGPT, Varied
+from posbench.evaluation.variants import Variant
+from posbench.model import build
+from posbench.runs import tracking
 from posbench.runs.folder import load_record
 from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows
 from posbench.training.train import train
@@ -29,30 +35,38 @@ V = 37
 L = 16
 
 
-class Planted(torch.nn.Module):
-    """Stands in for a GPT: expects the token `distance` before the one to come, where it can see that far."""
+class Planted:
+    """A subject that is no model: expects the token `distance` before the one to come, where it can see that far."""
+
+    name = "planted"
+    train_length = L
 
     def __init__(self, distance: int | None, max_length: int | None = None) -> None:
-        super().__init__()
-        self.distance, self.window, self.sinks = distance, None, 0
-        self.encoding = Encoding(Shape(4, 1, 1, L))
-        self.encoding.name, self.encoding.max_length = "planted", max_length
+        self.distance, self.max_length = distance, max_length
+        self.variant = Variant()
+        self.passes: list[tuple[int, Variant]] = []  # length and variant, of the changed copies too
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
+        self.passes.append((ids.shape[1] - 1, self.variant))
+        windows = torch.from_numpy(ids)
+        logits = self.expects(windows[:, :-1])[:, -scored:]
+        nll = torch.nn.functional.cross_entropy(logits.mT, windows[:, -scored:], reduction="none")
+        return nll.double().numpy()
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        if self.max_length is not None and length > self.max_length:
+            raise Undefined(f"length {length} is beyond the end of 'planted' (defined up to {self.max_length})")
+        changed = copy.copy(self)
+        changed.variant = variant
+        return Varied(changed, {"sinks": variant.sinks} if variant.sinks else None)
+
+    def expects(self, ids: Tensor) -> Tensor:
+        """Logits (B, T, V) of token ids (B, T)."""
         out = torch.zeros(*ids.shape, V)
         if self.distance is not None and ids.shape[1] >= self.distance:
             seen = torch.nn.functional.one_hot(ids[:, : ids.shape[1] - self.distance + 1], V)
             out[:, self.distance - 1 :] = 20.0 * seen
-        return out if last is None else out[:, -last:]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-
-class Bytes:
-    """A tokenizer that only knows how many bytes its tokens have."""
-
-    token_bytes = np.arange(V) % 3 + 1
+        return out
 
 
 def periodic(period: int, repeats: int = 80) -> TokenSplit:
@@ -60,18 +74,36 @@ def periodic(period: int, repeats: int = 80) -> TokenSplit:
     return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
 
 
-def rows_of(model: Planted, split: TokenSplit, config: Config, known: list[EvaluationRow] | None = None):
-    tokens = Tokens(train=split, validation=split, test=split, tokenizer=Bytes(), record={})  # type: ignore[arg-type]
-    rows: list[EvaluationRow] = []
-    blocks: list[list[BlockRow]] = []
+def gpt(config: Config, encoding: str) -> TrainedGPT:
+    """A model with its initial weights."""
+    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
+    return TrainedGPT(build(config, V).eval(), encoding, L, torch.device("cpu"), torch.float32)
 
-    def report(row: EvaluationRow, of_block: list[BlockRow]) -> None:
-        rows.append(row)
-        blocks.append(of_block)
 
-    device = torch.device("cpu")
-    evaluate.evaluate(model, tokens, config, 7, known or [], device, torch.float32, report)  # type: ignore[arg-type]
-    return rows, blocks
+def asked(
+    subject: Subject, config: Config, split: TokenSplit | None = None, reference: Subject | None = None
+) -> Evaluation:
+    return Evaluation(
+        subject=subject,
+        split=split or periodic(48),
+        token_bytes=np.arange(V) % 3 + 1,
+        settings=config.evaluation,
+        checkpoint_step=7,
+        dtype="fp32",
+        device=torch.device("cpu"),
+        reference=reference,
+    )
+
+
+def rows_of(
+    subject: Subject,
+    split: TokenSplit,
+    config: Config,
+    known: Sequence[EvaluationRow] = (),
+    reference: Subject | None = None,
+) -> tuple[list[EvaluationRow], list[list[BlockRow]]]:
+    pairs = list(evaluate(asked(subject, config, split, reference), known))
+    return [row for row, _ in pairs], [blocks for _, blocks in pairs]
 
 
 @pytest.fixture
@@ -91,6 +123,11 @@ def evaluation_with(config: Config, **fields: Any) -> Config:
 def nll_by(rows: list[EvaluationRow], **wanted: Any) -> dict[int, float]:
     """Nll by length of the rows that have these values, as `task="repeat", window=None`."""
     return {row.length: row.nll for row in rows if all(getattr(row, key) == value for key, value in wanted.items())}
+
+
+def test_a_subject_need_not_be_a_model_of_ours(config: Config) -> None:
+    assert isinstance(Planted(None), Subject) and isinstance(gpt(config, "rope"), Subject)
+    assert not isinstance(gpt(config, "rope").model, Subject)
 
 
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
@@ -119,19 +156,11 @@ def test_fixed_target_rows_share_their_targets_at_every_length_and_with_the_wind
     assert by_protocol["fixed_target"] != by_protocol["nonoverlap"]
 
 
-def test_the_windowed_baseline_narrows_the_model_to_the_training_length_and_lets_go_of_it(config: Config) -> None:
-    model = Planted(None)
-    seen: list[tuple[int, int | None]] = []
-    plain = model.hidden
-
-    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
-        seen.append((ids.shape[1], model.window))
-        return plain(ids, positions, last)
-
-    model.hidden = watched  # type: ignore[method-assign]
-    rows, _ = rows_of(model, periodic(48), config)
-    assert {length for length, window in seen if window == L} == {2 * L, 4 * L, 8 * L, 16 * L}
-    assert {window for _, window in seen} == {None, L} and model.window is None
+def test_the_windowed_baseline_narrows_the_model_to_the_training_length(config: Config) -> None:
+    subject = Planted(None)
+    rows, _ = rows_of(subject, periodic(48), config)
+    assert {length for length, variant in subject.passes if variant.window == L} == {2 * L, 4 * L, 8 * L, 16 * L}
+    assert {variant.window for _, variant in subject.passes} == {None, L}
     assert [row.length for row in rows if row.window == L] == [2 * L, 4 * L, 8 * L, 16 * L]
 
 
@@ -191,9 +220,9 @@ def test_one_more_length_on_the_runs_own_targets_is_the_only_one_computed(config
 class Bigram(Planted):
     """Knows nothing but the token before: the same nll with any context."""
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+    def expects(self, ids: Tensor) -> Tensor:
         table = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
-        return table[ids] if last is None else table[ids[:, -last:]]
+        return table[ids]
 
 
 def test_a_bigram_models_sum_does_not_depend_on_how_text_is_cut(config: Config) -> None:
@@ -226,15 +255,9 @@ def test_positions_of_one_pass_are_rows_that_add_up_to_nonoverlap(config: Config
 
 def test_rows_with_the_same_windows_share_their_forward_passes(config: Config) -> None:
     wanted = evaluation_with(config, protocols=("nonoverlap", "per_position"), windowed=False)
-    model, lengths = Planted(None), []
-    plain = model.hidden
-
-    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
-        lengths.append(ids.shape[1])
-        return plain(ids, positions, last)
-
-    model.hidden = watched  # type: ignore[method-assign]
-    rows, _ = rows_of(model, random_text(), wanted)
+    subject = Planted(None)
+    rows, _ = rows_of(subject, random_text(), wanted)
+    lengths = [length for length, _ in subject.passes]
     longest = next(row for row in rows if row.length == 16 * L)
     batches = -(-longest.n_tokens // (16 * L) // (config.evaluation.batch_tokens // (16 * L)))
     assert lengths.count(16 * L) == batches
@@ -255,14 +278,14 @@ class Copies(Planted):
         super().__init__(None)
         self.reach = reach
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
+    def expects(self, ids: Tensor) -> Tensor:
         out = torch.zeros(*ids.shape, V)
         trigram = (ids * V + ids.roll(1, 1)) * V + ids.roll(2, 1)
         trigram[:, :2] = -1
         for lag in range(min(self.reach, ids.shape[1] - 1), 0, -1):
             batch, at = torch.nonzero((trigram[:, lag:] == trigram[:, :-lag]) & (trigram[:, lag:] >= 0), as_tuple=True)
             out[batch, at + lag] = 20.0 * torch.nn.functional.one_hot(ids[batch, at + 1], V)
-        return out if last is None else out[:, -last:]
+        return out
 
 
 def test_a_model_that_copies_gains_from_a_repeated_block_only_within_its_reach(config: Config) -> None:
@@ -291,9 +314,8 @@ def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
 class Bag(Planted):
     """Expects tokens as often as they stand in its context, in whatever order."""
 
-    def hidden(self, ids: Tensor, positions: Tensor | None = None, last: int | None = None) -> Tensor:
-        out = torch.log1p(torch.nn.functional.one_hot(ids, V).cumsum(1).float())
-        return out if last is None else out[:, -last:]
+    def expects(self, ids: Tensor) -> Tensor:
+        return torch.log1p(torch.nn.functional.one_hot(ids, V).cumsum(1).float())
 
 
 def test_shuffling_distant_context_costs_a_bag_of_tokens_nothing_and_one_that_reads_order_something(
@@ -332,6 +354,19 @@ def test_key_tokens_are_those_that_distant_context_helps(config: Config) -> None
     assert again == []
 
 
+def test_key_tokens_of_a_reference_are_the_same_for_every_subject(config: Config) -> None:
+    wanted = evaluation_with(config, tasks=("key_tokens",), windowed=False, reference="a run")
+    chosen = [
+        [row for row in rows_of(subject, periodic(3 * L), wanted, reference=Planted(3 * L))[0] if row.task]
+        for subject in (Planted(3 * L), Planted(None))
+    ]
+    assert {row.targets_sha256 for rows in chosen for row in rows} == {chosen[0][0].targets_sha256}
+    assert {row.task for rows in chosen for row in rows} == {"key_tokens"}
+    assert all("key tokens of planted" in row.reason for rows in chosen for row in rows)
+    short = rows_of(Planted(None), periodic(3 * L), wanted, reference=Planted(3 * L, max_length=2 * L))[0]
+    assert {row.status for row in short if row.task} == {"undefined"}
+
+
 def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: Config) -> None:
     for fields, nearest in (
         ({"tasks": ("repeet",)}, "did you mean 'repeat'"),
@@ -339,7 +374,7 @@ def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: 
         ({"extensions": ("yarn:factor",)}, "yarn:factor=4"),
     ):
         with pytest.raises(UserError, match=nearest):
-            rows_of(Planted(None), periodic(48), evaluation_with(config, **fields))
+            rows_of(gpt(config, "rope"), periodic(48), evaluation_with(config, **fields))
 
 
 @pytest.mark.parametrize(
@@ -369,16 +404,9 @@ def test_every_task_explains_itself_with_a_drawing() -> None:
 
 def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Config) -> None:
     wanted = evaluation_with(config, sinks=4, protocols=("fixed_target",))
-    model, seen = Planted(None), set()
-    plain = model.hidden
-
-    def watched(ids: Tensor, positions: Tensor | None, last: int | None) -> Tensor:
-        seen.add((model.window, model.sinks))
-        return plain(ids, positions, last)
-
-    model.hidden = watched  # type: ignore[method-assign]
-    rows, _ = rows_of(model, periodic(48), wanted)
-    assert seen == {(None, 0), (L, 0), (L, 4)} and (model.window, model.sinks) == (None, 0)
+    subject = Planted(None)
+    rows, _ = rows_of(subject, periodic(48), wanted)
+    assert {(variant.window, variant.sinks) for _, variant in subject.passes} == {(None, 0), (L, 0), (L, 4)}
     sinks = [row for row in rows if row.extension == "sinks"]
     assert [row.length for row in sinks] == [2 * L, 4 * L, 8 * L, 16 * L]
     assert {(row.window, row.mean_context, str(row.extension_options)) for row in sinks} == {(L, L + 4, "{'sinks': 4}")}
@@ -387,8 +415,9 @@ def test_sinks_widen_the_windowed_baseline_and_have_rows_of_their_own(config: Co
 def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     longer = evaluation_with(config, ratios=(1, 2, 4))
-    longer = dataclasses.replace(longer, training=dataclasses.replace(config.training, train_length=4 * L))
-    others, _ = rows_of(Planted(None), periodic(48), longer)
+    subject = Planted(None)
+    subject.train_length = 4 * L
+    others, _ = rows_of(subject, periodic(48), longer)
     for protocol in ("fixed_target", "nonoverlap"):
         digests = {row.targets_sha256 for row in (*rows, *others) if row.protocol == protocol}
         assert len(digests) == 1
@@ -396,37 +425,41 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
 
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(config: Config) -> None:
-    shape = Shape(8, 1, 1, L)
     wanted = evaluation_with(config, extensions=("pi", "pi:factor=4"), protocols=("fixed_target",), windowed=False)
-    model = Planted(None)
-    model.encoding = encodings.build("rope", shape)
-    used = model.encoding
-    rows, _ = rows_of(model, periodic(48), wanted)
+    subject = gpt(config, "rope")
+    used = subject.model.encoding
+    rows, _ = rows_of(subject, periodic(48), wanted)
     extended = [row for row in rows if row.extension]
     assert [(row.extension, row.length) for row in extended] == [
         (name, ratio * L) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
     ]
     assert {row.status for row in extended} == {"ok"} and all(row.extension_options for row in extended)
-    assert model.encoding is used
-    again, _ = rows_of(
-        model,
-        periodic(48),
-        wanted,
-        known=[EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows],
-    )
+    assert subject.model.encoding is used
+    read = [EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows]
+    again, _ = rows_of(subject, periodic(48), wanted, known=read)
     assert again == []
-    model.encoding = encodings.build("none", shape)
-    rows, _ = rows_of(model, periodic(48), wanted)
+    rows, _ = rows_of(gpt(config, "none"), periodic(48), wanted)
     assert {row.status for row in rows if row.extension} == {"undefined"}
     assert all("'none' has no extension" in row.reason for row in rows if row.extension)
+
+
+def test_a_mistyped_extension_stops_the_evaluation_before_its_first_row(config: Config) -> None:
+    for text, message in (
+        ("yarn:fctor=2", "did you mean 'factor'"),
+        ("yarn:factor=abc", "factor is 'abc' for 'yarn'"),
+        ("yarn:factor=0.5", "factor is 0.5: expected at least 1"),
+    ):
+        rows = evaluate(asked(gpt(config, "rope"), evaluation_with(config, extensions=(text,))))
+        with pytest.raises(UserError, match=message):
+            next(rows)
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
-    tiny_config: Config, tmp_path: pathlib.Path
-) -> None:
+@pytest.fixture
+def trained(tiny_config: Config, tmp_path: pathlib.Path) -> tuple[Config, pathlib.Path]:
+    """A finished run: its configuration and its folder."""
     text = tmp_path / "text.txt"
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
@@ -436,15 +469,21 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         data=dataclasses.replace(tiny_config.data, path=str(text)),
         runtime=dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache")),
     )
-    folder = tmp_path / "run"
-    train(config, folder, ["test"])
+    train(config, tmp_path / "run", ["test"])
+    return config, tmp_path / "run"
+
+
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
+    trained: tuple[Config, pathlib.Path],
+) -> None:
+    config, folder = trained
     first = evaluation_rows(folder)
     overrides = [
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
         "extension=ntk", "stride=4", f"reference={folder}",
     ]  # fmt: skip
     settings, _, _ = apply(config, overrides)
-    evaluate.evaluate_run(folder, settings)
+    evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
     counts = collections.Counter((row.protocol, row.task) for row in rows)
@@ -457,5 +496,34 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert {row.status for row in rows if row.task != "key_tokens"} == {"ok"}
     assert all(load_record(folder)["id"] in row.reason for row in rows if row.task == "key_tokens")
     before = (folder / "evaluation.jsonl").read_bytes()
-    evaluate.evaluate_run(folder, settings)
+    evaluate_run(folder, settings)
     assert (folder / "evaluation.jsonl").read_bytes() == before
+
+
+def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
+    trained: tuple[Config, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stays done, since that is what became of its training."""
+    config, folder = trained
+    before, first = load_record(folder), evaluation_rows(folder)
+    exits: list[int] = []
+
+    class Watched(tracking.Tracker):
+        def curve(self, row: EvaluationRow) -> None:
+            if row.length == 128:
+                raise RuntimeError("the lights went out")
+
+        def finish(self, exit_code: int = 0) -> None:
+            exits.append(exit_code)
+
+    monkeypatch.setattr(tracking, "start", lambda config, run: Watched())
+    settings, _, _ = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
+    with pytest.raises(RuntimeError, match="the lights"):
+        evaluate_run(folder, settings)
+    assert exits == [1]
+    assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
+    record = load_record(folder)
+    assert (record["status"], record["attempts"]) == ("done", before["attempts"])
+    assert record["evaluate_seconds"] > before["evaluate_seconds"]
+    *_, last = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert last.endswith("the evaluation ended early: RuntimeError: the lights went out")

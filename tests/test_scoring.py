@@ -14,8 +14,10 @@ from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.protocols import Windows, targets_of
-from posbench.evaluation.score import changed, score
-from posbench.model import GPT, build
+from posbench.evaluation.score import score
+from posbench.evaluation.subject import TrainedGPT
+from posbench.evaluation.variants import Variant
+from posbench.model import GPT, Reading, build
 
 V = 50
 CPU = torch.device("cpu")
@@ -36,8 +38,12 @@ def text(n: int = 4000) -> TokenSplit:
     return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
 
 
+def subject_of(model: GPT) -> TrainedGPT:
+    return TrainedGPT(model, "mine", model.encoding.shape.train_length, CPU, torch.float32)
+
+
 def nll_of(model: GPT, split: TokenSplit, *windows: Windows, batch_tokens: int = 2048) -> np.ndarray:
-    return np.concatenate([score(model, split, w, CPU, torch.float32, batch_tokens).ravel() for w in windows])
+    return np.concatenate([score(subject_of(model), split, w, batch_tokens).ravel() for w in windows])
 
 
 def test_sliding_by_one_token_is_every_token_with_its_own_full_context(tiny_config: Config) -> None:
@@ -59,9 +65,10 @@ def test_a_position_of_a_long_pass_scores_as_a_window_that_ends_there(name: str,
     """`per_position` and `fixed_target` agree for one window start and any scheme that is prefix-consistent."""
     model, split = model_of(tiny_config, name), text()
     starts = np.arange(8) * 300
-    whole = score(model, split, Windows(96, 96, starts, np.arange(8), "concat"), CPU, torch.float32, 2048)
+    subject = subject_of(model)
+    whole = score(subject, split, Windows(96, 96, starts, np.arange(8), "concat"), 2048)
     for length in (1, 17, 64):
-        ending = score(model, split, Windows(length, 1, starts, np.arange(8), "concat"), CPU, torch.float32, 2048)
+        ending = score(subject, split, Windows(length, 1, starts, np.arange(8), "concat"), 2048)
         np.testing.assert_allclose(whole[:, length - 1], ending[:, 0], atol=TOLERANCE)
 
 
@@ -73,10 +80,11 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, window: int | N
     ids = torch.randint(V, (3, length), generator=torch.Generator().manual_seed(0))
     positions = model.encoding.positions(ids, torch.Generator().manual_seed(0))
     positions = positions if "positions" in model.encoding.hooks else None
-    with torch.inference_mode(), changed(model, model.encoding, window):
-        everything = model.hidden(ids, positions)
+    reading = Reading(window=window)
+    with torch.inference_mode():
+        everything = model.hidden(ids, positions, reading=reading)
         for last in (1, 7, length):
-            alone = model.hidden(ids, positions, last=last)
+            alone = model.hidden(ids, positions, last=last, reading=reading)
             # Normalised states are of the order of 1; learned parameters drawn from N(0, 1) make large logits.
             torch.testing.assert_close(alone, everything[:, -last:], atol=1e-4, rtol=1e-4)
 
@@ -86,13 +94,14 @@ def test_sinks_are_seen_beside_the_window_and_nothing_else_is(tiny_config: Confi
     config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, n_layers=1))
     model = build(config, V).eval()
     ids = torch.randint(V, (1, 32), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(), changed(model, model.encoding, window=8, sinks=3):
-        before = model.hidden(ids)[0, -1]
+    reading = Reading(window=8, sinks=3)
+    with torch.inference_mode():
+        before = model.hidden(ids, reading=reading)[0, -1]
         for place, matters in ((0, True), (2, True), (3, False), (23, False), (24, True), (30, True)):
             other = ids.clone()
             other[0, place] = (other[0, place] + 1) % V
-            assert bool((model.hidden(other)[0, -1] != before).any()) is matters, place
-    assert (model.window, model.sinks) == (None, 0)
+            after = model.hidden(other, reading=reading)[0, -1]
+            assert bool((after != before).any()) is matters, place
 
 
 def test_a_window_with_as_many_sinks_as_keys_is_plain_attention(tiny_config: Config) -> None:
@@ -100,8 +109,32 @@ def test_a_window_with_as_many_sinks_as_keys_is_plain_attention(tiny_config: Con
     ids = torch.randint(V, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         plain = model.hidden(ids)
-        with changed(model, model.encoding, window=4, sinks=28):
-            torch.testing.assert_close(model.hidden(ids), plain, atol=1e-5, rtol=1e-5)
+        wide = model.hidden(ids, reading=Reading(window=4, sinks=28))
+        torch.testing.assert_close(wide, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_narrower_reading_narrows_and_a_wider_one_leaves_the_model_its_own_window(tiny_config: Config) -> None:
+    attention = dataclasses.replace(tiny_config.model.attention, window=8)
+    config = dataclasses.replace(tiny_config, model=dataclasses.replace(tiny_config.model, attention=attention))
+    model = build(config, V).eval()
+    ids = torch.randint(V, (1, 32), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        own = model.hidden(ids)
+        assert torch.equal(model.hidden(ids, reading=Reading(window=12)), own)
+        assert not torch.equal(model.hidden(ids, reading=Reading(window=4)), own)
+        assert torch.equal(model.hidden(ids), own)  # nothing of a reading stays behind
+
+
+def test_what_a_variant_becomes_reads_with_its_window_and_its_encoding(tiny_config: Config) -> None:
+    subject, ids = subject_of(model_of(tiny_config)), text(65).ids[None].astype(np.int64)
+    plain = subject.nll(ids, 8, 0)
+    narrowed = subject.varied(Variant(window=4, sinks=2), 64)
+    stretched = subject.varied(Variant(extension="pi:factor=4"), 64)
+    assert narrowed.facts == {"sinks": 2} and stretched.facts is not None and stretched.facts["factor"] == 4
+    scores = [varied.subject.nll(ids, 8, 0) for varied in (narrowed, stretched)]
+    assert all(np.abs(score - plain).max() > 1e-3 for score in scores)
+    np.testing.assert_array_equal(subject.nll(ids, 8, 0), plain)
+    np.testing.assert_array_equal(subject.varied(Variant(), 64).subject.nll(ids, 8, 0), plain)
 
 
 def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_drawn(tiny_config: Config) -> None:
@@ -133,7 +166,8 @@ def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
     training = dataclasses.replace(tiny_config.training, train_length=64)
     model, split, length = model_of(dataclasses.replace(tiny_config, training=training), name), text(5000), 64 * 64
     windows = Windows(length, 8, np.array([100]), np.array([0]), "concat")
-    with _Largest() as largest, changed(model, model.encoding, 64 if sinks else None, sinks):
-        nll = nll_of(model, split, windows)
+    subject = subject_of(model).varied(Variant(window=64 if sinks else None, sinks=sinks), length).subject
+    with _Largest() as largest:
+        nll = score(subject, split, windows, batch_tokens=2048)
     assert np.isfinite(nll).all()
     assert 0 < largest.elements <= 2 * dispatch.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4

@@ -152,7 +152,7 @@ def evaluate(
 
     settings, device, threads = apply(load_config(run), overrides or [])
     from posbench.evaluation import curve
-    from posbench.evaluation.evaluate import evaluate_run
+    from posbench.evaluation.job import evaluate_run
     from posbench.terminal import console
 
     console.log_to_terminal()

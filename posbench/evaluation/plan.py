@@ -107,7 +107,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
 
 def _varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
     """Plain, the baselines at the lengths where they differ from it, and the extensions at all lengths."""
-    variants = [Variant()]
+    variants = [AS_TRAINED]
     if settings.windowed:
         variants.append(Variant(window=train_length))
     if settings.sinks:

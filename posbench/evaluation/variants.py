@@ -5,9 +5,8 @@ from typing import Any
 
 import yaml
 
-from posbench import extend
-from posbench.encodings.base import Encoding
 from posbench.errors import UserError
+from posbench.evaluation.protocols import Integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,16 +22,9 @@ class Variant:
         """The row's `extension`."""
         return "sinks" if self.sinks else self.extension
 
-    def apply(self, encoding: Encoding, length: int, train_length: int) -> tuple[Encoding, dict[str, Any] | None]:
-        """The encoding to evaluate with, and the row's `extension_options`.
-
-        Raises:
-            UserError: the scheme does not support the extension, or an option is wrong.
-        """
-        if self.extension is None:
-            return encoding, {"sinks": self.sinks} if self.sinks else None
-        method, options = parse_extension(self.extension)
-        return extend.extended(encoding, method, length, train_length, **options)
+    def visible(self, context: Integers) -> Integers:
+        """How many of the tokens before them predictions see."""
+        return context if self.window is None else context.clip(max=self.window + self.sinks)
 
 
 AS_TRAINED = Variant()

@@ -196,6 +196,12 @@ class Run:
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.INFO)
 
+    def note(self, text: str) -> None:
+        """Add a line to `log.txt` alone, of what the terminal is told otherwise."""
+        if self._log_file:
+            known = {"name": "posbench", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
+            self._log_file.handle(logging.makeLogRecord(known))
+
 
 # -- reading, also folders of strangers --------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
+from posbench.evaluation.subject import TrainedGPT
 from posbench.model import GPT, build
 from posbench.speed.timing import Call, Timings, load_average, step_memory, take_turns
 from posbench.terminal import console
@@ -287,14 +288,15 @@ def _evaluate(
     starts = np.arange(0, len(text.ids) - length, length)
     windows = Windows(length, length, starts, np.zeros_like(starts), "concat")
 
-    def scoring(model: GPT) -> Call:
-        return lambda: score(model, text, windows, device, dtype, batch_tokens=len(text.ids))
+    def scoring(name: str, model: GPT) -> Call:
+        subject = TrainedGPT(model, name, length, device, dtype)
+        return lambda: score(subject, text, windows, batch_tokens=len(text.ids))
 
     defined = {
         name: m for name, m in models.items() if m.encoding.max_length is None or m.encoding.max_length >= length
     }
     logger.info("evaluation at %d tokens: %d rounds of %s", length, rounds, ", ".join(defined))
-    return take_turns({name: scoring(model) for name, model in defined.items()}, rounds, device, dtype)
+    return take_turns({name: scoring(name, model) for name, model in defined.items()}, rounds, device, dtype)
 
 
 def _evaluated(name: str, length: int, size: int, timings: Timings) -> Evaluated:

@@ -22,7 +22,8 @@ from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
-from posbench.evaluation import curve, evaluate
+from posbench.evaluation import curve
+from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.plan import check
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
@@ -69,7 +70,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         tracker = tracking.start(config, run)
         try:
             step = _fit(learner_for(model, config, device, dtype), tokens, config, run, tracker)
-            evaluate.evaluate_into(run, tracker, model, tokens, config, step, device)
+            evaluate_into(run, tracker, model, tokens, config, step, device)
         except BaseException:
             tracker.finish(exit_code=1)
             raise

@@ -1,0 +1,116 @@
+"""Evaluate a run: what its folder holds, into its folder."""
+
+import dataclasses
+import logging
+import pathlib
+import time
+
+import torch
+
+from posbench import machine
+from posbench.config.schema import Config, EvaluationConfig
+from posbench.data import tokens as data
+from posbench.data.tokens import Tokens
+from posbench.errors import UserError
+from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.plan import check
+from posbench.evaluation.subject import TrainedGPT
+from posbench.model import GPT, build
+from posbench.runs import checkpoint, tracking
+from posbench.runs.folder import Run, load_config, load_record
+from posbench.runs.rows import evaluation_rows
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate_run(
+    folder: pathlib.Path, settings: EvaluationConfig, device: str | None = None, threads: int | None = None
+) -> None:
+    """Evaluate a finished run's newest checkpoint; only what is missing is computed.
+
+    An evaluation is no attempt at the run: `run.json` keeps how that ended. What goes wrong here stands in `log.txt`.
+
+    Raises:
+        UserError: the folder holds no run or no complete checkpoint, or the settings cannot be met.
+    """
+    check(settings)
+    config = dataclasses.replace(load_config(folder), evaluation=settings)
+    step, weights = checkpoint.load_model(folder)
+    chosen = machine.resolve(device or config.runtime.device)
+    machine.set_threads(threads or config.runtime.threads)
+    machine.keep_freed_memory()
+    with Run.open(folder, config, command=None) as run:
+        run.log_to_file()
+        tracker = tracking.start(config, run)
+        try:
+            tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+            if run.record["tokenizer_sha256"] not in (None, tokens.tokenizer.sha256):
+                raise UserError(f"the data of {folder} gives another tokenizer than the run was trained with")
+            model = _trained(config, tokens, weights, chosen)
+            evaluate_into(run, tracker, model, tokens, config, step, chosen)
+        except BaseException as error:
+            run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
+            tracker.finish(exit_code=1)
+            raise
+        tracker.finish()
+
+
+def evaluate_into(
+    run: Run,
+    tracker: tracking.Tracker,
+    model: GPT,
+    tokens: Tokens,
+    config: Config,
+    step: int,
+    device: torch.device,
+) -> None:
+    """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost."""
+    settings = config.evaluation
+    dtype = machine.resolve_precision(config.training.precision, device)
+    subject = TrainedGPT(model.eval(), run.id, config.training.train_length, device, dtype, config.seed)
+    asked = Evaluation(
+        subject=subject,
+        split=getattr(tokens, settings.split),
+        token_bytes=tokens.tokenizer.token_bytes,
+        settings=settings,
+        checkpoint_step=step,
+        dtype=machine.dtype_name(dtype),
+        device=device,
+        reference=_reference(subject, tokens, settings) if settings.tasks else None,
+    )
+    started = time.monotonic()
+    try:
+        for row, blocks in evaluate(asked, evaluation_rows(run.folder)):
+            run.log_evaluation(row, blocks)
+            tracker.curve(row)
+            logger.info("%s", describe(row))
+    finally:
+        seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
+        run.update(evaluate_seconds=round(seconds, 3))
+
+
+def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:
+    """The model whose key tokens count, run as the subject is.
+
+    Raises:
+        UserError: no complete run, or one of another tokenizer.
+    """
+    if settings.reference is None:
+        return None
+    folder = pathlib.Path(settings.reference)
+    config, record = load_config(folder), load_record(folder)
+    if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
+        raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
+    step, weights = checkpoint.load_model(folder)
+    return dataclasses.replace(
+        subject,
+        model=_trained(config, tokens, weights, subject.device).eval(),
+        name=f"{record['id']} at step {step}",
+        train_length=config.training.train_length,
+    )
+
+
+def _trained(config: Config, tokens: Tokens, weights: dict[str, torch.Tensor], device: torch.device) -> GPT:
+    model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+    model.load_state_dict(weights)
+    return model
