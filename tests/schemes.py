@@ -23,11 +23,16 @@ def has_oracle(name: str) -> bool:
     return (Path(__file__).parent / "oracles" / f"{name}.py").exists()
 
 
+def declared(name: str, what: str, otherwise: Any) -> Any:
+    """What a scheme's oracle says of it beside the comparison, or what holds where it says nothing."""
+    return getattr(oracle_of(name), what, otherwise) if has_oracle(name) else otherwise
+
+
 def cases() -> list[tuple[str, dict[str, Any]]]:
     """Every scheme with every option set that its oracle names; without an oracle, with its defaults."""
     pairs = []
     for name in NAMES:
-        pairs += [(name, case) for case in (oracle_of(name).CASES if has_oracle(name) else [{}])]
+        pairs += [(name, case) for case in declared(name, "CASES", [{}])]
     return pairs
 
 
@@ -37,10 +42,19 @@ def label(case: tuple[str, dict[str, Any]]) -> str:
     return "-".join([name, *told])
 
 
+def resolved(options: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    """A case's options for a shape."""
+    return {key: value(shape) if callable(value) else value for key, value in options.items()}
+
+
+def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
+    """A scheme as a run starts with it."""
+    return encodings.build(name, shape, resolved(options, shape))
+
+
 def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> Encoding:
     """A scheme whose learned parameters are drawn from a normal distribution: zeros would hide errors."""
-    resolved = {key: value(shape) if callable(value) else value for key, value in options.items()}
-    encoding = encodings.build(name, shape, resolved)
+    encoding = untrained(name, options, shape)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in encoding.parameters():

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,57 +24,6 @@ Case = tuple[str, dict[str, Any]]
 
 # fp32 sums in another order
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
-
-
-# Learned parameters of a model. L train length, D width, H heads, d head width, N layers.
-def _fire(s: Shape) -> int:
-    return s.n_layers * (64 + 33 * s.n_heads + 2)
-
-
-def _path(s: Shape) -> int:
-    return s.n_layers * (32 * s.d_model + 32 * s.d_model + 3 * s.d_model + s.n_heads * (s.d_model + 1))
-
-
-PARAMETERS: dict[str, Callable[[Shape], int]] = {
-    "none": lambda s: 0,
-    "index": lambda s: 0,
-    "minmax": lambda s: 0,
-    "binary": lambda s: 0,
-    "sine": lambda s: 0,
-    "sinusoidal": lambda s: 0,
-    "learned": lambda s: s.train_length * s.d_model,
-    "rope": lambda s: 0,
-    "partial_rope": lambda s: 0,
-    "p_rope": lambda s: 0,
-    "pi": lambda s: 0,
-    "ntk": lambda s: 0,
-    "yarn": lambda s: 0,
-    "llama3": lambda s: 0,
-    "longrope": lambda s: 0,
-    "xpos": lambda s: 0,
-    "alibi": lambda s: 0,
-    "t5": lambda s: encodings.options_of("t5")["num_buckets"] * s.n_heads,
-    "shaw": lambda s: s.n_layers * 2 * (2 * 16 + 1) * s.head_dim,
-    "fox": lambda s: s.n_layers * s.n_heads * (s.d_model + 1),
-    "cope": lambda s: s.n_layers * 64 * s.head_dim,
-    "fire": _fire,
-    "path": _path,
-    "stick_breaking": lambda s: 0,
-    "layered": lambda s: 0,
-    "randomized": lambda s: 0,
-}
-
-# Parameters of which a short causal input leaves a part without gradient, and why.
-PARTLY_UNUSED = {
-    "learned": "rows beyond the input",
-    "shaw": "rows of the future, and of distances beyond the input",
-    "t5": "buckets beyond the input",
-    "cope": "counts beyond the input",
-    "fire": "hidden units that are off at every distance",
-}
-
-# Schemes that torch.compile cannot take in one graph, and why.
-GRAPH_BREAKS = {"binary": "looks at the positions' values, to refuse those that it has no digits for"}
 
 
 def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Tensor:
@@ -207,7 +155,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
         return attention(encoding, q, k, v, x, positions, 1) + embedded.sum()
 
     torch._dynamo.reset()
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=name not in GRAPH_BREAKS)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=not schemes.declared(name, "GRAPH_BREAKS", ""))
     torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
 
 
@@ -300,12 +248,15 @@ def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case: Case) 
     torch.testing.assert_close(schemes.one_layer(other, x), before, atol=0, rtol=0)
 
 
-@NAMES
-def test_parameter_count_is_the_published_one(name: str) -> None:
-    assert name in PARAMETERS, f"add the formula of '{name}' to PARAMETERS in {__file__}"
+@CASES
+def test_parameter_count_is_the_published_one(case: Case) -> None:
+    name, options = case
+    expected = schemes.declared(name, "parameter_count", lambda shape, options: 0)
     for shape in (SHAPE, Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)):
-        encoding = encodings.build(name, shape)
-        assert sum(parameter.numel() for parameter in encoding.parameters()) == PARAMETERS[name](shape)
+        encoding = schemes.untrained(name, options, shape)
+        count = sum(parameter.numel() for parameter in encoding.parameters())
+        published = expected(shape, encodings.options_of(name) | schemes.resolved(options, shape))
+        assert count == published, f"parameter_count(shape, options) of tests/oracles/{name}.py gives {published}"
 
 
 @CASES
@@ -320,14 +271,12 @@ def test_the_gradient_reaches_every_parameter(case: Case) -> None:
         assert parameter.grad is not None, key
         assert parameter.grad.isfinite().all(), key
         reached = parameter.grad != 0
-        assert reached.any() if case[0] in PARTLY_UNUSED else reached.all(), key
+        assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
 
 
 @CASES
 def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
-    name, options = case
-    resolved = {key: value(SHAPE) if callable(value) else value for key, value in options.items()}
-    encoding = encodings.build(name, SHAPE, resolved)
+    encoding = schemes.untrained(*case, SHAPE)
     outs = [schemes.one_layer(encoding, tokens(encoding, 19), layer=layer) for layer in range(SHAPE.n_layers)]
     assert all(out.isfinite().all() for out in outs)
     if any(True for _ in encoding.parameters()):
@@ -338,12 +287,10 @@ def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
 
 @CASES
 def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
-    name, options = case
-    resolved = {key: value(SHAPE) if callable(value) else value for key, value in options.items()}
     outputs = []
     for _ in range(2):
         torch.manual_seed(7)
-        encoding = encodings.build(name, SHAPE, resolved)
+        encoding = schemes.untrained(*case, SHAPE)
         outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))
         schemes.one_layer(encoding, tokens(encoding, 32))  # leaves nothing behind
         outputs.append(schemes.one_layer(encoding, tokens(encoding, 19)))

@@ -68,14 +68,12 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
     # Far: distances that are no longer whole numbers in bf16, where a scheme that forgets fp32 goes wrong.
     shape = Shape(heads * width, heads, LAYERS, train_length=1024 if kind == "far" else 64)
     encoding = schemes.build(name, options, shape, seed)
-    resolved = {key: value(shape) if callable(value) else value for key, value in options.items()}
+    completed = options_of(name) | schemes.resolved(options, shape)
     positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
     for causal in getattr(oracle, "CAUSAL", (True, False)):
         ours = _Inputs(encoding, length, seed, torch.float32)
         theirs = _Inputs(encoding, length, seed, getattr(oracle, "DTYPE", torch.float32))
-        expected = oracle.reference(
-            theirs.parameters, shape, options_of(name) | resolved, *theirs.tensors, positions, seed, causal
-        )
+        expected = oracle.reference(theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal)
         assert expected and set(expected) <= {"embedded", "q", "k", "bias", "probabilities", "output"}
         actual = {key: _ours(key, encoding, ours, positions, seed, causal) for key in expected}
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order

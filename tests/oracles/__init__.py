@@ -35,6 +35,15 @@ Optional names in a module, with what holds without them:
     TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
     UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
 
+and these, which the contract tests (test_encodings.py) read:
+
+    def parameter_count(shape, options) -> int         learned parameters, from the paper; without it, none are learned
+    READS_POSITIONS = True            False: the order of the tokens counts, their position numbers do not
+    PARTLY_UNUSED = "..."             which parameters a short causal input leaves without gradient; without it, none
+    GRAPH_BREAKS = "..."              why torch.compile cannot take the scheme in one graph; without it, it must
+
+So what the tests know of a scheme stands in this one file; `test_oracles.py` names a scheme that has none.
+
 Third-party packages are imported inside functions (so that CASES can be read without them) and through
 `from oracles import third_party`, `third_party("transformers.models.llama.modeling_llama")`: a missing one skips the
 comparison on a developer's machine and fails it where POSBENCH_REQUIRE_ORACLES=1 (`make test` sets it).

@@ -4,6 +4,7 @@ import torch
 
 CASES = [{}, {"digits": 7, "scale": 1.0}, {"combine": "concat", "scale": 2.0}]
 POSITIONS = ("consecutive", "offset", "gaps")  # seven digits end at 127
+GRAPH_BREAKS = "looks at the positions' values, to refuse those that it has no digits for"
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

@@ -5,6 +5,12 @@ import torch
 from oracles import third_party
 
 CASES = [{"max_position": 4}, {}]
+READS_POSITIONS = False  # the order of the tokens alone
+PARTLY_UNUSED = "counts beyond the input"
+
+
+def parameter_count(shape, options):
+    return shape.n_layers * options["max_position"] * shape.head_dim
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

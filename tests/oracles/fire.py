@@ -3,6 +3,12 @@
 import torch
 
 CASES = [{}, {"threshold": 5.0}, {"threshold": 1000.0}]
+PARTLY_UNUSED = "hidden units that are off at every distance"
+
+
+def parameter_count(shape, options):
+    network = 32 + 32 + 32 * shape.n_heads + shape.n_heads  # 1 -> 32 -> H, with biases
+    return shape.n_layers * (network + 2)  # and c, and the threshold's multiplier
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

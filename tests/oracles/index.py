@@ -11,6 +11,10 @@ CASES = [
 UNCHECKED = "direction: random (a test in test_schemes.py says what it is)"
 
 
+def parameter_count(shape, options):
+    return shape.d_model if options["direction"] == "learned" else 0
+
+
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     return {"embedded": embedded(x, positions.tolist(), parameters, shape, options)}
 

@@ -16,19 +16,34 @@ CASES = [
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
 
 
-def PARAMETERS(shape):
-    return 0
+def parameter_count(shape, options):
+    entries = entries_of(shape, options)
+    distinct = [entry for i, entry in enumerate(entries) if entry not in entries[:i]]
+    return sum(count(dataclasses.replace(shape, n_layers=entries.count(entry)), entry) for entry in distinct)
+
+
+def count(shape, entry):
+    learned = getattr(importlib.import_module(f"oracles.{entry['name']}"), "parameter_count", None)
+    return learned(shape, options_of(entry)) if learned else 0
+
+
+def entries_of(shape, options):
+    """What each layer uses."""
+    return [options["layers"][i % len(options["layers"])] for i in range(shape.n_layers)]
+
+
+def options_of(entry):
+    given = {key: value for key, value in entry.items() if key not in ("name", "window")}
+    return _DEFAULTS[entry["name"]] | given
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-    entries = [options["layers"][i % len(options["layers"])] for i in range(shape.n_layers)]
+    entries = entries_of(shape, options)
     distinct = [entry for i, entry in enumerate(entries) if entry not in entries[:i]]
     prefix = f"inners.{distinct.index(entries[layer])}."
     own = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
-    name, window = entries[layer]["name"], entries[layer].get("window")
-    inner = importlib.import_module(f"oracles.{name}")
+    inner = importlib.import_module(f"oracles.{entries[layer]['name']}")
     narrow = dataclasses.replace(shape, n_layers=entries.count(entries[layer]))
-    given = _DEFAULTS[name] | {key: value for key, value in entries[layer].items() if key not in ("name", "window")}
     before = entries[:layer].count(entries[layer])
-    found = inner.reference(own, narrow, given, q, k, v, x, positions, before, causal)
-    return {"output": output_of(found, q, k, v, causal, window)}
+    found = inner.reference(own, narrow, options_of(entries[layer]), q, k, v, x, positions, before, causal)
+    return {"output": output_of(found, q, k, v, causal, entries[layer].get("window"))}

@@ -1,6 +1,8 @@
 """The index between 0 and 1: plain loops."""
 
-from oracles.index import embedded
+from oracles.index import embedded, parameter_count
+
+__all__ = ["parameter_count"]
 
 CASES = [{}, {"norm": "length", "scale": 1.0}, {"direction": "learned", "scale": 2.0}, {"combine": "concat"}]
 

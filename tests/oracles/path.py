@@ -6,11 +6,18 @@ from oracles import third_party_file
 
 CASES = [{}, {"rank": 4, "silu": True}]
 CAUSAL = (True,)
+READS_POSITIONS = False  # the order of the tokens alone
 
-naive = third_party_file("fla", "ops/path_attn/naive.py")
+
+def parameter_count(shape, options):
+    low_rank = 2 * options["rank"] * shape.d_model
+    convolution = 3 * shape.d_model
+    beta = shape.n_heads * (shape.d_model + 1)
+    return shape.n_layers * (low_rank + convolution + beta)
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    naive = third_party_file("fla", "ops/path_attn/naive.py")
     low = x @ parameters[f"down.{layer}.weight"].T @ parameters[f"up.{layer}.weight"].T
     taps = parameters[f"convolution.{layer}.weight"][:, 0]  # (D, 3), the last for the token itself
     w = []

@@ -14,8 +14,9 @@ CASES = [
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
 
 
-def PARAMETERS(shape):
-    return 0
+def parameter_count(shape, options):
+    inner = importlib.import_module(f"oracles.{options['inner']}")
+    return inner.parameter_count(shape, options["inner_options"]) if hasattr(inner, "parameter_count") else 0
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

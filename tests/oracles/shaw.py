@@ -5,6 +5,12 @@ import torch
 from oracles import third_party
 
 CASES = [{"max_distance": 4}, {"max_distance": 4, "values": False}, {}]
+PARTLY_UNUSED = "rows of the future, and of distances beyond the input"
+
+
+def parameter_count(shape, options):
+    tables = 2 if options["values"] else 1
+    return shape.n_layers * tables * (2 * options["max_distance"] + 1) * shape.head_dim
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
