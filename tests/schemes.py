@@ -1,6 +1,7 @@
 """Schemes with randomised parameters and a one-layer model to put them in, for the contract and the oracle tests."""
 
 import importlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.attention.dispatch import attention
+from posbench.attention.reference import logits_of, rows_of
 from posbench.encodings.base import Encoding, Shape
 
 NAMES = encodings.names()
@@ -47,6 +49,11 @@ def resolved(options: dict[str, Any], shape: Shape) -> dict[str, Any]:
     return {key: value(shape) if callable(value) else value for key, value in options.items()}
 
 
+def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    """A case's options for a shape, and the defaults of the rest."""
+    return encodings.options_of(name) | resolved(options, shape)
+
+
 def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
     """A scheme as a run starts with it."""
     return encodings.build(name, shape, resolved(options, shape))
@@ -75,14 +82,53 @@ def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3
     return torch.arange(length)[None] + (offset if kind == "offset" else 0)
 
 
-def one_layer(encoding: Encoding, tokens: Tensor, positions: Tensor | None = None, layer: int = 0) -> Tensor:
+def one_layer(
+    encoding: Encoding, tokens: Tensor, positions: Tensor | None = None, layer: int = 0, consecutive: bool = False
+) -> Tensor:
     """Token embeddings (B, T, token_dim) through embed, fixed projections and a layer's attention: (B, H, T, Dh)."""
     shape = encoding.shape
     if positions is None:
         positions = encoding.positions(torch.zeros(tokens.shape[:2], dtype=torch.long), torch.Generator())
     x = encoding.embed(tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long))
     q, k, v = project(x, shape)
-    return attention(encoding, q, k, v, x, positions, layer)
+    return attention(encoding, q, k, v, x, positions, layer, consecutive=consecutive and counts_tokens(encoding))
+
+
+def counts_tokens(encoding: Encoding) -> bool:
+    """Whether the positions that the scheme gives are 0 .. T-1, so that a model lets attention count on it."""
+    return "positions" not in encoding.hooks
+
+
+def by_definition(
+    encoding: Encoding,
+    inputs: Sequence[Tensor],
+    positions: Tensor,
+    layer: int,
+    block: int | None = None,
+    **which: Any,
+) -> Tensor:
+    """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh).
+
+    `which` says what is seen, as for `rows_of`: causal, window, sinks.
+    """
+    q, k, v, x = inputs
+    used, own_layer = encoding.at(layer)
+    blocks = rows_of(encoding, q, k, v, x, positions, layer, block=block, **which)
+    out = torch.cat([used.attend(logits_of(used, rows), rows) for rows in blocks], dim=2)
+    return used.map_outputs(out, x, positions, own_layer)
+
+
+def with_gradients(encoding: Encoding, inputs: Sequence[Tensor], compute: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """The output that `compute` makes of q, k, v, x, and the gradient of each input and parameter; 0 where none is."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    out = compute(*leaves)
+    encoding.zero_grad()
+    (out * random(*out.shape, seed=4)).sum().backward()
+    named = dict(zip("qkvx", leaves, strict=True)) | dict(encoding.named_parameters())
+    gradients = {
+        f"gradient of {key}": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for key, leaf in named.items()
+    }
+    return {"output": out.detach(), **gradients}
 
 
 def project(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:

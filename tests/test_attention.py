@@ -306,7 +306,7 @@ def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> N
     q, k, v, x = layer_inputs()
     positions = torch.arange(LENGTH)[None]
     fast = attention(encoding, q, k, v, x, positions, 0, window, consecutive=True)
-    rows = dispatch._by_rows(encoding, q, k, v, x, positions, 0, window)
+    rows = schemes.by_definition(encoding, (q, k, v, x), positions, 0, window=window)
     assert error(fast, rows) < 1e-5
     with torch.no_grad():
         assert error(attention(encoding, q, k, v, x, positions, 0, window, consecutive=True), rows) < 1e-5

@@ -12,8 +12,8 @@ import yaml
 from torch import Tensor
 
 from posbench import encodings
-from posbench.attention.dispatch import attention
-from posbench.attention.reference import attention_output, logits_of, rows_of
+from posbench.attention import dispatch
+from posbench.attention.reference import attention_output, rows_of
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 
@@ -22,8 +22,14 @@ CASES = pytest.mark.parametrize("case", schemes.cases(), ids=schemes.label)
 NAMES = pytest.mark.parametrize("name", schemes.NAMES)
 Case = tuple[str, dict[str, Any]]
 
+# Attention may count on positions 0 .. T-1, as a model lets it, or not: a scheme's cheaper form, or its hooks.
+COUNTED = pytest.mark.parametrize("counted", [False, True], ids=["any", "counted"])
+
 # fp32 sums in another order
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+# Beyond every default table and window (16 of shaw, 64 of cope, 128 of t5), a block of PaTH's 64 keys and a tile of 128
+# rows; five times the training length.
+LONG = 150
 
 
 def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Tensor:
@@ -36,14 +42,18 @@ def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Ten
     return q, k, v, schemes.random(batch, length, shape.d_model, seed=3)
 
 
-def rowwise(
-    encoding: Encoding, inputs: tuple[Tensor, ...], positions: Tensor, block: int | None = None, **which: Any
-) -> Tensor:
-    """Attention of layer 1 by the pairwise hooks, in blocks of rows."""
-    q, k, v, x = inputs
-    encoding, layer = encoding.at(1)
-    blocks = rows_of(encoding, q, k, v, x, positions, layer, block=block, **which)
-    return torch.cat([encoding.attend(logits_of(encoding, rows), rows) for rows in blocks], dim=2)
+def below(encoding: Encoding) -> int:
+    """What positions stay below: far beyond training where the scheme allows it."""
+    return min(1024, encoding.max_length or 1024)
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Output and gradients; a gradient relative to its largest entry, as what cancels was rounded at that size."""
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        scale = max(1.0, float(value.abs().max()))
+        tolerance = CLOSE if key == "output" else {"atol": 1e-4 * scale, "rtol": 1e-4}
+        torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
 
 
 # -- causality and length ----------------------------------------------------------------------------------------------
@@ -55,16 +65,17 @@ def test_the_future_does_not_change_the_past(case: Case) -> None:
     before = tokens(encoding, 20)
     after = before.clone()
     after[:, 12:] = tokens(encoding, 8, seed=6)
-    first, second = schemes.one_layer(encoding, before), schemes.one_layer(encoding, after)
+    first, second = (schemes.one_layer(encoding, x) for x in (before, after))
     torch.testing.assert_close(first[:, :, :12], second[:, :, :12], **CLOSE)
     assert not torch.allclose(first[:, :, 12:], second[:, :, 12:])
 
 
 @CASES
-def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> None:
+@COUNTED
+def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case, counted: bool) -> None:
     encoding = schemes.build(*case, SHAPE)
-    long = tokens(encoding, 31)
-    short, whole = schemes.one_layer(encoding, long[:, :17]), schemes.one_layer(encoding, long)[:, :, :17]
+    long = tokens(encoding, min(LONG, encoding.max_length or LONG))
+    short, whole = (schemes.one_layer(encoding, x, consecutive=counted)[:, :, :17] for x in (long[:, :17], long))
     if encoding.length_dependent:
         assert not torch.allclose(short, whole, **CLOSE)
     else:
@@ -72,17 +83,18 @@ def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> No
 
 
 @CASES
-def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
+@COUNTED
+def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case, counted: bool) -> None:
     encoding = schemes.build(*case, SHAPE)
+    longest = tokens(encoding, encoding.max_length or LONG)
+    assert schemes.one_layer(encoding, longest, consecutive=counted).isfinite().all()
     if encoding.max_length is None:
-        assert schemes.one_layer(encoding, tokens(encoding, 4 * SHAPE.train_length)).isfinite().all()
         return
-    assert schemes.one_layer(encoding, tokens(encoding, encoding.max_length)).isfinite().all()
     length = encoding.max_length + 1
     q, k, v, x = layer_inputs(SHAPE, length)
     both = rf"(?=.*\b{length}\b)(?=.*\b{encoding.max_length}\b)"
     with pytest.raises(UserError, match=both):
-        schemes.one_layer(encoding, tokens(encoding, length))
+        schemes.one_layer(encoding, tokens(encoding, length), consecutive=counted)
     with pytest.raises(UserError, match=both):
         attention_output(encoding, q, k, v, x)
 
@@ -95,52 +107,75 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) 
 @pytest.mark.parametrize("which", [{}, {"causal": False}, {"window": 6}], ids=["causal", "both_sides", "window"])
 def test_row_blocks_equal_the_whole(case: Case, kind: str, which: dict[str, Any]) -> None:
     encoding = schemes.build(*case, SHAPE)
-    positions = schemes.positions_of(kind, 2, 19, SHAPE.train_length)
-    inputs = layer_inputs(SHAPE, 19)
-    results = []
-    for block in (None, 5):
-        leaves = tuple(tensor.clone().requires_grad_() for tensor in inputs)
-        out = rowwise(encoding, leaves, positions, block, **which)
-        encoding.zero_grad()
-        (out * schemes.random(*out.shape, seed=4)).sum().backward()
-        named = dict(zip("qkvx", leaves, strict=True)) | dict(encoding.named_parameters())
-        gradients = {key: leaf.grad for key, leaf in named.items() if leaf.grad is not None}
-        results.append((out, gradients))
-    (whole, of_whole), (blocks, of_blocks) = results
-    torch.testing.assert_close(blocks, whole, **CLOSE)
-    assert of_blocks.keys() == of_whole.keys()
-    for key, gradient in of_whole.items():
-        scale = max(1.0, float(gradient.abs().max()))
-        torch.testing.assert_close(
-            of_blocks[key], gradient, atol=1e-4 * scale, rtol=1e-4, msg=lambda m, key=key: f"gradient of {key}: {m}"
-        )
+    positions = schemes.positions_of(kind, 2, 19, below(encoding))
+
+    def computed(block: int | None) -> dict[str, Tensor]:
+        def compute(*inputs: Tensor) -> Tensor:
+            return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
+
+        return schemes.with_gradients(encoding, layer_inputs(SHAPE, 19), compute)
+
+    assert_same(computed(block=5), computed(block=None))
 
 
 @CASES
-@pytest.mark.parametrize("kind", ["consecutive", "gaps"])
 @pytest.mark.parametrize("window", [None, 1, 6])
-def test_the_chosen_attention_equals_the_reference(case: Case, kind: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [("gaps", False), ("consecutive", False), ("consecutive", True)],
+    ids=["gaps", "any", "counted"],
+)
+def test_the_chosen_attention_equals_the_definition(case: Case, kind: str, counted: bool, window: int | None) -> None:
+    compare_with_the_definition(case, kind, 19, counted, window)
+
+
+@CASES
+@pytest.mark.parametrize(
+    ("kind", "counted", "window"),
+    [("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)],
+    ids=["gaps", "counted", "counted-70"],
+)
+def test_the_chosen_attention_equals_the_definition_far_beyond_training(
+    case: Case, kind: str, counted: bool, window: int | None
+) -> None:
+    compare_with_the_definition(case, kind, LONG, counted, window)
+
+
+@CASES
+def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "SCORES_KEPT", 0)
+    monkeypatch.setattr(dispatch, "SCORES_AT_ONCE", 1)  # a sequence at a time, as few rows as may be
+    compare_with_the_definition(case, "gaps", LONG, counted=False, window=None)
+
+
+def compare_with_the_definition(case: Case, kind: str, length: int, counted: bool, window: int | None) -> None:
     encoding = schemes.build(*case, SHAPE)
-    positions = schemes.positions_of(kind, 2, 19, SHAPE.train_length)
-    q, k, v, x = inputs = layer_inputs(SHAPE, 19)
-    results = []
-    for fast in (True, False):
-        leaves = tuple(tensor.clone().requires_grad_() for tensor in inputs)
-        q, k, v, x = leaves
-        out = attention(encoding, q, k, v, x, positions, 1, window) if fast else rowwise(
-            encoding, leaves, positions, window=window
-        )  # fmt: skip
-        encoding.zero_grad()
-        (out * schemes.random(*out.shape, seed=4)).sum().backward()
-        gradients = [leaf.grad for leaf in (*leaves, *encoding.parameters())]
-        results.append((out, gradients))
-    torch.testing.assert_close(results[0][0], results[1][0], **CLOSE)
-    for fast_gradient, gradient in zip(results[0][1], results[1][1], strict=True):
-        if gradient is None:
-            assert fast_gradient is None or not fast_gradient.any()
-        else:
-            scale = max(1.0, float(gradient.abs().max()))
-            torch.testing.assert_close(fast_gradient, gradient, atol=1e-4 * scale, rtol=1e-4)
+    length = min(length, encoding.max_length or length)
+    positions = schemes.positions_of(kind, 2, length, below(encoding))
+
+    def chosen(*inputs: Tensor) -> Tensor:
+        return dispatch.attention(encoding, *inputs, positions, 1, window, consecutive=counted)
+
+    def defined(*inputs: Tensor) -> Tensor:
+        return schemes.by_definition(encoding, inputs, positions, 1, window=window)
+
+    inputs = layer_inputs(SHAPE, length)
+    assert_same(*(schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined)))
+
+
+@CASES
+@pytest.mark.parametrize(("last", "sinks", "window"), [(4, 0, None), (None, 2, 6), (4, 2, 6)])
+def test_the_last_rows_and_sinks_are_those_of_the_definition(
+    case: Case, last: int | None, sinks: int, window: int | None
+) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    inputs, positions = layer_inputs(SHAPE, 19), torch.arange(19)[None]
+    expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -(last or 19) :]
+    for counted in (False, True):
+        out = dispatch.attention(encoding, *inputs, positions, 1, window, sinks, counted, last)
+        torch.testing.assert_close(out, expected, **CLOSE, msg=lambda text, counted=counted: f"{counted=}: {text}")
 
 
 @pytest.mark.slow
@@ -152,7 +187,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
         embedded = encoding.embed(embeddings, positions)
-        return attention(encoding, q, k, v, x, positions, 1) + embedded.sum()
+        return dispatch.attention(encoding, q, k, v, x, positions, 1, consecutive=True) + embedded.sum()
 
     torch._dynamo.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=not schemes.declared(name, "GRAPH_BREAKS", ""))
@@ -165,7 +200,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
 @CASES
 def test_each_sequence_has_its_own_positions(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
-    positions = schemes.positions_of("gaps", 2, 19, SHAPE.train_length)
+    positions = schemes.positions_of("gaps", 2, 19, below(encoding))
     x = tokens(encoding, 19)
     together = schemes.one_layer(encoding, x, positions)
     for b in range(2):
@@ -198,14 +233,15 @@ def test_fractional_positions_are_used_or_refused(case: Case) -> None:
 
 
 @CASES
-def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
+@pytest.mark.parametrize(("counted", "window"), [(False, None), (True, None), (True, 6)])
+def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case, counted: bool, window: int | None) -> None:
     encoding = schemes.build(*case, SHAPE)
     q, k, v, x = layer_inputs(SHAPE, 19)
     positions = torch.arange(19)[None]
-    exact = attention_output(encoding, q, k, v, x, 1)
+    exact = schemes.by_definition(encoding, (q, k, v, x), positions, 1, window=window).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q, k, v = (tensor.bfloat16() for tensor in (q, k, v))
-        out = attention(encoding, q, k, v, x, positions, 1)
+        out = dispatch.attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
         embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
     assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
     # bf16 has 8 significant bits: 2^-8 per rounding, several of them, on logits of size up to 10
@@ -255,7 +291,7 @@ def test_parameter_count_is_the_published_one(case: Case) -> None:
     for shape in (SHAPE, Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)):
         encoding = schemes.untrained(name, options, shape)
         count = sum(parameter.numel() for parameter in encoding.parameters())
-        published = expected(shape, encodings.options_of(name) | schemes.resolved(options, shape))
+        published = expected(shape, schemes.completed(name, options, shape))
         assert count == published, f"parameter_count(shape, options) of tests/oracles/{name}.py gives {published}"
 
 
@@ -275,9 +311,11 @@ def test_the_gradient_reaches_every_parameter(case: Case) -> None:
 
 
 @CASES
-def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
+@COUNTED
+def test_the_untrained_scheme_gets_a_finite_gradient(case: Case, counted: bool) -> None:
     encoding = schemes.untrained(*case, SHAPE)
-    outs = [schemes.one_layer(encoding, tokens(encoding, 19), layer=layer) for layer in range(SHAPE.n_layers)]
+    x = tokens(encoding, 19)
+    outs = [schemes.one_layer(encoding, x, layer=layer, consecutive=counted) for layer in range(SHAPE.n_layers)]
     assert all(out.isfinite().all() for out in outs)
     if any(True for _ in encoding.parameters()):
         sum(out.sum() for out in outs).backward()
@@ -301,9 +339,11 @@ def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
 @pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 5), (4, 1), (2, 2)])
 def test_one_head_and_one_token_are_no_special_case(case: Case, heads: int, length: int) -> None:
     encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
-    out = schemes.one_layer(encoding, tokens(encoding, length, batch=1))
+    x = tokens(encoding, length, batch=1)
+    out, counted = (schemes.one_layer(encoding, x, consecutive=consecutive) for consecutive in (False, True))
     assert out.shape == (1, heads, length, 8)
     assert out.isfinite().all()
+    torch.testing.assert_close(counted, out, **CLOSE)
 
 
 # -- what is written beside the code -----------------------------------------------------------------------------------

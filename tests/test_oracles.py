@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from posbench.attention.reference import attention_logits, attention_output
-from posbench.encodings import options_of
 from posbench.encodings.base import Encoding, Shape
 
 BATCH, LAYERS = 2, 3
@@ -68,7 +67,7 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
     # Far: distances that are no longer whole numbers in bf16, where a scheme that forgets fp32 goes wrong.
     shape = Shape(heads * width, heads, LAYERS, train_length=1024 if kind == "far" else 64)
     encoding = schemes.build(name, options, shape, seed)
-    completed = options_of(name) | schemes.resolved(options, shape)
+    completed = schemes.completed(name, options, shape)
     positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
     for causal in getattr(oracle, "CAUSAL", (True, False)):
         ours = _Inputs(encoding, length, seed, torch.float32)
