@@ -219,14 +219,25 @@ def test_default_positions_count_from_zero(case: Case) -> None:
 
 
 @CASES
-def test_fractional_positions_are_used_or_refused(case: Case) -> None:
+def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     x = tokens(encoding, 9)
+
+    def every_layer(positions: Tensor) -> Tensor:
+        return torch.stack([schemes.one_layer(encoding, x, positions, n) for n in range(SHAPE.n_layers)])
+
+    between = torch.arange(9)[None] + torch.tensor([0.0, 0.3, 0.6]).repeat(3)  # so that distances are fractions too
+    reads_positions = schemes.declared(case[0], "reads_positions", lambda options: True)
+    if not reads_positions(schemes.completed(*case, SHAPE)):
+        assert torch.equal(every_layer(between), every_layer(torch.arange(9)[None]))
+        return
     try:
-        out = schemes.one_layer(encoding, x, torch.arange(9)[None] + 0.25)
+        out = every_layer(between)
     except UserError:
         return
     assert out.isfinite().all()
+    for whole in (between.floor(), between.round()):
+        assert not torch.allclose(out, every_layer(whole), **CLOSE)
 
 
 # -- number formats ----------------------------------------------------------------------------------------------------

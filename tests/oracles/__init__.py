@@ -37,8 +37,9 @@ Optional names in a module, with what holds without them:
 
 and these, which the contract tests (test_encodings.py) read:
 
-    def parameter_count(shape, options) -> int         learned parameters, from the paper; without it, none are learned
-    READS_POSITIONS = True            False: the order of the tokens counts, their position numbers do not
+    def parameter_count(shape, options) -> int         learned parameters; without it, none
+    def reads_positions(options) -> bool               whether position numbers matter, or only the order of the tokens;
+                                                       without it, they do
     PARTLY_UNUSED = "..."             which parameters a short causal input leaves without gradient; without it, none
     GRAPH_BREAKS = "..."              why torch.compile cannot take the scheme in one graph; without it, it must
 

@@ -3,7 +3,10 @@
 import torch.nn.functional as F
 
 CASES = [{}]
-READS_POSITIONS = False
+
+
+def reads_positions(options):
+    return False
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

@@ -6,7 +6,10 @@ from oracles import third_party_file
 
 CASES = [{}, {"rank": 4, "silu": True}]
 CAUSAL = (True,)
-READS_POSITIONS = False  # the order of the tokens alone
+
+
+def reads_positions(options):
+    return False  # the order of the tokens is all
 
 
 def parameter_count(shape, options):

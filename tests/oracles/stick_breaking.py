@@ -8,7 +8,10 @@ CASES = [
     {"remainder": False},
     {"attend_current": True, "remainder": False},
 ]
-READS_POSITIONS = False  # the order of the tokens alone
+
+
+def reads_positions(options):
+    return False  # the order of the tokens is all
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
