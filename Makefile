@@ -8,7 +8,7 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev test test-all lint format types build clean bench bench-peers
+.PHONY: help demo compare install dev test test-all lint format types readme build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ format: $(VENV)/.dev ## let ruff mend what it can
 
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
+
+readme: $(VENV)/.core ## write README's table of encodings from the encodings
+	$(BIN)/python scripts/readme.py
 
 build: $(VENV)/.dev ## wheel and source archive into dist/
 	$(BIN)/python -m build

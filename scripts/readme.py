@@ -1,0 +1,46 @@
+"""Write README's table of encodings from the encodings themselves:  make readme"""
+
+import logging
+import pathlib
+
+from posbench import encodings
+from posbench.cli import listing
+from posbench.config.shipped import configs_dir
+from posbench.encodings._wrapper import Wrapper
+from posbench.encodings.base import Encoding
+
+README = pathlib.Path(__file__).parents[1] / "README.md"
+BEGIN = "<!-- encodings: written by `make readme` -->\n"
+END = "<!-- end of encodings -->\n"
+
+
+def written(text: str) -> str:
+    """The page with its table of encodings as it should be."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{README.name} lacks the lines that the table goes between: {BEGIN.strip()} {END.strip()}")
+    return before + begin + table() + end + after
+
+
+def table() -> str:
+    """The repository's own encodings by where they act, in the order of the forward pass."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
+        groups.setdefault(_acts(path.stem), []).append(f"`{path.stem}`")
+    order = ["nowhere", *(listing.acts(frozenset({hook})) for hook in Encoding.HOOKS)]
+
+    def place(group: str) -> list[int]:
+        return [order.index(part) if part in order else len(order) for part in group.split(", ")]
+
+    rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
+    return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
+
+
+def _acts(name: str) -> str:
+    return "other encodings" if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
+
+
+if __name__ == "__main__":
+    logging.getLogger("posbench").setLevel(logging.ERROR)  # what encodings warn about at the demo's size
+    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
