@@ -1,13 +1,22 @@
 """What the documents say exists, exists: commands, files, folders, encodings."""
 
 import importlib.util
+import json
+import os
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
+import support
+import test_encodings
 
-import posbench
 from posbench.cli.app import app
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -76,18 +85,86 @@ def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
     assert readme.written(text) == text, "README's table of encodings is out of date: run `make readme`"
 
 
-def test_the_example_encoding_of_the_contributors_guide_works(tmp_path: pathlib.Path) -> None:
+# -- the contributors' example -----------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """The contributors' guide's blocks of code, as files."""
+
+    encoding: str
+    yaml: str
+    oracle: str
+    entry_point: str
+
+
+@pytest.fixture(scope="module")
+def example() -> Example:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    block = re.search(r"```python\n(.*?)```", text, flags=re.S)
-    assert block
-    scope: dict[str, object] = {"__name__": "log_bias"}
-    source = "\n".join(line.removeprefix("   ") for line in block[1].splitlines())
-    exec(compile(source, "log_bias.py", "exec"), scope)
-    import torch
+    blocks = re.findall(r"^( *)```(\w+)\n(.*?)^\1```$", text, flags=re.S | re.M)
+    assert [language for _, language, _ in blocks] == ["python", "yaml", "python", "toml"]
+    return Example(*(textwrap.dedent(block) for _, _, block in blocks))
 
-    from posbench.encodings.base import Shape
 
-    encoding = scope["LogBias"](Shape(32, 4, 2, 16), strength=2.0)  # type: ignore[operator]
-    q = torch.zeros(1, 4, 3, 8)
-    logits = posbench.attention_logits(encoding, q, q)
-    torch.testing.assert_close(logits[0, :, 2], -2.0 * torch.tensor([3.0, 2.0, 1.0]).log().expand(4, 3))
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path, example: Example) -> pathlib.Path:
+    """A copy of the repository with the example's three files in it, and `make readme` done."""
+    root = tmp_path / "checkout"
+    generated = shutil.ignore_patterns("__pycache__", ".*", "outputs", "dist", "build")
+    for name in ("posbench", "configs", "tests", "scripts", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=generated)
+    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "posbench/encodings/log_bias.py").write_text(example.encoding, encoding="utf-8")
+    (root / "configs/encoding/log_bias.yaml").write_text(example.yaml, encoding="utf-8")
+    (root / "tests/oracles/log_bias.py").write_text(example.oracle, encoding="utf-8")
+    run("scripts/readme.py", folder=root, path=root)
+    return root
+
+
+def run(*arguments: str, folder: pathlib.Path, path: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with another on its path; fails the test where it fails."""
+    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_the_contributors_example_passes_the_whole_contract_with_three_files(checkout: pathlib.Path) -> None:
+    chosen = "log_bias or every_yaml or generated_one"
+    files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, "--junitxml=done.xml"]
+    run(*command, *(f"tests/{file}.py" for file in files), folder=checkout, path=checkout)
+    cases = ElementTree.parse(checkout / "done.xml").iter("testcase")
+    passed = {str(case.get("name")).partition("[")[0] for case in cases if case.find("skipped") is None}
+    of_an_encoding = {
+        name
+        for name, test in vars(test_encodings).items()
+        for mark in getattr(test, "pytestmark", [])
+        if mark.name == "parametrize" and mark.args[0] in ("case", "name")
+    }
+    assert passed >= of_an_encoding
+    assert "test_the_readmes_table_of_encodings_is_the_generated_one" in passed
+    assert "`log_bias`" in (checkout / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_contributors_example_trains_from_a_package_of_its_own(tmp_path: pathlib.Path, example: Example) -> None:
+    package, work = tmp_path / "source" / "your_package", tmp_path / "work"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "log_bias.py").write_text(example.encoding, encoding="utf-8")
+    (package.parent / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
+        f'[project]\nname = "your-package"\nversion = "1"\n\n{example.entry_point}',
+        encoding="utf-8",
+    )
+    (work / "my_configs/encoding").mkdir(parents=True)
+    (work / "my_configs/encoding/log_bias.yaml").write_text(example.yaml, encoding="utf-8")
+    (work / "text.txt").write_text(support.TEXT, encoding="utf-8")
+    site = str(tmp_path / "site")
+    offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    run("-m", "pip", "install", *offline, "--target", site, str(package.parent), folder=tmp_path, path=tmp_path)
+    (command,) = [line for line in commands_in(ROOT / "CONTRIBUTING.md") if "--config-dir" in line]
+    arguments = [*shlex.split(command)[1:], *support.TINY, "data.path=text.txt"]
+    run("-m", "posbench", *arguments, folder=work, path=tmp_path / "site")
+    (record,) = work.glob("outputs/demo/log_bias-s0-*/run.json")
+    assert json.loads(record.read_text(encoding="utf-8"))["status"] == "done"
