@@ -5,14 +5,17 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 import posbench
 from posbench.cli.app import main
 from posbench.errors import UserError
-from posbench.portrait import panels, show
+from posbench.portrait import panels, plots, show
 
 PHRASE = "my daughter called her brother last night"
 
@@ -153,12 +156,37 @@ def test_terminal_says_who_stays(capsys: pytest.CaptureFixture[str]) -> None:
 # -- PNG files and mistakes --------------------------------------------------------------------------------------------
 
 
-def test_png_holds_schemes_side_by_side(tmp_path: Path) -> None:
-    show.main(["sinusoidal", "learned", "none"], tmp_path / "a.png")
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are written to files."""
+    figures: list[Figure] = []
+    write = Figure.savefig
+
+    def spy(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        figures.append(figure)
+        write(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    return figures
+
+
+def test_png_holds_a_row_of_panels_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
+    names = ["sinusoidal", "learned", "none"]
+    show.main(names, tmp_path / "a.png")
+    rows = saved[0].subfigs
+    assert [row.get_suptitle().split()[0] for row in rows] == names
+    assert [[axis.get_title() for axis in row.axes if axis.get_title()] for row in rows] == [_titles(n) for n in names]
+    height, width, _ = imread(tmp_path / "a.png").shape
+    np.testing.assert_array_equal((width, height), (saved[0].get_size_inches() * plots.DPI).round())
+
+
+def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
     show.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
-    for name in ("a.png", "b.png"):
-        data = (tmp_path / name).read_bytes()
-        assert data.startswith(b"\x89PNG") and len(data) > 10_000
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+    for axis, name in zip(saved[0].axes, ("rope", "sinusoidal"), strict=True):
+        row = panels.moved(name, PHRASE, ("daughter", "called"))
+        assert axis.get_title() == f"{name}: {panels.verdict(row)}"
+        np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
 
 
 def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
@@ -197,9 +225,13 @@ def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
     assert shown >= {"sinusoidal", "sine", "binary", "learned", "index", "minmax", "rope", "alibi", "t5", "shaw"}
 
 
-def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    show.main(["none", "alibi"])
+    pictures = capsys.readouterr().out
+    assert "none" in pictures and "alibi" in pictures
     monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "alibi"])
-    with pytest.raises(SystemExit) as stop:
-        sys.exit(main())
-    assert not stop.value.code
-    assert "alibi" in capsys.readouterr().out
+    assert not main()
+    assert capsys.readouterr().out == pictures
+    monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "--png", str(tmp_path / "a.png")])
+    assert not main()
+    assert imread(tmp_path / "a.png").std() > 0.01  # something is on it
