@@ -74,6 +74,13 @@ def random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
+def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a layer gives to attention: q, k, v (B, H, T, Dh) and its normalised input x (B, T, D)."""
+    size = (batch, shape.n_heads, length, shape.head_dim)
+    q, k, v = (random(*size, seed=i) for i in range(3))
+    return q, k, v, random(batch, length, shape.d_model, seed=3)
+
+
 def positions_of(kind: str, batch: int, length: int, below: int, offset: int = 3) -> Tensor:
     """consecutive: (1, T) from 0; offset: (1, T) from `offset`; gaps, far: (B, T) increasing, not consecutive."""
     if kind in ("gaps", "far"):

@@ -1,6 +1,12 @@
-"""What several test files need: a model that trains in milliseconds from the command line, and a text for it."""
+"""What several test files need: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
 
-# Two updates of a very small model.
+import os
+import sys
+from pathlib import Path
+
+from posbench.cli.app import main
+
+# A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
     "tracking=none",
     "data=text",
@@ -10,7 +16,6 @@ TINY = [
     "model.n_heads=2",
     "training.train_length=16",
     "training.batch_size=4",
-    "training.tokens=128",
     "training.warmup_tokens=0",
     "evaluation.ratios=[1,2]",
     "evaluation.targets=8",
@@ -18,6 +23,26 @@ TINY = [
     "evaluation.bootstrap=20",
     "runtime.device=cpu",
     "runtime.threads=1",
-    "runtime.cache=cache",
 ]
-TEXT = " ".join(f"word{i * i % 97} follows number {i}." for i in range(3000))
+
+
+def write_text(folder: Path | str = ".") -> None:
+    """The `text.txt` that it trains on."""
+    words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
+    Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
+
+
+def posbench(*arguments: str) -> int:
+    """Run the command line in this process; returns the exit code."""
+    before, sys.argv = sys.argv, ["posbench", *arguments]
+    try:
+        return main()
+    finally:
+        sys.argv = before
+        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES"):
+            os.environ.pop(name, None)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

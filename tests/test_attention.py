@@ -262,8 +262,8 @@ FAST: list[tuple[str, dict[str, Any]]] = [
 
 
 def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = (schemes.random(2, 3, length, 8, seed=i).requires_grad_() for i in range(3))
-    return q, k, v, schemes.random(2, length, 24, seed=3).requires_grad_()
+    q, k, v, x = (tensor.requires_grad_() for tensor in schemes.layer_inputs(SHAPE, length))
+    return q, k, v, x
 
 
 @pytest.mark.parametrize("rows", [256, 10])

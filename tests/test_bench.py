@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import posbench
 
 from posbench import encodings
-from posbench.cli.app import main
 from posbench.errors import UserError
 from posbench.model import build
 from posbench.speed import bench, timing
@@ -26,13 +26,6 @@ from posbench.speed.timing import Timings, load_average, step_memory, take_turns
 CPU = torch.device("cpu")
 SCRIPT = pathlib.Path(__file__).parent.parent / "scripts" / "bench_peers.py"
 SMALL = ["--length", "16", "--rounds", "1", "--threads", "1", "training.batch_size=2", "training.precision=fp32"]
-
-
-def posbench(*arguments: str) -> int:
-    """Run the command line in this process; returns the exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["posbench", *arguments])
-        return main()
 
 
 @pytest.fixture(scope="module")

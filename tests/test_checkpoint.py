@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from disks import in_child, small_disk
+from support import snapshot
 
 from posbench import files
 from posbench.errors import RunFailed, UserError
@@ -30,10 +31,6 @@ def save(folder: Path, step: int, size: int = 64) -> Path:
 def newest_step(folder: Path) -> int | None:
     loaded = checkpoint.newest(folder)
     return None if loaded is None else loaded.step
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -9,36 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import support
 import yaml
+from support import posbench
 
 from posbench import encodings
 from posbench.cli import listing
-from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import load_saved
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
-TINY = [
-    "tracking=none",
-    "data=text",
-    "data.tokenizer=bytes",
-    "model.n_layers=1",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "training.train_length=16",
-    "training.batch_size=4",
-    "training.tokens=128",
-    "training.warmup_tokens=0",
-    "evaluation.ratios=[1,2]",
-    "evaluation.targets=8",
-    "evaluation.blocks=8",
-    "evaluation.bootstrap=20",
-    "runtime.device=cpu",
-    "runtime.threads=1",
-    "runtime.cache=cache",
-]
+TINY = [*support.TINY, "training.tokens=128", "runtime.cache=cache"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # so that what a command sets is undone
     monkeypatch.delenv("HYDRA_FULL_ERROR")
-    words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
-    Path("text.txt").write_text(" ".join(words), encoding="utf-8")
-
-
-def posbench(*arguments: str) -> int:
-    """Run the command line in this process; returns the exit code."""
-    before, sys.argv = sys.argv, ["posbench", *arguments]
-    try:
-        return main()
-    finally:
-        sys.argv = before
-        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES"):
-            os.environ.pop(name, None)
+    support.write_text()
 
 
 def train(*overrides: str) -> int:

@@ -159,12 +159,18 @@ def test_the_contributors_example_trains_from_a_package_of_its_own(tmp_path: pat
     )
     (work / "my_configs/encoding").mkdir(parents=True)
     (work / "my_configs/encoding/log_bias.yaml").write_text(example.yaml, encoding="utf-8")
-    (work / "text.txt").write_text(support.TEXT, encoding="utf-8")
+    support.write_text(work)
     site = str(tmp_path / "site")
     offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     run("-m", "pip", "install", *offline, "--target", site, str(package.parent), folder=tmp_path, path=tmp_path)
     (command,) = [line for line in commands_in(ROOT / "CONTRIBUTING.md") if "--config-dir" in line]
-    arguments = [*shlex.split(command)[1:], *support.TINY, "data.path=text.txt"]
+    arguments = [
+        *shlex.split(command)[1:],
+        *support.TINY,
+        "data.path=text.txt",
+        "training.tokens=128",
+        "runtime.cache=cache",
+    ]
     run("-m", "posbench", *arguments, folder=work, path=tmp_path / "site")
     (record,) = work.glob("outputs/demo/log_bias-s0-*/run.json")
     assert json.loads(record.read_text(encoding="utf-8"))["status"] == "done"

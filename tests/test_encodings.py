@@ -36,12 +36,6 @@ def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Te
     return schemes.random(batch, length, encoding.token_dim(), seed=seed)
 
 
-def layer_inputs(shape: Shape, length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    size = (batch, shape.n_heads, length, shape.head_dim)
-    q, k, v = (schemes.random(*size, seed=i) for i in range(3))
-    return q, k, v, schemes.random(batch, length, shape.d_model, seed=3)
-
-
 def below(encoding: Encoding) -> int:
     """What positions stay below: far beyond training where the scheme allows it."""
     return min(1024, encoding.max_length or 1024)
@@ -91,7 +85,7 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case, 
     if encoding.max_length is None:
         return
     length = encoding.max_length + 1
-    q, k, v, x = layer_inputs(SHAPE, length)
+    q, k, v, x = schemes.layer_inputs(SHAPE, length)
     both = rf"(?=.*\b{length}\b)(?=.*\b{encoding.max_length}\b)"
     with pytest.raises(UserError, match=both):
         schemes.one_layer(encoding, tokens(encoding, length), consecutive=counted)
@@ -113,7 +107,7 @@ def test_row_blocks_equal_the_whole(case: Case, kind: str, which: dict[str, Any]
         def compute(*inputs: Tensor) -> Tensor:
             return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
 
-        return schemes.with_gradients(encoding, layer_inputs(SHAPE, 19), compute)
+        return schemes.with_gradients(encoding, schemes.layer_inputs(SHAPE, 19), compute)
 
     assert_same(computed(block=5), computed(block=None))
 
@@ -161,7 +155,7 @@ def compare_with_the_definition(case: Case, kind: str, length: int, counted: boo
     def defined(*inputs: Tensor) -> Tensor:
         return schemes.by_definition(encoding, inputs, positions, 1, window=window)
 
-    inputs = layer_inputs(SHAPE, length)
+    inputs = schemes.layer_inputs(SHAPE, length)
     assert_same(*(schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined)))
 
 
@@ -171,7 +165,7 @@ def test_the_last_rows_and_sinks_are_those_of_the_definition(
     case: Case, last: int | None, sinks: int, window: int | None
 ) -> None:
     encoding = schemes.build(*case, SHAPE)
-    inputs, positions = layer_inputs(SHAPE, 19), torch.arange(19)[None]
+    inputs, positions = schemes.layer_inputs(SHAPE, 19), torch.arange(19)[None]
     expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -(last or 19) :]
     for counted in (False, True):
         out = dispatch.attention(encoding, *inputs, positions, 1, window, sinks, counted, last)
@@ -182,7 +176,7 @@ def test_the_last_rows_and_sinks_are_those_of_the_definition(
 @NAMES
 def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
     encoding = schemes.build(name, {}, SHAPE)
-    q, k, v, x = layer_inputs(SHAPE, 16)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 16)
     embeddings, positions = tokens(encoding, 16), torch.arange(16)[None]
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
@@ -247,7 +241,7 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
 @pytest.mark.parametrize(("counted", "window"), [(False, None), (True, None), (True, 6)])
 def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case, counted: bool, window: int | None) -> None:
     encoding = schemes.build(*case, SHAPE)
-    q, k, v, x = layer_inputs(SHAPE, 19)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
     positions = torch.arange(19)[None]
     exact = schemes.by_definition(encoding, (q, k, v, x), positions, 1, window=window).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -262,7 +256,7 @@ def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case, counted: bool
 @CASES
 def test_angles_biases_and_codes_are_fp32_under_autocast(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
-    q, k, v, x = layer_inputs(SHAPE, 19)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
     # far out, neighbouring positions are one number in bf16
     positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
 
@@ -415,6 +409,6 @@ def test_an_odd_head_width_is_answered_with_the_nearest_model_widths() -> None:
 
 def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
     encoding = encodings.build("fox", SHAPE)
-    q, k, _, _ = layer_inputs(SHAPE, 4)
+    q, k, _, _ = schemes.layer_inputs(SHAPE, 4)
     with pytest.raises(UserError, match="pass x"):
         encoding.prepare(q, k, None, torch.arange(4)[None], 0)

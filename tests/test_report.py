@@ -6,15 +6,14 @@ import hashlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
+from support import posbench
 
 from posbench import report
-from posbench.cli.app import main
 from posbench.comparison import load, summary
 from posbench.config.schema import Config
 from posbench.errors import UserError
@@ -521,23 +520,16 @@ def test_no_number_is_cut_in_a_narrow_terminal(found: dict[str, summary.Summary]
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def posbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["posbench", *arguments])
-    return main()
-
-
 @pytest.mark.usefixtures("without_pictures")
-def test_the_command_writes_where_it_is_told(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_where_it_is_told(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
-    assert posbench(monkeypatch, "report", str(study / "rope-*"), str(study / "alibi-*"), "--out", str(out)) == 0
+    assert posbench("report", str(study / "rope-*"), str(study / "alibi-*"), "--out", str(out)) == 0
     assert "Command: posbench report" in (out / "report.md").read_text()
     assert len(read_csv(out / "runs.csv")) == 10
 
 
-def test_the_command_says_in_one_line_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert posbench(monkeypatch, "report", str(tmp_path / "nowhere")) == 2
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("report", str(tmp_path / "nowhere")) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "does not exist" in error
 

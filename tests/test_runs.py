@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from disks import in_child, small_disk, start_child
+from support import snapshot
 
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
@@ -30,10 +31,6 @@ FAKE_SECRETS = (
     "0123456789" * 4,
     "https://me:hunter2@example.org/x",
 )
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def with_seed(config: Config, seed: int) -> Config:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tiny_sweep import TINY, one_by_one, result, until, write_text
+from support import write_text
+from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
 from posbench import encodings, machine, sweep

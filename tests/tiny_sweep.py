@@ -5,39 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import support
+
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
 from posbench.sweep.jobs import Job
 from posbench.training.train import train
 
 TINY = [
-    "tracking=none",
-    "data=text",
+    *support.TINY,
     "data.path=text.txt",
-    "data.tokenizer=bytes",
-    "model.n_layers=1",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "training.train_length=16",
-    "training.batch_size=4",
     "training.tokens=512",
-    "training.warmup_tokens=0",
     "training.precision=fp32",
-    "evaluation.ratios=[1,2]",
-    "evaluation.targets=8",
-    "evaluation.blocks=8",
-    "evaluation.bootstrap=20",
-    "runtime.device=cpu",
-    "runtime.threads=1",
     "runtime.log_every_steps=1",
 ]
 _NO_SECONDS = {"seconds", "peak_memory_bytes"}  # of an evaluation row: how long it took, not what came out
-
-
-def write_text() -> None:
-    """The `text.txt` that the sweeps train on, in the current folder."""
-    words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
-    Path("text.txt").write_text(" ".join(words), encoding="utf-8")
 
 
 def one_by_one(todo: list[Job], outputs: Path) -> None:

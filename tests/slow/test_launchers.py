@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tiny_sweep import TINY, one_by_one, result, write_text
+from support import write_text
+from tiny_sweep import TINY, one_by_one, result
 
 import posbench.report
 from posbench import sweep

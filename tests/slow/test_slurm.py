@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_sweep import TINY, one_by_one, result, until, write_text
+from support import write_text
+from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
 from posbench import sweep
