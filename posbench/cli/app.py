@@ -192,7 +192,7 @@ def properties(
 @app.command()
 def show(
     names: Annotated[list[str], typer.Argument(help="Encodings, drawn side by side.")],
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file (needs posbench[plots]).")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
     words: Annotated[
         str | None, typer.Option(metavar="A,B", help="Two words of the phrase whose logit to watch.")
