@@ -122,17 +122,16 @@ def _print_lines(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from posbench.terminal import console, tables
 
-    console = Console(markup=False, emoji=False, highlight=False)
-    columns = _COLUMNS if console.width >= 120 else _COLUMNS[:-1]  # the longest texts need a wide terminal
+    out = console.stdout()
+    columns = _COLUMNS if out.width >= 120 else _COLUMNS[:-1]  # the longest texts need a wide terminal
     for group, entries in rows.items():
         if not entries:
             continue
-        table = Table(title=group, title_justify="left", show_lines=False)
+        table = tables.table(out, title=group)
         for column in (column for column in columns if column in entries[0]):
             table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column == "name")
         for row in entries:
             table.add_row(*_cells(row, columns))
-        console.print(table)
+        out.print(table)

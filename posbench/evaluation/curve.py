@@ -2,15 +2,14 @@
 
 import itertools
 import pathlib
-import sys
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from posbench.runs.folder import load_config
 from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.terminal import console, tables
 
 HEIGHT = 12
 WIDTH = 66  # characters of the chart at most
@@ -25,20 +24,20 @@ SERIES = {
 
 def print_curves(folder: pathlib.Path) -> None:
     """Print a run's table and curve to stdout, and where everything lies."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    plain = not _carries_unicode()
+    out = console.stdout()
+    plain = not console.carries_unicode(out)
     config = load_config(folder)
     rows = evaluation_rows(folder)
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
-    console.print(_table(rows, title, plain))
+    out.print(_table(rows, title, out))
     series = {name: _points(rows, name) for name in SERIES}
     if any(len(points) > 1 for points in series.values()):
-        console.print(_draw({name: points for name, points in series.items() if points}, plain))
+        out.print(_draw({name: points for name, points in series.items() if points}, plain))
     if others := _others(rows):
-        console.print(_others_table(others, plain))
+        out.print(_others_table(others, out))
     if any(row.documents == "concat" for row in rows):
-        console.print("Documents were too short to be scored whole: windows run across them.")
-    console.print(f"Run folder: {folder}", soft_wrap=True)
+        out.print("Documents were too short to be scored whole: windows run across them.")
+    out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
 def _points(rows: list[EvaluationRow], name: str) -> dict[int, float]:
@@ -46,9 +45,8 @@ def _points(rows: list[EvaluationRow], name: str) -> dict[int, float]:
     return {row.length: row.nll for row in own if row.nll is not None}
 
 
-def _table(rows: list[EvaluationRow], title: str, plain: bool) -> Table:
-    style = box.ASCII2 if plain else box.SIMPLE_HEAD
-    table = Table(title=title, box=style, title_justify="left", pad_edge=False, collapse_padding=True)
+def _table(rows: list[EvaluationRow], title: str, out: Console) -> Table:
+    table = tables.table(out, title)
     table.add_column("context", no_wrap=True)
     for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -69,7 +67,6 @@ def _table(rows: list[EvaluationRow], title: str, plain: bool) -> Table:
         "nats per token of the same target tokens at every context (fixed_target);\n"
         "windowed: those with attention narrowed to the training length; nonoverlap: whole windows"
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -82,8 +79,8 @@ def _others(rows: list[EvaluationRow]) -> dict[str, dict[int, EvaluationRow]]:
     return by_name
 
 
-def _others_table(others: dict[str, dict[int, EvaluationRow]], plain: bool) -> Table:
-    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+def _others_table(others: dict[str, dict[int, EvaluationRow]], out: Console) -> Table:
+    table = tables.table(out)
     lengths = sorted({length for by_length in others.values() for length in by_length})
     table.add_column("nll by context", no_wrap=True)
     for length in lengths:
@@ -152,11 +149,3 @@ def _render(
     for name in series:
         text.append(f"{SERIES[name][1 if plain else 0]} {name}   ", SERIES[name][2])
     return text
-
-
-def _carries_unicode() -> bool:
-    try:
-        "●○◇│·─".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -1,7 +1,5 @@
 """Pictures made of characters. They carry the numbers by shape alone; colour, where there is any, only helps."""
 
-import sys
-
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -9,6 +7,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from posbench.portrait.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
+from posbench.terminal import console
 
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
 MARGIN = 8  # for the y axis
@@ -18,19 +17,17 @@ Cells = dict[tuple[int, int], tuple[str, str]]  # (column, row from the top) -> 
 
 
 class Signs:
-    """The characters of a picture, as plain as the terminal's encoding asks."""
+    """The characters of a picture, as plain as the terminal asks."""
 
-    def __init__(self, encoding: str) -> None:
-        self.encoding, self.times = encoding, "·"
-        try:
-            "░▒▓█│─●·".encode(encoding)
-        except (UnicodeEncodeError, LookupError):
+    def __init__(self, out: Console) -> None:
+        if console.carries_unicode(out):
+            self.encoding, self.times = out.encoding, "·"
+            self.shades, self.band = " ░▒▓█", "░"
+            self.bar, self.line, self.dot, self.undefined = "│─●·"
+        else:
             self.encoding, self.times = "ascii", "."
             self.shades, self.band = " .:-=+*#%@", "."
             self.bar, self.line, self.dot, self.undefined = "|-*/"
-        else:
-            self.shades, self.band = " ░▒▓█", "░"
-            self.bar, self.line, self.dot, self.undefined = "│─●·"
 
     def say(self, text: str) -> str:
         """Text as the terminal can carry it."""
@@ -39,18 +36,20 @@ class Signs:
 
 def print_pictures(pictures: list[Picture]) -> None:
     """Each scheme's panels in a row, as many as fit."""
-    console, signs = _console()
+    out = console.stdout()
+    signs = Signs(out)
     for picture in pictures:
-        console.print(Rule(_title(picture), characters=signs.line))
-        console.print(Columns([_panel(panel, signs) for panel in picture.panels], padding=(1, 3)))
-    console.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
+        out.print(Rule(_title(picture), characters=signs.line))
+        out.print(Columns([_panel(panel, signs) for panel in picture.panels], padding=(1, 3)))
+    out.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
 
 
 def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
     """What position adds to a pair's logit, for each scheme, wherever the phrase stands."""
-    console, signs = _console()
+    out = console.stdout()
+    signs = Signs(out)
     first, second = words
-    console.print(
+    out.print(
         signs.say(f"'{phrase}', moved along a sentence: what position adds to the logit of {first} and {second}.")
     )
     drawn = []
@@ -66,12 +65,8 @@ def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
             limit=SHAPE.train_length,
         )
         drawn.append(_curves(curves, signs, (middle - 1.2 * half, middle + half)))  # the middle is not between two rows
-    console.print(Columns(drawn, padding=(1, 3)))
-    console.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
-
-
-def _console() -> tuple[Console, Signs]:
-    return Console(markup=False, emoji=False, highlight=False), Signs(sys.stdout.encoding or "ascii")
+    out.print(Columns(drawn, padding=(1, 3)))
+    out.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
 
 
 def _title(picture: Picture) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from posbench import encodings
@@ -23,6 +23,7 @@ from posbench.attention.reference import attention_logits, attention_output
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.portrait import codes
+from posbench.terminal import console, tables
 
 WIDTH = 32  # d_model; one head, so head_dim too
 CODE_WIDTH = 64  # for mean and spread, which the width sets
@@ -124,15 +125,14 @@ def main(names: list[str] | None = None, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in measured], indent=2, allow_nan=False))
         return
-    console = Console(highlight=False)
-    style = box.SIMPLE_HEAD if console.encoding.startswith("utf") else box.ASCII2
-    console.print(_overview(measured, style))
+    out = console.stdout()
+    out.print(_overview(measured, out))
     for one in measured if names else []:
-        console.print(_details(one, style))
+        out.print(_details(one, out))
     for one in measured:
         for name in PROPERTIES:
             if explanation := getattr(one, name).explanation:
-                console.print(f"* {one.name}, {name.replace('_', ' ')}: {explanation}.")
+                out.print(f"* {one.name}, {name.replace('_', ' ')}: {explanation}.")
 
 
 def _measure_one(name: str) -> Properties:
@@ -151,9 +151,9 @@ def _beside_tutorials(scheme: str, title: str, measured: Measured) -> Measured:
     return dataclasses.replace(measured, explanation=EXPLANATIONS.get((scheme, title)))
 
 
-def _overview(measured: list[Properties], style: box.Box) -> Table:
-    table = Table(title="Properties, measured", title_justify="left", box=style, caption_justify="left", padding=0)
-    table.caption = "* the tutorials say otherwise. Figures: posbench properties NAME, or --json"
+def _overview(measured: list[Properties], out: Console) -> Table:
+    note = "* the tutorials say otherwise. Figures: posbench properties NAME, or --json"
+    table = tables.table(out, "Properties, measured", note, tight=True)
     table.add_column("scheme", no_wrap=True)
     for header in _HEADERS.values():
         table.add_column(header, no_wrap=header in ("order", "purpose"))
@@ -162,15 +162,17 @@ def _overview(measured: list[Properties], style: box.Box) -> Table:
     return table
 
 
-def _cell(measured: Measured) -> str:
+def _cell(measured: Measured) -> Text:
     mark = "*" if measured.disagrees else ""
     if measured.verdict == "figure":
-        return f"{next(iter(measured.figures.values())):.3g}{mark}"
-    return f"{_COLOURS.get(measured.verdict, '')}{measured.verdict}{mark}"
+        return Text(f"{next(iter(measured.figures.values())):.3g}{mark}")
+    return Text(f"{measured.verdict}{mark}", _COLOURS.get(measured.verdict, ""))
 
 
-def _details(one: Properties, style: box.Box) -> Table:
-    table = Table("property", "measured", "tutorials", "figures", title=one.name, title_justify="left", box=style)
+def _details(one: Properties, out: Console) -> Table:
+    table = tables.table(out, one.name)
+    for header in ("property", "measured", "tutorials", "figures"):
+        table.add_column(header)
     for name in PROPERTIES:
         measured = getattr(one, name)
         figures = ", ".join(f"{key} {_number(value)}" for key, value in measured.figures.items() if value is not None)
@@ -194,7 +196,7 @@ _HEADERS = {
     "purpose": "purpose",
     "max_length": "max. length",
 }
-_COLOURS = {"yes": "[green]", "no": "[yellow]", "partial": "[cyan]"}  # told apart by the colour-blind; words say it too
+_COLOURS = {"yes": "green", "no": "yellow", "partial": "cyan"}  # told apart by the colour-blind; words say it too
 
 
 def _build(name: str, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:

@@ -32,12 +32,11 @@ def main(paths: list[Path], out: Path | None = None) -> None:
     Raises:
         UserError: a path does not exist, nothing there is a run, or the files cannot be written.
     """
-    from rich.console import Console
-    from rich.text import Text
+    from posbench.terminal import console as terminal
 
     found, warnings = _read(paths)
     folder = out or _study(found) / "report"
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
     try:
@@ -45,7 +44,7 @@ def main(paths: list[Path], out: Path | None = None) -> None:
         _write(folder, found, warnings, console)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
-    console.print(Text(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)"), soft_wrap=True)
+    console.print(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)", soft_wrap=True)
 
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":

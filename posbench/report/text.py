@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from posbench import files
 from posbench.report.tables import Table
+from posbench.terminal import tables
+from posbench.terminal.console import carries_unicode
 from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # of a scheme that is kept on one line
-BORDER = 3  # characters between two columns
+BORDER = 2  # characters between two columns
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "$": r"\$", "%": r"\%", "&": r"\&", "_": r"\_",
@@ -39,10 +39,10 @@ def print_table(console: Console, table: Table) -> None:
 
     Control characters are spelt out and nothing is markup.
     """
-    plain = not _carries_unicode(console)
+    plain = not carries_unicode(console)
     for number, columns in enumerate(_pieces(table, console.width)):
-        title = None if number else _safe(table.title, plain)
-        shown = RichTable(title=title, box=box.ASCII2 if plain else box.SIMPLE_HEAD, title_justify="left")
+        shown = tables.table(console)
+        shown.title = None if number else _safe(table.title, plain)
         for column, width in _widths(table, columns, console.width).items():
             justify: Literal["left", "right"] = "right" if table.numeric[column] else "left"
             shown.add_column(_safe(table.columns[column], plain), justify=justify, overflow="fold", width=width)
@@ -94,19 +94,11 @@ def _texts(table: Table, column: int) -> list[str]:
 def print_lines(console: Console, lines: Iterable[str]) -> None:
     """Print lines of text, each safely."""
     for line in lines:
-        console.print(_safe(line, not _carries_unicode(console)))
+        console.print(_safe(line, not carries_unicode(console)))
 
 
 def _safe(text: str, plain: bool = False) -> Text:
     return Text(one_line(text.translate(_ASCII) if plain else text))
-
-
-def _carries_unicode(console: Console) -> bool:
-    try:
-        "±†‡≥²─".encode(console.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------

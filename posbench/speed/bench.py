@@ -12,9 +12,6 @@ import logging
 
 import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from posbench import encodings, machine
@@ -28,7 +25,7 @@ from posbench.evaluation.score import score
 from posbench.evaluation.subject import TrainedGPT
 from posbench.model import GPT, build
 from posbench.speed.timing import Call, Timings, load_average, step_memory, take_turns
-from posbench.terminal import console
+from posbench.terminal import console, tables
 from posbench.training.step import learner_for, update
 
 logger = logging.getLogger(__name__)
@@ -348,9 +345,8 @@ def _caption(result: Result) -> str:
 
 
 def _print_table(results: list[Result]) -> None:
-    out = Console(highlight=False)
-    style = box.SIMPLE_HEAD if out.encoding.startswith("utf") else box.ASCII2
-    table = Table(box=style, caption=_caption(results[0]), caption_justify="left", padding=0)
+    out = console.stdout()
+    table = tables.table(out, caption=_caption(results[0]), tight=True)
     for header in _headers(results[0]):
         table.add_column(header, justify="left" if header == "scheme" else "right", no_wrap=header == "scheme")
     for result in results:

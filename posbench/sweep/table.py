@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from rich import box
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,7 @@ from rich.text import Text
 from posbench.sweep import jobs
 from posbench.sweep.jobs import Job, Status
 from posbench.sweep.pool import Show
-from posbench.terminal import console, exits
+from posbench.terminal import console, exits, tables
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +73,8 @@ def table(todo: list[Job], status: Mapping[str, Status], rows: int) -> Table:
     common = set.intersection(*(set(job.overrides) for job in todo))
     if len(todo) > rows:
         todo = [job for job in todo if status[job.id].name not in ("waiting", "done")][: max(1, rows)]
-    made = Table(box=box.SIMPLE, expand=True, caption=counts(status), caption_justify="left")
+    made = tables.table(console.stderr, caption=counts(status))
+    made.expand = True
     for heading, justify in {"run": "left", "status": "left", "step": "right", "loss": "right", "nll": "right"}.items():
         made.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     made.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)  # gives way to the others
@@ -96,7 +96,7 @@ def counts(status: Mapping[str, Status]) -> str:
 
 def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
     """Print a table of the jobs that are not done, and name the values of an axis that never worked."""
-    made = Table(box=box.SIMPLE, title="Not done", title_justify="left")
+    made = tables.table(console.stderr, "Not done")
     for heading in ("run", "status", "reason", "message"):
         made.add_column(heading, overflow="fold")
     for job in todo:

@@ -1,4 +1,4 @@
-"""What a run shows while it works, on stderr: a live bar on a terminal, plain lines otherwise."""
+"""The terminal: the one kind of console, what it can carry, and what a run shows on stderr while it works."""
 
 import contextlib
 import logging
@@ -15,8 +15,30 @@ logger = logging.getLogger(__name__)
 
 LINE_EVERY_SECONDS = 10.0
 
-# Run names, paths and texts are data: never markup, emoji codes or anything else to interpret.
-stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
+# Every sign beyond ASCII that pictures, tables and their texts are made of.
+SIGNS = "░▒▓█│─·●○◇±†‡≥²"
+
+
+def _open(on_stderr: bool) -> Console:
+    # Names, paths and texts are data: never markup, emoji codes or anything else to interpret.
+    return Console(stderr=on_stderr, markup=False, emoji=False, highlight=False)
+
+
+stderr = _open(on_stderr=True)
+
+
+def stdout() -> Console:
+    """A console on stdout, with the width, the colours and the encoding that it has now."""
+    return _open(on_stderr=False)
+
+
+def carries_unicode(console: Console) -> bool:
+    """Whether the terminal behind a console can show what posbench draws with; else it is drawn in ASCII."""
+    try:
+        SIGNS.encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 class TrainingProgress(Protocol):

@@ -1,0 +1,64 @@
+"""What goes to the terminal: names are data, and whoever cannot see Unicode is shown none."""
+
+import dataclasses
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from posbench.cli import listing
+from posbench.evaluation import curve
+from posbench.portrait import characters, properties
+from posbench.report import text
+from posbench.terminal import console, tables
+
+HOSTILE = "[red]rope[/blue] :smile: [link=file:///]x"
+
+
+def on(encoding: str) -> Console:
+    return Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+
+
+def test_a_name_in_a_table_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    out = console.stdout()
+    table = tables.table(out, title=HOSTILE, caption=HOSTILE)
+    table.add_column(HOSTILE, no_wrap=True)
+    table.add_row(HOSTILE)
+    out.print(table)
+    assert capsys.readouterr().out.count(HOSTILE) == 4
+
+
+def test_the_properties_of_a_name_like_markup_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (measured,) = properties.measure(["none"])
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(properties, "measure", lambda names: [dataclasses.replace(measured, name=HOSTILE)])
+    properties.main([HOSTILE])
+    assert capsys.readouterr().out.count(HOSTILE) == 2  # a row of the overview, and the title of the details
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", True), ("utf-16", True), ("ascii", False), ("latin-1", False), ("cp437", False)],
+)
+def test_unicode_is_drawn_only_where_every_sign_of_it_can_be_written(encoding: str, expected: bool) -> None:
+    assert console.carries_unicode(on(encoding)) == expected
+
+
+def test_the_rule_knows_every_sign_that_is_drawn() -> None:
+    signs = characters.Signs(on("utf-8"))
+    drawn = {sign for sign, _, _ in curve.SERIES.values()} | set(map(chr, text._ASCII))
+    drawn |= {*signs.shades, signs.band, signs.bar, signs.line, signs.dot, signs.undefined, signs.times}
+    assert {sign for sign in drawn if not sign.isascii()} <= set(console.SIGNS)
+
+
+def test_tables_on_an_ascii_terminal_are_ruled_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")  # as the command line sets it
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    listing.show(as_json=False)
+    out.flush()
+    printed = out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"|rope" in printed and b"\\u25" not in printed
