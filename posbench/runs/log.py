@@ -4,6 +4,7 @@ import logging
 
 from posbench.runs.facts import iso
 from posbench.runs.redaction import redact
+from posbench.terminal.exits import spelt_out
 
 
 class OneLine(logging.Formatter):
@@ -13,8 +14,7 @@ class OneLine(logging.Formatter):
         return iso(record.created)
 
     def format(self, record: logging.LogRecord) -> str:
-        text = redact(super().format(record))
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return spelt_out(redact(super().format(record)))
 
 
 class LogFile(logging.FileHandler):

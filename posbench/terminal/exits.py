@@ -47,8 +47,12 @@ def report(error: BaseException) -> int:
 
 def one_line(text: str) -> str:
     """Text as one line that a terminal cannot mistake for commands: control characters are spelt out."""
-    joined = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in joined)
+    return spelt_out(" ".join(text.split()))
+
+
+def spelt_out(text: str) -> str:
+    """Text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def tolerate_ascii() -> None:
