@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from posbench.config.identity import NOT_IDENTITY
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
 from posbench.evaluation.statistics import Floats
 from posbench.runs.folder import load_config, load_record
@@ -274,14 +274,6 @@ def _listed(path: Path, key: str) -> list[dict[str, Any]]:
         return []
     rows = content.get(key) if isinstance(content, dict) else None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in container.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return out
 
 
 def _asked(run: RunData) -> dict[str, Any]:

@@ -258,3 +258,11 @@ def to_container(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["encoding"] = {"name": config.encoding.name, **plain["encoding"]["options"]}
     return plain
+
+
+def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in container.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out

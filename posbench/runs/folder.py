@@ -16,7 +16,7 @@ from typing import Any
 
 from posbench import files
 from posbench.config.identity import NOT_IDENTITY, run_id
-from posbench.config.schema import Config, load_saved, to_container
+from posbench.config.schema import Config, flat, load_saved, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
 from posbench.runs.jsonl import append, drop_half_line, number, plain, rounded
@@ -263,7 +263,7 @@ def _keep_config(folder: Path, config: Config) -> None:
         return
     held = load_config(folder)
     if run_id(held) != run_id(config):
-        was, now = _flat(to_container(held)), _flat(asked)
+        was, now = flat(to_container(held)), flat(asked)
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
         ]
@@ -273,10 +273,3 @@ def _keep_config(folder: Path, config: Config) -> None:
             f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
             "choose another folder, or --restart to move that run aside"
         )
-
-
-def _flat(container: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in container.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
