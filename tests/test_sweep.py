@@ -359,7 +359,7 @@ def test_threads_are_divided_among_the_processes(
     threads: int,
 ) -> None:
     asked: list[tuple[list[Job], list[dict[str, str]]]] = []
-    monkeypatch.setattr(sweep, "_cores", lambda: cores)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append((todo, slots)) or {})
     todo = [
         dataclasses.replace(

@@ -99,7 +99,7 @@ def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | N
         threads = launcher.threads(launcher.check(hydra), len(todo))
     else:
         slots = _slots(todo, n_jobs)
-        threads = max(1, _cores() // len(slots))
+        threads = max(1, machine.cores() // len(slots))
     todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
@@ -113,7 +113,7 @@ def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
     if device.type != "cpu":
         gpus = _gpus() if runtime.device in ("auto", "cuda") else [{}]
         return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
-    return [{} for _ in range(n_jobs or min(len(todo), max(1, _cores() // (runtime.threads or 1))))]
+    return [{} for _ in range(n_jobs or min(len(todo), max(1, machine.cores() // (runtime.threads or 1))))]
 
 
 def _gpus() -> list[dict[str, str]]:
@@ -123,10 +123,6 @@ def _gpus() -> list[dict[str, str]]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
     return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # -- sweep.json --------------------------------------------------------------------------------------------------------

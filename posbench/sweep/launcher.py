@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from posbench import machine
 from posbench.config import compose
 from posbench.config.schema import load_saved
 from posbench.config.shipped import configs_dir
@@ -48,7 +49,7 @@ def threads(launcher: DictConfig, count: int) -> int:
     if launcher.get("cpus_per_task"):
         return int(launcher.cpus_per_task)
     jobs = int(launcher.get("n_jobs") or 1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.cores()
     return max(1, cores // min(count, cores if jobs < 0 else jobs))
 
 
