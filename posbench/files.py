@@ -5,6 +5,7 @@ A file or folder is made under a temporary name beside its place, forced to the 
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -58,6 +59,12 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sha256(path: Path) -> bytes:
+    """Digest of a file's bytes, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def sync_folder(folder: Path) -> None:

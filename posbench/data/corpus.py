@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import hub, reading
 from posbench.errors import UserError
@@ -71,8 +72,9 @@ def locate(config: DataConfig, remembered: Path) -> Source:
         found: dict[str, dict[str, Path]] = {"": dict(reading.builtin_modules())}
     else:
         found = _local_files(config)
-    parts = ((split, name, path) for split, names in found.items() for name, path in names.items())
-    return Source(found, None, _digest(part for s, n, path in parts for part in (s.encode(), n.encode(), _hash(path))))
+    each = ((split, name, path) for split, names in found.items() for name, path in names.items())
+    parts = (part for s, name, path in each for part in (s.encode(), name.encode(), files.sha256(path)))
+    return Source(found, None, _digest(parts))
 
 
 def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Corpus:
@@ -215,8 +217,3 @@ def _digest(parts: Iterable[bytes]) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
-
-
-def _hash(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.data import reading
 from posbench.errors import UserError, did_you_mean
 
@@ -202,6 +203,5 @@ def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(files.sha256(file))
     return digest.hexdigest()[:40]

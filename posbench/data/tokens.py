@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import corpus
 from posbench.data.tokenizer import Tokenizer, from_file, raw_bytes, train_bpe
@@ -129,8 +130,8 @@ def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:
         tokenizer = _tokenizer(config, loaded.documents["train"])
         tokenizer.save(made / "tokenizer.json")
         counts = {split: _encode(tokenizer, loaded.documents[split], made, split) for split in corpus.SPLITS}
-        files = {path.name: _file_digest(path) for path in sorted(made.iterdir())}
-        meta = {"record": {**loaded.record, "tokens": counts}, "files": files}
+        digests = {path.name: files.sha256(path).hex() for path in sorted(made.iterdir())}
+        meta = {"record": {**loaded.record, "tokens": counts}, "files": digests}
         (made / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
         os.replace(made, folder)
 
@@ -188,7 +189,7 @@ def _open(folder: Path, name: str) -> Tokens:
     """
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     for file, digest in meta["files"].items():
-        if _file_digest(folder / file) != digest:
+        if files.sha256(folder / file).hex() != digest:
             raise ValueError(f"{file} is not what was written")
     tokenizer = from_file(folder / "tokenizer.json")
     train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)
@@ -209,8 +210,3 @@ def _check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
     """NumPy wraps too large ids in silence, so they are looked for on both ways."""
     if ids.size and int(ids.max()) >= tokenizer.vocab_size:
         raise ValueError(f"token id {int(ids.max())} is outside of the vocabulary of {tokenizer.vocab_size}")
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
