@@ -1,11 +1,13 @@
-"""Writing files so that a kill, a crash or a full disk never leaves half of one behind.
+"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; locks, digests.
 
 A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
 """
 
 import contextlib
 import errno
+import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -14,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from posbench.errors import RunFailed
+
+logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,6 +78,26 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(path: Path, wait: bool = False) -> int:
+    """Lock a file, made if missing: the descriptor that holds the lock until it is closed or the process ends.
+
+    Some network file systems have no locks: there a warning is logged, and the descriptor holds nothing.
+
+    Raises:
+        BlockingIOError: another process holds it, and this one shall not wait for it.
+        OSError: it cannot be opened; a symbolic link is not followed.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): make sure that no other process uses it", path.parent, error.strerror)
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Text, splits, tokenizers, the token cache and batches. No network: the hub is tested on local copies of its data."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -570,6 +572,19 @@ def test_a_damaged_cache_is_made_again(
     assert "is damaged" in caplog.text
     assert np.array_equal(after.train.ids, expected)
     assert after.record == before.record
+
+
+def test_a_cache_on_a_file_system_without_locks_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    configuration = config(path=write(tmp_path / "many", numbered(25)), tokenizer="bytes")
+    expected = np.array(tokens.prepare(configuration, tmp_path).train.ids)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert np.array_equal(tokens.prepare(configuration, tmp_path).train.ids, expected)
+    assert f"{tmp_path / 'tokens'} cannot be locked (No locks available)" in caplog.text
 
 
 def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ renamed into place under a lock, verified before use, and made again if it is da
 import atexit
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -113,9 +112,11 @@ def _key(config: DataConfig, source: corpus.Source) -> str:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Let one process at a time prepare these tokens; the lock goes with the process."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    descriptor = files.lock(path, wait=True)
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:

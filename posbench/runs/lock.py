@@ -9,11 +9,13 @@ import os
 import socket
 from pathlib import Path
 
+from posbench import files
 from posbench.errors import InUse, UserError
 from posbench.runs.facts import now
 from posbench.runs.names import LOCK
 
 _LOG = logging.getLogger(__name__)
+_OWNER_BYTES = 4096  # an owner says less about itself
 
 
 def in_use(folder: Path) -> bool:
@@ -34,21 +36,15 @@ def take(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LOCK
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = files.lock(path)
         except FileNotFoundError:  # moved aside this moment
             continue
+        except BlockingIOError:
+            raise InUse(_owned(folder, path)) from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise UserError(f"{path} is a symbolic link: refused") from None
             raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 4096, 0)
-            os.close(descriptor)
-            raise InUse(_owned(folder, owner)) from None
-        except OSError as error:  # some network file systems have no locks
-            _LOG.warning("%s cannot be locked (%s): make sure that no other process uses it", folder, error.strerror)
         if _is_still(path, descriptor):
             break
         os.close(descriptor)  # an owner moved the folder aside between opening and locking
@@ -65,15 +61,16 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _owned(folder: Path, content: bytes) -> str:
+def _owned(folder: Path, lock: Path) -> str:
     try:
-        owner = json.loads(content)
+        with open(lock, "rb") as file:
+            owner = json.loads(file.read(_OWNER_BYTES))
         started = datetime.datetime.fromisoformat(owner["started"])
         seconds = max(0, round((datetime.datetime.now(datetime.UTC) - started).total_seconds()))
         who = (
             f"process {int(owner['pid'])} on {str(owner['host'])!r}, started {datetime.timedelta(seconds=seconds)} ago"
         )
-    except (ValueError, KeyError, TypeError):  # it has the lock and has not yet said who it is
+    except (OSError, ValueError, KeyError, TypeError):  # it has the lock and has not yet said who it is
         who = "another process, started just now"
     return f"{folder} is in use by {who}: wait for it or stop it"
 
