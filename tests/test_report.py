@@ -18,9 +18,11 @@ from posbench.comparison import load, summary
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import statistics
-from posbench.report import figures, page, styles, tables, text
+from posbench.portrait import properties
+from posbench.report import figures, styles, tables, text
 from posbench.runs.rows import PLAIN
 
+MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
 
 
@@ -28,7 +30,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$
 def quick() -> Any:
     """Measuring the schemes' properties takes seconds and has tests of its own; small pictures are drawn faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "properties", lambda names: tables.Table("", [], []))
+        patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "DPI", 30)
         yield
 
@@ -489,6 +491,26 @@ def test_a_schemes_look_depends_on_its_name_alone() -> None:
     assert styles.style("mine", "mine") == styles.style("mine", "mine")
     variant = styles.style("rope", "rope base=64")
     assert variant.colour == "#0072B2" and variant.dash != ""
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_properties_that_cannot_be_measured_are_missing_with_their_reason(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (of_none,) = MEASURE(["none"])
+
+    def measure(names: list[str]) -> list[properties.Properties]:
+        if names == ["alibi"]:
+            raise UserError("alibi cannot be built here")
+        return [dataclasses.replace(of_none, name=name) for name in names]
+
+    monkeypatch.setattr(properties, "measure", measure)
+    report.main([study], tmp_path)
+    warning = "Without measured properties: alibi (alibi cannot be built here)"
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert warning in page and warning in (tmp_path / "report.md").read_text() and warning in capsys.readouterr().out
+    table = page[page.index("Measured properties") :].partition("</table>")[0]
+    assert ">rope<" in table and ">alibi<" not in table
 
 
 def test_a_table_without_unicode_is_still_readable(study: Path) -> None:

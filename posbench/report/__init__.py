@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.errors import UserError
+from posbench.errors import PosbenchError, UserError
 from posbench.runs.rows import COLUMNS, PLAIN, EvaluationRow
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from posbench.comparison.load import Group, RunData
+    from posbench.portrait.properties import Properties
     from posbench.report.page import Part
 
 _RUN_COLUMNS = [
@@ -84,6 +85,8 @@ def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "
     if len(groups) > 1:
         keys = ", ".join(groups[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(groups)} sets by {keys}", *warnings]
+    measured, missing = _measured(sorted({run.config.encoding.name for run in found}))
+    warnings = [*warnings, *missing]
     outcomes, title = tables.outcomes(found), ", ".join(sorted({run.config.study for run in found}))
     text.print_lines(console, [f"{title}: {outcomes}", *warnings])
     parts, pieces = [], [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
@@ -97,7 +100,20 @@ def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "
     text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, found)))
     rows = ({"run": run.folder.name, **_named(run), **row.to_json()} for run in found for row in run.rows)
     text.write(folder / "evaluation.csv", text.csv_text(_ROW_COLUMNS, rows))
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, found))
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, tables.properties(measured), found))
+
+
+def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
+    """The measured properties of encodings, and a line about those that cannot be measured here and why."""
+    from posbench.portrait import properties
+
+    measured, missing = [], []
+    for name in names:
+        try:
+            measured += properties.measure([name])
+        except (ImportError, PosbenchError, RuntimeError) as error:  # not installed here, or not made for this torch
+            missing.append(f"{name} ({error})")
+    return measured, [f"Without measured properties: {'; '.join(missing)}"] if missing else []
 
 
 def _group(group: "Group", name: str, place: Path, folder: Path, console: "Console") -> "tuple[Part, str]":

@@ -19,10 +19,9 @@ import posbench
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import Curve, Summary
 from posbench.config.schema import to_container
-from posbench.errors import PosbenchError
 from posbench.evaluation.statistics import Interval
 from posbench.report.styles import DASHES, style
-from posbench.report.tables import Table, Value
+from posbench.report.tables import Table
 from posbench.runs.redaction import redact
 from posbench.runs.rows import PLAIN, WINDOWED
 from posbench.terminal.exits import one_line
@@ -41,7 +40,9 @@ class Part:
     data: Markup  # the curves
 
 
-def render(title: str, outcomes: str, warnings: list[str], parts: list[Part], runs: list[RunData]) -> str:
+def render(
+    title: str, outcomes: str, warnings: list[str], parts: list[Part], properties: Table, runs: list[RunData]
+) -> str:
     """The whole page."""
     script, sheet = (_own(name) for name in ("page.js", "page.css"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
@@ -52,7 +53,7 @@ def render(title: str, outcomes: str, warnings: list[str], parts: list[Part], ru
         outcomes=outcomes,
         warnings=warnings,
         parts=parts,
-        properties=properties(sorted({run.config.encoding.name for run in runs})),
+        properties=properties,
         runs=[_run(run) for run in runs],
         version=posbench.__version__,
         script=script,
@@ -79,29 +80,6 @@ def as_script_data(data: Any) -> Markup:
     """JSON without a character that could end a script element or begin anything in HTML."""
     text = json.dumps(data, allow_nan=False)  # ASCII only, so U+2028 is escaped, too
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def properties(names: list[str]) -> Table:
-    """The measured properties of the schemes; without rows where they cannot be measured here."""
-    from posbench import encodings
-
-    try:
-        from posbench.portrait.properties import PROPERTIES, measure
-
-        measured = measure([name for name in names if name in encodings.names()]) if names else []
-    except (ImportError, PosbenchError, RuntimeError):
-        return Table("", [], [])
-    columns = ["scheme", *(name.replace("_", " ") for name in PROPERTIES)]
-    rows = [[Value(one.name), *(_property(getattr(one, name)) for name in PROPERTIES)] for one in measured]
-    note = "Measured on the scheme alone, untrained, learned tables drawn from N(0,1); 'posbench properties' says more."
-    return Table("Measured properties", columns, rows, note)
-
-
-def _property(measured: Any) -> Value:
-    if measured.verdict == "figure":
-        figure = float(next(iter(measured.figures.values())))
-        return Value(f"{figure:.3g}", figure)
-    return Value(measured.verdict)
 
 
 def _series(one: Summary, curve: Curve, is_baseline: bool) -> dict[str, Any]:

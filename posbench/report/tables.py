@@ -10,6 +10,7 @@ from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, WISHED, Point, Summary
 from posbench.evaluation import statistics
 from posbench.evaluation.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM, Interval
+from posbench.portrait.properties import PROPERTIES, Measured, Properties
 from posbench.runs.jsonl import number
 from posbench.runs.rows import PLAIN, WINDOWED
 
@@ -53,6 +54,21 @@ def more_tables(group: Group, summaries: list[Summary]) -> list[Table]:
     """What only the written report shows."""
     tables = [_exploratory(summaries), _precision(summaries), _extensions(group, summaries), _others(summaries)]
     return [table for table in [*tables, _not_done(group)] if table.rows]
+
+
+def properties(measured: list[Properties]) -> Table:
+    """The measured properties of the encodings, for the page."""
+    columns = ["scheme", *(name.replace("_", " ") for name in PROPERTIES)]
+    rows = [[Value(one.name), *(_property(getattr(one, name)) for name in PROPERTIES)] for one in measured]
+    note = "Measured on the scheme alone, untrained, learned tables drawn from N(0,1); 'posbench properties' says more."
+    return Table("Measured properties", columns, rows, note)
+
+
+def _property(measured: Measured) -> Value:
+    if measured.verdict == "figure":
+        figure = next(value for value in measured.figures.values() if value is not None)
+        return Value(f"{figure:.3g}", figure)
+    return Value(measured.verdict)
 
 
 def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
