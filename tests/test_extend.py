@@ -16,12 +16,11 @@ from posbench import encodings, model
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
 from posbench.config.schema import Config
-from posbench.encodings import _frequencies as rules
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding, Shape
 from posbench.encodings.rope import RoPE
 from posbench.errors import UserError
-from posbench.extend import METHODS, extended, methods_of
+from posbench.extend import METHODS, extended, frequencies, methods_of
 
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)
@@ -494,7 +493,7 @@ def test_longrope_switches_its_divisors_past_the_training_length() -> None:
 def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_often_enough(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rules._warn_all_interpolated.cache_clear()
+    frequencies._say.cache_clear()
     with caplog.at_level(logging.WARNING, logger="posbench"):
         extended(rope(32, train_length=64), "yarn", 128, 64)  # the index ramp
         extended(rope(32, train_length=256), "yarn", 512, 256, ramp="rotations")  # 256 > 2π·32

@@ -1,6 +1,5 @@
 """What is particular to one scheme: worked numbers, limits in which it becomes another one, its own messages."""
 
-import logging
 import math
 from typing import Any
 
@@ -175,16 +174,27 @@ def test_t5_refuses_a_max_distance_that_its_exact_buckets_already_cover() -> Non
         build("t5", num_buckets=1)
 
 
-def test_t5_says_once_that_its_last_buckets_stay_untrained(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="posbench"):
-        build("t5", max_distance=64)
-        assert not caplog.records
-        build("t5", max_distance=1001)
-        build("t5", max_distance=1001)
-    assert [record.getMessage() for record in caplog.records] == [
+def test_t5_remarks_that_its_last_buckets_stay_untrained() -> None:
+    assert build("t5", max_distance=64).remarks() == []
+    assert build("t5", max_distance=1001).remarks() == [
         "t5: max_distance 1001 exceeds train_length 64: the last buckets are never trained; "
         "encoding.max_distance=64 trains every bucket"
     ]
+
+
+def test_a_ramp_by_rotations_that_spares_no_pair_is_remarked_on() -> None:
+    assert build("yarn").remarks() == []  # the index ramp
+    assert build("yarn", Shape(32, 4, 2, train_length=256), ramp="rotations").remarks() == []  # 256 > 2π·32
+    (remark,) = build("yarn", ramp="rotations").remarks()
+    assert remark.startswith("yarn: ramp=rotations with beta 32: no pair makes so many") and "about 4.1 " in remark
+    (remark,) = build("llama3", high_freq_factor=32.0).remarks()
+    assert remark.startswith("llama3: ramp=rotations with beta 32")
+
+
+def test_a_wrapper_hands_on_what_its_inner_encodings_remark() -> None:
+    inner = build("t5", max_distance=1001).remarks()
+    layers = [{"name": "t5", "max_distance": 1001}, {"name": "none"}]
+    assert build("layered", layers=layers).remarks() == inner
 
 
 def test_t5_reaches_every_bucket_where_max_distance_is_the_training_length() -> None:

@@ -93,6 +93,12 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
     assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
 
 
+def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pathlib.Path) -> None:
+    bias = dataclasses.replace(config.encoding, name="t5", options={})
+    train(dataclasses.replace(config, encoding=bias), tmp_path / "run", [])
+    assert (tmp_path / "run" / "log.txt").read_text().count("t5: max_distance 128 exceeds train_length 16") == 1
+
+
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config.training, tokens=16 * 8 * 150)
     train(dataclasses.replace(config, training=longer), tmp_path / "run", [])

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import json
-import logging
 import re
 import sys
 from typing import Any
@@ -32,7 +31,6 @@ _COLUMNS = ("name", "acts", "parameters", "title", "beyond")
 
 def show(as_json: bool) -> None:
     """Print the listing: JSON, a table on a terminal, plain aligned lines otherwise."""
-    logging.getLogger("posbench").setLevel(logging.ERROR)  # what schemes warn about at the demo's size is not the topic
     rows = listing()
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))

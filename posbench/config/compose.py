@@ -10,7 +10,6 @@ import difflib
 import functools
 import itertools
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -286,20 +285,7 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 
 def _check_encoding(config: Config) -> None:
     """Build the scheme at the model's shape, so that its options are checked where they are declared."""
-    with _without_warnings():
-        encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """What a scheme warns about is said once, by the run itself."""
-    logger = logging.getLogger("posbench")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
 
 
 def _keys(cfg: DictConfig, prefix: str = "") -> list[str]:

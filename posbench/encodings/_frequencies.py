@@ -9,8 +9,6 @@ that does not even once has not. The rules differ in which pairs they slow down,
     by_parts       those with few rotations by s, those with many not at all, those between linearly (llama3, YaRN)
 """
 
-import functools
-import logging
 import math
 from typing import Literal
 
@@ -48,8 +46,6 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
     each makes more than beta rotations, none where each makes fewer than alpha. Elsewhere the numbers are theirs.
     """
     if kind == "rotations":
-        if train_length < 2 * math.pi * beta:
-            _warn_all_interpolated(train_length, beta)
         rotations = train_length * inv_freq / (2 * math.pi)
         return 1 - ((rotations - alpha) / (beta - alpha)).clamp(0, 1)
     pairs = len(inv_freq)
@@ -57,6 +53,17 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
     high = min(max(math.ceil(_pair_with(alpha, pairs, base, train_length)), 0), 2 * pairs - 1)
     index = torch.arange(pairs, dtype=torch.float64, device=inv_freq.device)
     return ((index - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def ramp_remarks(kind: Ramp, train_length: int, beta: float) -> list[str]:
+    """What to say of a ramp that spares no pair."""
+    if kind == "index" or train_length >= 2 * math.pi * beta:
+        return []
+    return [
+        f"ramp=rotations with beta {beta:g}: no pair makes so many rotations within the training length "
+        f"{train_length}, so that all are interpolated, the fastest too; a beta of about "
+        f"{0.4 * train_length / (2 * math.pi):.2g} keeps it as it is"
+    ]
 
 
 def clip(inv_freq: Tensor, pairs: int) -> Tensor:
@@ -78,14 +85,3 @@ def longrope_temperature(factor: float, train_length: int) -> float:
 def _pair_with(rotations: float, pairs: int, base: float, train_length: int) -> float:
     """The (fractional) number of the pair that makes so many rotations within the training length."""
     return pairs * math.log(train_length / (2 * math.pi * rotations)) / math.log(base)
-
-
-@functools.cache  # say it once
-def _warn_all_interpolated(train_length: int, beta: float) -> None:
-    logging.getLogger(__name__).warning(
-        "ramp=rotations with beta %g: no pair makes so many rotations within the training length %d, so that all are "
-        "interpolated, the fastest too; a beta of about %.2g keeps it as it is",
-        beta,
-        train_length,
-        0.4 * train_length / (2 * math.pi),
-    )

@@ -46,6 +46,9 @@ class Wrapper(Encoding):
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)
 
+    def remarks(self) -> list[str]:
+        return [remark for inner in self.inner_encodings for remark in inner.remarks()]
+
     def token_dim(self) -> int:
         return min(inner.token_dim() for inner in self.inner_encodings)
 

@@ -129,6 +129,10 @@ class Encoding(nn.Module):
                 f"is {_plain(value)} for '{self.name}': expected {expected} (default {_plain(default)})",
             )
 
+    def remarks(self) -> list[str]:
+        """What whoever trains with these options should know, a line each; a run says it when it starts."""
+        return []
+
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:

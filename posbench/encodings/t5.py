@@ -19,8 +19,6 @@ Beyond training length: defined everywhere; distances past max_distance look ali
 Checked against: transformers T5Attention, x-transformers RelativePositionBias.
 """
 
-import functools
-import logging
 import math
 
 import torch
@@ -36,11 +34,18 @@ class T5Bias(Encoding):
         self.expect(num_buckets >= 2, "num_buckets", num_buckets, "at least 2")
         least = f"more than half of num_buckets, {num_buckets / 2:g}"
         self.expect(max_distance > num_buckets / 2, "max_distance", max_distance, least)
-        if max_distance > shape.train_length:
-            _warn_untrained(max_distance, shape.train_length)
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
+
+    def remarks(self) -> list[str]:
+        trained = self.shape.train_length
+        if self.max_distance <= trained:
+            return []
+        return [
+            f"{self.name}: max_distance {self.max_distance} exceeds train_length {trained}: the last buckets are never "
+            f"trained; encoding.max_distance={trained} trains every bucket"
+        ]
 
     def distance_bias(self, distance: Tensor, layer: int) -> Tensor:
         return F.embedding(self.bucket(distance), self.table.float()).movedim(-1, 0)  # (H, *S)
@@ -52,14 +57,3 @@ class T5Bias(Encoding):
         growth = torch.log(r.clamp(min=exact) / exact) / math.log(self.max_distance / exact)
         far = exact + (growth * (self.num_buckets - exact)).long()
         return torch.where(r < exact, r.long(), far.clamp(max=self.num_buckets - 1))
-
-
-@functools.cache  # say it once
-def _warn_untrained(max_distance: int, train_length: int) -> None:
-    logging.getLogger(__name__).warning(
-        "t5: max_distance %d exceeds train_length %d: the last buckets are never trained; "
-        "encoding.max_distance=%d trains every bucket",
-        max_distance,
-        train_length,
-        train_length,
-    )

@@ -47,3 +47,8 @@ class YaRN(rotary.PureRotary):
         share = rules.ramp(ramp, inv_freq, base, shape.train_length, alpha, beta)
         self.stretched = rules.by_parts(inv_freq, factor, share)
         self.attention_factor = rules.yarn_temperature(factor)
+        self.ramp, self.beta = ramp, beta
+
+    def remarks(self) -> list[str]:
+        found = rules.ramp_remarks(self.ramp, self.shape.train_length, self.beta)
+        return [f"{self.name}: {remark}" for remark in found]

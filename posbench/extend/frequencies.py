@@ -4,6 +4,8 @@ Each gives the encoding itself back with other frequencies: whatever else it doe
 as it was trained, and learned frequencies are those that are stretched.
 """
 
+import functools
+import logging
 import math
 
 import torch
@@ -15,6 +17,8 @@ from posbench.encodings._rotary import Rotary, frequencies
 from posbench.encodings.partial_rope import PartialRoPE
 from posbench.encodings.rope import RoPE
 from posbench.extend.stretch import Extended, Stretch, expect
+
+logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 
@@ -175,8 +179,15 @@ def _rescaled(rope: Rotary, inv_freq: Tensor, facts: dict[str, object], attentio
 
 def _by_parts(rope: Rotary, stretch: Stretch, s: float, ramp: Ramp, alpha: float, beta: float) -> Tensor:
     expect(0 < alpha < beta < math.inf, "alpha, beta", f"{alpha:g}, {beta:g}", "0 < alpha < beta")
+    for remark in rules.ramp_remarks(ramp, stretch.train_length, beta):
+        _say(remark)
     inv_freq = rope.inv_freq(CPU)
     return rules.by_parts(inv_freq, s, rules.ramp(ramp, inv_freq, rope.base, stretch.train_length, alpha, beta))
+
+
+@functools.cache  # once, though a method is asked anew for every length
+def _say(remark: str) -> None:
+    logger.warning("%s", remark)
 
 
 def _six_digits(inv_freq: Tensor) -> list[float]:

@@ -1,6 +1,5 @@
 """`posbench show`: pictures of schemes, in the terminal or as a PNG file."""
 
-import logging
 from pathlib import Path
 
 from posbench.errors import UserError
@@ -19,7 +18,6 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     Raises:
         UserError: an unknown scheme or word, `phrase` without `words` or the other way round, or no matplotlib.
     """
-    logging.getLogger("posbench.encodings").setLevel(logging.ERROR)  # warnings about training do not concern a picture
     if phrase is None and words is None:
         _show_pictures([panels.picture(name) for name in names], png)
         return

@@ -67,6 +67,8 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
             tokenizer_sha256=tokens.tokenizer.sha256,
             parameters=parameter_counts(model),
         )
+        for remark in model.encoding.remarks():
+            logger.warning("%s", remark)
         tracker = tracking.start(config, run)
         try:
             step = _fit(learner_for(model, config, device, dtype), tokens, config, run, tracker)
