@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from posbench.data.batches import validation_batches
 from posbench.data.tokens import prepare
 from posbench.errors import RunFailed, UserError
 from posbench.model import GPT, build
+from posbench.runs import tracking
 from posbench.runs.checkpoint import load_model
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
@@ -97,6 +99,22 @@ def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pat
     bias = dataclasses.replace(config.encoding, name="t5", options={})
     train(dataclasses.replace(config, encoding=bias), tmp_path / "run", [])
     assert (tmp_path / "run" / "log.txt").read_text().count("t5: max_distance 128 exceeds train_length 16") == 1
+
+
+def test_the_mirror_is_told_the_number_of_parameters(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, told = tmp_path / "run", dict[str, Any]()
+
+    class Recorder(tracking.Tracker):
+        def summary(self, values: Mapping[str, Any]) -> None:
+            told.update(values)
+
+    monkeypatch.setattr(tracking, "start", lambda config, run: Recorder())
+    train(dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name="learned")), folder, [])
+    parameters = record_of(folder)["parameters"]
+    assert told == {f"parameters/{part}": count for part, count in parameters.items()}
+    assert told["parameters/total"] > told["parameters/encoding"] > 0
 
 
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:

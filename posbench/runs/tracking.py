@@ -39,7 +39,7 @@ class Tracker:
         """A row of `evaluation.jsonl`; what is undefined is left out."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Values that describe the whole run."""
+        """Values that describe the whole run, such as the number of its parameters."""
 
     def finish(self, exit_code: int = 0) -> None:
         """Send what is left, waiting a bounded time."""

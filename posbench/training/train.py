@@ -70,6 +70,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
         tracker = tracking.start(config, run)
+        tracker.summary({f"parameters/{part}": count for part, count in run.record["parameters"].items()})
         try:
             step = _fit(learner_for(model, config, device, dtype), tokens, config, run, tracker)
             evaluate_into(run, tracker, model, tokens, config, step, device)
