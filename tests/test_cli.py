@@ -211,6 +211,15 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     assert not any("\x1b" in line for line in lines)
 
 
+def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list", "--json") == 0
+    told = {row["name"]: row["length_dependent"] for row in json.loads(capsys.readouterr().out)["encodings"]}
+    assert (told["minmax"], told["longrope"], told["rope"]) == (True, True, False)
+    assert posbench("list") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "A longer input changes" in line]
+    assert {line.split()[0] for line in lines} == {name for name, depends in told.items() if depends}
+
+
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:
     demo = compose.check(["experiment=demo"])[0]
     sizes = {name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")}

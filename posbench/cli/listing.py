@@ -26,6 +26,7 @@ _ACTS = {
 }
 # Parameters are counted at the size of experiment=demo.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
+_LENGTH_DEPENDENT = "A longer input changes its beginning."
 _COLUMNS = ("name", "acts", "parameters", "title", "beyond")
 
 
@@ -56,11 +57,11 @@ def listing() -> dict[str, list[dict[str, Any]]]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is known of one encoding; `parameters` and `max_length` at the demo's size, None if it cannot be built."""
+    """What is known of one encoding. What it is once built is said of the demo's size, and None if it cannot be."""
     cls = encodings.load(name)
     document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
-    row |= {"parameters": None, "max_length": None}
+    row |= {"parameters": None, "max_length": None, "length_dependent": None}
     try:
         from posbench.encodings.base import Shape
 
@@ -71,6 +72,7 @@ def describe(name: str) -> dict[str, Any]:
         row["acts"] = acts(encoding.hooks)
         row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
         row["max_length"] = encoding.max_length
+        row["length_dependent"] = encoding.length_dependent
     for key, label in (
         ("beyond", "Beyond training length"),
         ("source", "Source"),
@@ -108,6 +110,8 @@ def _first_comments(group: str) -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any], columns: tuple[str, ...] = _COLUMNS) -> list[str]:
+    if row.get("length_dependent"):
+        row = {**row, "beyond": f"{row['beyond'] or ''} {_LENGTH_DEPENDENT}".strip()}
     shown = [row[column] for column in columns if column in row]
     return ["-" if value is None else f"{value:,}" if isinstance(value, int) else str(value) for value in shown]
 
