@@ -1,5 +1,8 @@
 """Pictures made of characters. They carry the numbers by shape alone; colour, where there is any, only helps."""
 
+import dataclasses
+import math
+
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -90,49 +93,50 @@ def _heatmap(panel: Heatmap, signs: Signs) -> Group:
             level = int((value / size + 1) / 2 * (len(signs.shades) - 1) + 0.5)
             cells[column, row] = (signs.shades[level], COLOURS[0] if value >= 0 else COLOURS[1])
     if panel.limit is not None:
-        _mark(cells, round(panel.limit / columns * WIDTH), signs)
+        cells |= _bar(round(panel.limit / columns * WIDTH), signs)
     shades = f"'{signs.shades[0]}' {-size:.2g} .. '{signs.shades[-1]}' {size:.2g}"
     return _framed(panel.title, cells, ("0", str(rows - 1)), f"{panel.y_label}; {shades}", panel.x_label, signs)
 
 
 def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = None) -> Group:
-    series = {name: _scaled(values, panel.log_y) for name, values in panel.series.items()}
-    band = tuple(_scaled(edge, panel.log_y) for edge in panel.band) if panel.band is not None else ()
-    low, high = _range(panel, [*series.values(), *band]) if y_range is None else y_range
-    end = float(panel.x[-1]) if panel.points else LENGTH - 1
-    columns = np.round(panel.x / end * (WIDTH - 1)).astype(int)
+    axes = _axes(panel, y_range)
     cells: Cells = {}
-    if panel.limit is not None and panel.x[-1] < panel.limit:
-        undefined = range(round(panel.limit / end * (WIDTH - 1)) + 1, WIDTH)
-        cells |= {(column, row): (signs.undefined, "bright_black") for column in undefined for row in range(HEIGHT)}
     if panel.limit is not None:
-        _mark(cells, round(panel.limit / end * (WIDTH - 1)), signs)
+        cells |= _training_end(panel.limit, panel.x[-1], axes, signs)
     if panel.limit_y is not None:
-        at = _row(float(_scaled(np.array([panel.limit_y]), panel.log_y)[0]), low, high)
-        cells |= {(column, at): (signs.line, "") for column in range(WIDTH)}
-    for column in set(columns) if band else ():
-        chosen = columns == column
-        top, bottom = (_row(float(f(b[chosen])), low, high) for f, b in ((np.max, band[1]), (np.min, band[0])))
-        cells |= {(int(column), row): (signs.band, "bright_black") for row in range(top, bottom + 1)}
-    for index, values in reversed(list(enumerate(series.values()))):
-        mark = signs.dot if len(series) == 1 else str(index + 1)
-        for column, value in zip(columns.tolist(), values.tolist(), strict=True):
-            if np.isfinite(value):
-                cells[column, _row(value, low, high)] = (mark, COLOURS[index % len(COLOURS)])
-    labels = tuple(f"{10**edge if panel.log_y else edge:.3g}" for edge in (high, low))
-    names = panel.y_label
-    if len(series) > 1:
-        heads = all(name.startswith("head ") for name in series)
-        numbered = ", ".join(f"{index + 1} {name}" for index, name in enumerate(series))
-        names = f"{names}, by head" if heads else numbered
-    if panel.limit_y is not None:
-        names = f"{signs.line} trained to {panel.limit_y:g}; {names}"
-    x_end = f"{end:g}"
-    return _framed(panel.title, cells, labels, names, panel.x_label, signs, x_end)
+        cells |= {(column, axes.row(panel.limit_y)): (signs.line, "") for column in range(WIDTH)}
+    if panel.band is not None:
+        cells |= _band(panel.x, panel.band, axes, signs)
+    for index, values in reversed(list(enumerate(panel.series.values()))):  # the first one last, over the others
+        mark = signs.dot if len(panel.series) == 1 else str(index + 1)
+        cells |= _points(panel.x, values, axes, (mark, COLOURS[index % len(COLOURS)]))
+    labels = tuple(f"{10**edge if axes.log_y else edge:.3g}" for edge in (axes.high, axes.low))
+    return _framed(panel.title, cells, labels, _legend(panel, signs), panel.x_label, signs, f"{axes.end:g}")
 
 
-def _scaled(values: Numbers, log: bool) -> Numbers:
-    return np.asarray(np.log10(values)) if log else values
+@dataclasses.dataclass(frozen=True)
+class _Axes:
+    """Where a plot has its numbers: x from 0 to `end`, y (its logarithm, with `log_y`) from `low` to `high`."""
+
+    end: float
+    low: float
+    high: float
+    log_y: bool
+
+    def column(self, x: float) -> int:
+        return round(x / self.end * (WIDTH - 1))
+
+    def row(self, y: float) -> int:
+        scaled = math.log10(y) if self.log_y else y
+        return min(HEIGHT - 1, max(0, round((self.high - scaled) / (self.high - self.low) * (HEIGHT - 1))))
+
+
+def _axes(panel: Curves, y_range: tuple[float, float] | None) -> _Axes:
+    if y_range is None:
+        drawn = (*panel.series.values(), *(panel.band or ()))
+        y_range = _range(panel, [_scaled(values, panel.log_y) for values in drawn])
+    end = float(panel.x[-1]) if panel.points else LENGTH - 1
+    return _Axes(end, *y_range, panel.log_y)
 
 
 def _range(panel: Curves, drawn: list[Numbers]) -> tuple[float, float]:
@@ -142,12 +146,44 @@ def _range(panel: Curves, drawn: list[Numbers]) -> tuple[float, float]:
     return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
 
 
-def _row(value: float, low: float, high: float) -> int:
-    return min(HEIGHT - 1, max(0, round((high - value) / (high - low) * (HEIGHT - 1))))
+def _scaled(values: Numbers, log: bool) -> Numbers:
+    return np.asarray(np.log10(values)) if log else values
 
 
-def _mark(cells: Cells, column: int, signs: Signs) -> None:
-    cells |= {(column, row): (signs.bar, "") for row in range(HEIGHT)}
+def _training_end(limit: float, last: float, axes: _Axes, signs: Signs) -> Cells:
+    """A bar where training ended, and what lies behind it where the encoding has ended, too."""
+    bar = axes.column(limit)
+    undefined = range(bar + 1, WIDTH) if last < limit else ()
+    cells = {(column, row): (signs.undefined, "bright_black") for column in undefined for row in range(HEIGHT)}
+    return cells | _bar(bar, signs)
+
+
+def _bar(column: int, signs: Signs) -> Cells:
+    return {(column, row): (signs.bar, "") for row in range(HEIGHT)}
+
+
+def _band(x: Numbers, band: tuple[Numbers, Numbers], axes: _Axes, signs: Signs) -> Cells:
+    columns = np.array([axes.column(place) for place in x])
+    cells: Cells = {}
+    for column in set(columns.tolist()):
+        bottom, top = (float(f(edge[columns == column])) for f, edge in zip((np.min, np.max), band, strict=True))
+        cells |= {(column, row): (signs.band, "bright_black") for row in range(axes.row(top), axes.row(bottom) + 1)}
+    return cells
+
+
+def _points(x: Numbers, y: Numbers, axes: _Axes, sign: tuple[str, str]) -> Cells:
+    finite = np.isfinite(_scaled(y, axes.log_y))
+    return {(axes.column(a), axes.row(b)): sign for a, b in zip(x[finite], y[finite], strict=True)}
+
+
+def _legend(panel: Curves, signs: Signs) -> str:
+    if len(panel.series) == 1:
+        names = panel.y_label
+    elif all(name.startswith("head ") for name in panel.series):
+        names = f"{panel.y_label}, by head"
+    else:
+        names = ", ".join(f"{number} {name}" for number, name in enumerate(panel.series, start=1))
+    return names if panel.limit_y is None else f"{signs.line} trained to {panel.limit_y:g}; {names}"
 
 
 def _framed(
