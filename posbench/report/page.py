@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 import posbench
 from posbench.comparison.load import Group, RunData
-from posbench.comparison.summary import Curve, Summary
+from posbench.comparison.summary import Curve, Point, Summary
 from posbench.config.schema import to_container
 from posbench.evaluation.statistics import Interval
 from posbench.report.styles import DASHES, style
@@ -83,12 +83,9 @@ def as_script_data(data: Any) -> Markup:
 
 
 def _series(one: Summary, curve: Curve, is_baseline: bool) -> dict[str, Any]:
-    chosen = style(one.scheme.name, one.scheme.label)
+    chosen, plain = style(one.scheme.name, one.scheme.label), curve.kind == PLAIN
     undefined = next((point.ratio for point in curve.points if point.status == "undefined"), None)
-    plain = curve.kind == PLAIN
-    start = [] if plain else [point for point in one.plain.points if point.ratio == 1]
-    has_start = any(point.ratio == 1 for point in curve.points)
-    points = curve.points if has_start else [*start, *curve.points]
+    points = [point for point in _with_start(one, curve) if point.nll is not None]
     return {
         "label": one_line(_label(one, curve)),
         "colour": chosen.colour,
@@ -96,19 +93,27 @@ def _series(one: Summary, curve: Curve, is_baseline: bool) -> dict[str, Any]:
         "dash": chosen.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
         "on": plain or (curve.kind == WINDOWED and is_baseline),
         "undefined_at": undefined if plain else None,
-        "points": [
-            {
-                "ratio": point.ratio,
-                "length": point.length,
-                "level": _numbers(point.nll, None if one.bimodal else point.band),
-                "rise": _numbers(point.rise.mean, None if one.bimodal else point.rise) if point.rise else None,
-                "seeds": {"level": list(point.levels.values()), "rise": list(point.rises.values())}
-                if one.bimodal and plain
-                else None,
-            }
-            for point in points
-            if point.nll is not None
-        ],
+        "points": [_point(point, one.bimodal, plain) for point in points],
+    }
+
+
+def _with_start(one: Summary, curve: Curve) -> list[Point]:
+    """A curve's points; one that was not measured at the training length starts where the plain curve does."""
+    if any(point.ratio == 1 for point in curve.points):
+        return curve.points
+    return [*(point for point in one.plain.points if point.ratio == 1), *curve.points]
+
+
+def _point(point: Point, every_seed: bool, plain: bool) -> dict[str, Any]:
+    """Means with their intervals; where seeds part ways the values of each instead, which an interval would blur."""
+    band, rise = (None, None) if every_seed else (point.band, point.rise)
+    seeds = {"level": list(point.levels.values()), "rise": list(point.rises.values())}
+    return {
+        "ratio": point.ratio,
+        "length": point.length,
+        "level": _numbers(point.nll, band),
+        "rise": _numbers(point.rise.mean, rise) if point.rise else None,
+        "seeds": seeds if every_seed and plain else None,
     }
 
 
