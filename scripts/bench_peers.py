@@ -176,7 +176,7 @@ def x_transformers(**scheme: object) -> Build:
 @dataclasses.dataclass(frozen=True)
 class Peer:
     build: Build
-    encoding: str  # posbench's scheme that it is compared with
+    encoding: str  # posbench's encoding that it is compared with
     attentions: tuple[str, ...]  # those it offers; the first is what it chooses itself
     overrides: tuple[str, ...] = ()  # what makes posbench's model the same
 

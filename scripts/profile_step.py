@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, operator by operator: schemes of posbench, and peers beside them.
+"""Where the time of a training step goes, operator by operator: encodings of posbench, and peers beside them.
 
     python scripts/profile_step.py none --shape 12m --threads 1
     python scripts/profile_step.py alibi mpt --threads 2      # mpt: with its fastest attention here, eager

@@ -1,4 +1,4 @@
-"""`posbench list`: what can be chosen, and what is known of each encoding. Read from the schemes themselves."""
+"""`posbench list`: what can be chosen, and what is known of each encoding. Read from the encodings themselves."""
 
 import importlib
 import inspect
@@ -83,7 +83,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def acts(hooks: frozenset[str]) -> str:
-    """Where a scheme with these hooks acts: input, queries and keys, scores, weights or values, nowhere."""
+    """Where an encoding with these hooks acts: input, queries and keys, scores, weights or values, nowhere."""
     places = dict.fromkeys(place for hook, place in _ACTS.items() if hook in hooks)
     return ", ".join(places) or "nowhere"
 

@@ -60,7 +60,7 @@ class Tokenizer:
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """The text of each id, for schemes that look at the vocabulary."""
+        """The text of each id, for encodings that look at the vocabulary."""
         return tuple(self.decode([i]) for i in range(self.vocab_size))
 
     @functools.cached_property

@@ -38,7 +38,7 @@ class Signs:
 
 
 def print_pictures(pictures: list[Picture]) -> None:
-    """Each scheme's panels in a row, as many as fit."""
+    """Each encoding's panels in a row, as many as fit."""
     out = console.stdout()
     signs = Signs(out)
     for picture in pictures:
@@ -48,7 +48,7 @@ def print_pictures(pictures: list[Picture]) -> None:
 
 
 def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
-    """What position adds to a pair's logit, for each scheme, wherever the phrase stands."""
+    """What position adds to a pair's logit, for each encoding, wherever the phrase stands."""
     out = console.stdout()
     signs = Signs(out)
     first, second = words

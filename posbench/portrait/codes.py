@@ -1,8 +1,8 @@
-"""What a scheme does, laid bare: its code of each position, and what position alone adds to a logit.
+"""What an encoding does, laid bare: its code of each position, and what position alone adds to a logit.
 
-A scheme's *code* of position i is the vector it gives the input; for a scheme that acts in attention, the matrix by
-which it turns q and k, the bias of each head at distance i, or what it adds to the logit of two fixed tokens i apart.
-Everything goes through the public functions, so a scheme that did not exist yesterday is probed as it stands.
+An encoding's *code* of position i is the vector it gives the input; for one that acts in attention, the matrix by which
+it turns q and k, the bias of each head at distance i, or what it adds to the logit of two fixed tokens i apart.
+Everything goes through the public functions, so an encoding that did not exist yesterday is probed as it stands.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from posbench.encodings.base import Encoding, Shape
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 CONTENTS = 4  # random tokens per measurement
-# First tokens left out where a scheme reads its neighbours: the padding before them is not position.
+# First tokens left out where an encoding reads its neighbours: the padding before them is not position.
 MARGIN = 8
 
 
 def build(name: str, shape: Shape, length: int = 1, draw: bool = True) -> Encoding:
-    """Build a scheme, always the same: raw codes (scale 1), and its learned tables drawn from N(0,1).
+    """Build an encoding, always the same: raw codes (scale 1), and its learned tables drawn from N(0,1).
 
     Args:
         length: positions it must be defined for; where it is not, it is built for a longer training length.
         draw: whether to draw tables; a table of zeros would measure as no encoding at all.
 
     Raises:
-        UserError: an unknown name, or a shape that the scheme refuses.
+        UserError: an unknown name, or a shape that the encoding refuses.
     """
     options = {"scale": 1.0} if "scale" in encodings.options_of(name) else {}
     with torch.random.fork_rng(devices=[]):
@@ -48,7 +48,7 @@ def build(name: str, shape: Shape, length: int = 1, draw: bool = True) -> Encodi
 def _draw_tables(encoding: Encoding) -> None:
     """Draw learned position tables from N(0,1).
 
-    Those are the parameters with rows that the scheme itself holds. Maps that read the contents (in `prepare`, or
+    Those are the parameters with rows that the encoding itself holds. Maps that read the contents (in `prepare`, or
     networks in modules of their own) keep their start, which is random already.
     """
     for parameter in encoding.parameters(recurse=False):
@@ -70,7 +70,7 @@ def hooks_of(encoding: Encoding) -> frozenset[str]:
 
 
 class _Double(TorchFunctionMode):
-    """Schemes ask for fp32 (`.float()`, dtype=...); here they get fp64, and so does what they build."""
+    """Encodings ask for fp32 (`.float()`, dtype=...); here they get fp64, and so does what they build."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = Tensor.double if func is Tensor.float else func
@@ -85,7 +85,7 @@ def _wider(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_double() -> Iterator[None]:
-    """Build and run schemes in fp64 here, on random numbers of their own."""
+    """Build and run encodings in fp64 here, on random numbers of their own."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -96,13 +96,13 @@ def in_double() -> Iterator[None]:
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
-    """The positions (1, T) that the scheme gives an input of this length."""
+    """The positions (1, T) that the encoding gives an input of this length."""
     ids = torch.zeros(1, length, dtype=torch.long)
     return encoding.positions(ids, torch.Generator().manual_seed(0))
 
 
 def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """What the scheme adds to, or sets beside, the token embeddings: (1, T) to (T, D)."""
+    """What the encoding adds to, or sets beside, the token embeddings: (1, T) to (T, D)."""
     tokens = torch.zeros(1, positions.shape[-1], encoding.token_dim())
     return encoding.embed(tokens, positions, torch.zeros_like(positions, dtype=torch.long))[0]
 
@@ -133,7 +133,7 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
 
 
 def pair_scores(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor) -> Tensor:
-    """Logits (B, H, T, T); for a scheme with a normaliser of its own, the logarithm of its weights."""
+    """Logits (B, H, T, T); for an encoding with a normaliser of its own, the logarithm of its weights."""
     logits = attention_logits(encoding, q, k, x, positions=positions)
     weights = arriving(encoding, q, k, x, positions)
     if torch.allclose(weights, logits.softmax(-1), atol=1e-6):
@@ -155,7 +155,7 @@ def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Ten
 
 
 def code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """The scheme's code of positions, read as distances where it acts on pairs: (1, T) to (T, anything)."""
+    """The encoding's code of positions, read as distances where it acts on pairs: (1, T) to (T, anything)."""
     parts = [torch.zeros(positions.shape[-1], 1)]
     if "embed" in hooks_of(encoding):
         parts.append(input_code(encoding, positions))

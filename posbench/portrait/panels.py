@@ -1,4 +1,4 @@
-"""What there is to see of a scheme, as plain numbers: panels chosen by the hooks it overrides.
+"""What there is to see of an encoding, as plain numbers: panels chosen by the hooks it overrides.
 
 Learned tables are drawn from N(0,1), as in `probe`: an untrained table has no shape of its own, but its steps, its end
 and whether it looks at distance or at place are there from the start.
@@ -57,7 +57,7 @@ Panel = Heatmap | Curves
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """The panels of one scheme."""
+    """The panels of one encoding."""
 
     name: str
     subtitle: str
@@ -65,10 +65,10 @@ class Picture:
 
 
 def picture(name: str) -> Picture:
-    """Draw a scheme.
+    """Draw an encoding.
 
     Raises:
-        UserError: an unknown name, or a scheme that cannot be built for `SHAPE`.
+        UserError: an unknown name, or an encoding that cannot be built for `SHAPE`.
     """
     with codes.in_double(), torch.no_grad():
         encoding = codes.build(name, SHAPE)
@@ -87,7 +87,7 @@ def picture(name: str) -> Picture:
 
 
 def defined(encoding: Encoding, length: int = LENGTH) -> int:
-    """Up to where, at most `length`, the scheme is defined."""
+    """Up to where, at most `length`, the encoding is defined."""
     return min(length, encoding.max_length or length)
 
 
@@ -239,7 +239,7 @@ class Moved:
 
     name: str
     where: Numbers  # position of the querying word
-    contribution: Numbers  # logit with the scheme less logit without, first head
+    contribution: Numbers  # logit with the encoding less logit without, first head
     change: float  # its range
     stays_until: float | None  # the last place before it first changes; None: it never does
 
@@ -260,11 +260,11 @@ def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
         starts = torch.linspace(0, length - len(tokens), SHIFTS).long()
         logits, bare = _phrase_logits(encoding, tokens, starts, length)
         rows = torch.arange(len(starts))
-        with_scheme = logits[rows, 0, starts + query, starts + key]
-        part = with_scheme - bare[rows, 0, starts + query, starts + key]
+        with_encoding = logits[rows, 0, starts + query, starts + key]
+        part = with_encoding - bare[rows, 0, starts + query, starts + key]
     change = float(part.max() - part.min())
     where = (starts + query).numpy().astype(np.float64)
-    differs = (part - part[0]).abs() > STAYS * max(1.0, float(with_scheme.abs().max()))
+    differs = (part - part[0]).abs() > STAYS * max(1.0, float(with_encoding.abs().max()))
     until = where[int(differs.int().argmax()) - 1] if differs.any() else None
     return Moved(name, where, part.numpy(), change, until)
 
@@ -285,7 +285,7 @@ def _place(word: str, tokens: list[str]) -> int:
 
 
 def _phrase_logits(encoding: Encoding, words: list[str], starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Logits (shift, H, T, T) with the scheme, and of the same tokens without it."""
+    """Logits (shift, H, T, T) with the encoding, and of the same tokens without it."""
     width = encoding.token_dim()
     generator = torch.Generator().manual_seed(0)
     sentence = torch.randn(length, width, generator=generator).repeat(len(starts), 1, 1)

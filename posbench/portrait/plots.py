@@ -26,7 +26,7 @@ DPI = 90
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
-    """One row of panels per scheme.
+    """One row of panels per encoding.
 
     Raises:
         UserError: the file cannot be written.
@@ -47,7 +47,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
 
 
 def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Path) -> None:
-    """One panel per scheme: the positional part of the pair's logit against where the phrase stands."""
+    """One panel per encoding: the positional part of the pair's logit against where the phrase stands."""
     columns = min(4, len(rows))
     height = -(-len(rows) // columns)
     with _style():

@@ -1,7 +1,7 @@
-"""The properties that tutorials ask of a positional encoding, measured on every scheme and laid beside their verdict.
+"""The properties that tutorials ask of a positional encoding, measured on every encoding and laid beside their verdict.
 
 Everything is computed in fp64 with fixed seeds through the public functions (`embed`, `rotate`, `distance_bias`,
-`attention_logits`, `attention_output`), so a scheme that did not exist yesterday is measured as it stands. Learned
+`attention_logits`, `attention_output`), so an encoding that did not exist yesterday is measured as it stands. Learned
 tables are drawn from N(0,1) first: a table of zeros would measure as no encoding at all.
 """
 
@@ -44,7 +44,7 @@ NOT_APPLICABLE = "n/a"
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One property of one scheme."""
+    """One property of one encoding."""
 
     verdict: str
     figures: dict[str, float | int | None] = dataclasses.field(default_factory=dict)
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Properties:
-    """All properties of one scheme. Verdicts are words; what they rest on stands in `figures`."""
+    """All properties of one encoding. Verdicts are words; what they rest on stands in `figures`."""
 
     name: str
     order: Measured  # do swapped tokens change what the last one reads?
@@ -108,7 +108,7 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
 
 
 def measure(names: list[str] | None = None) -> list[Properties]:
-    """Measure schemes, all of them by default.
+    """Measure encodings, all of them by default.
 
     Raises:
         UserError: an unknown name.
@@ -144,17 +144,17 @@ def _measure_one(name: str) -> Properties:
     return Properties(name=name, **results)
 
 
-def _beside_tutorials(scheme: str, title: str, measured: Measured) -> Measured:
-    measured = dataclasses.replace(measured, tutorials=TUTORIALS.get(scheme, {}).get(title))
+def _beside_tutorials(name: str, title: str, measured: Measured) -> Measured:
+    measured = dataclasses.replace(measured, tutorials=TUTORIALS.get(name, {}).get(title))
     if not measured.disagrees:
         return measured
-    return dataclasses.replace(measured, explanation=EXPLANATIONS.get((scheme, title)))
+    return dataclasses.replace(measured, explanation=EXPLANATIONS.get((name, title)))
 
 
 def _overview(measured: list[Properties], out: Console) -> Table:
     note = "* the tutorials say otherwise. Figures: posbench properties NAME, or --json"
     table = tables.table(out, "Properties, measured", note, tight=True)
-    table.add_column("scheme", no_wrap=True)
+    table.add_column("encoding", no_wrap=True)
     for header in _HEADERS.values():
         table.add_column(header, no_wrap=header in ("order", "purpose"))
     for one in measured:
@@ -351,7 +351,7 @@ def _continuous(name: str) -> Measured:
 
 
 def _code_between(encoding: Encoding, fraction: Tensor) -> Tensor:
-    """Codes of i + fraction_i, the ends of the sequence held in place for schemes that look at them."""
+    """Codes of i + fraction_i, the ends of the sequence held in place for encodings that look at them."""
     inner = torch.arange(len(fraction)) + fraction
     ends = torch.tensor([0.0, len(fraction)])
     return codes.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
@@ -373,7 +373,7 @@ def _invariance(name: str) -> Measured:
 
 
 def _purpose(name: str) -> Measured:
-    """What differs from no scheme: logits, what is read at equal weights (values), or the weights of equal logits."""
+    """What differs from no encoding: logits, what is read at equal weights (values), or the weights of equal logits."""
     length = WIDTH
     encoding = _build(name, length)
     generator = torch.Generator().manual_seed(0)

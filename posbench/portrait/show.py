@@ -1,4 +1,4 @@
-"""`posbench show`: pictures of schemes, in the terminal or as a PNG file."""
+"""`posbench show`: pictures of encodings, in the terminal or as a PNG file."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ from posbench.portrait import panels
 
 
 def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
-    """Draw schemes side by side.
+    """Draw encodings side by side.
 
     Args:
-        names: schemes.
+        names: encodings.
         png: write the picture here; default: draw in the terminal.
         phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
         words: those two, separated by a comma.
 
     Raises:
-        UserError: an unknown scheme or word, `phrase` without `words` or the other way round, or no matplotlib.
+        UserError: an unknown encoding or word, `phrase` without `words` or the other way round, or no matplotlib.
     """
     if phrase is None and words is None:
         _show_pictures([panels.picture(name) for name in names], png)

@@ -1,8 +1,8 @@
-"""`posbench bench`: how fast each scheme trains and evaluates, and how much of the machine it uses.
+"""`posbench bench`: how fast each encoding trains and evaluates, and how much of the machine it uses.
 
-In each round every scheme repeats the very step of `posbench train` on random tokens, and its speed is divided by that
-of `none` in the same round: of such ratios even a restless machine gives a usable median. Beside them stands the speed
-of a plain matrix product, and `peak_fraction` is the share of it that the model's own arithmetic reaches.
+In each round every encoding repeats the very step of `posbench train` on random tokens, and its speed is divided by
+that of `none` in the same round: of such ratios even a restless machine gives a usable median. Beside them stands the
+speed of a plain matrix product, and `peak_fraction` is the share of it that the model's own arithmetic reaches.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from posbench.training.step import learner_for, update
 
 logger = logging.getLogger(__name__)
 
-BASE = "none"  # what the other schemes are compared with
+BASE = "none"  # what the other encodings are compared with
 LENGTH_RATIOS = (1, 4, 16)  # evaluated lengths, as multiples of the training length
 LEARNING_RATE = 1e-4  # low: random tokens teach nothing, and the loss must stay finite
 
@@ -62,7 +62,7 @@ SHAPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Speed of evaluation at one length; None beyond the end of a scheme's table."""
+    """Speed of evaluation at one length; None beyond the end of an encoding's table."""
 
     length: int
     tokens_per_second: float | None = None
@@ -72,7 +72,7 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One scheme. Speeds and ratios are medians over the rounds; low and high are quartiles of the same ratios."""
+    """One encoding. Speeds and ratios are medians over the rounds; low and high are quartiles of the same ratios."""
 
     encoding: str
     shape: str
@@ -135,7 +135,7 @@ def measure(
     threads: int | None = None,
     overrides: list[str] | None = None,
 ) -> list[Result]:
-    """Measure schemes side by side; `none` runs beside them whether it is asked for or not.
+    """Measure encodings side by side; `none` runs beside them whether it is asked for or not.
 
     Args:
         names: of encodings; none named: all that need no option.
@@ -207,7 +207,7 @@ def configurations(names: list[str], sizes: Sizes, threads: int | None, override
     """A configuration for `none` and every name, as `posbench train` would compose it; all names if there are none.
 
     Raises:
-        UserError: an unknown name or override, or a scheme asked for by name that needs an option.
+        UserError: an unknown name or override, or an encoding asked for by name that needs an option.
     """
     compose = functools.partial(configuration, sizes=sizes, threads=threads, overrides=overrides)
     configs = {BASE: compose(BASE)}
@@ -267,11 +267,11 @@ class TrainingStep:
 
 
 def train_flops_per_token(model: GPT, length: int) -> int:
-    """Floating-point operations per token, forward and backward, that a model without positional scheme needs.
+    """Floating-point operations per token, forward and backward, that a model without positional encoding needs.
 
     6 N + 6 n_layers d_model (T + 1). N: weights in matrix products, those of the blocks and the head; 2 operations
     each, and twice that backwards. Attention: a token sees (T + 1) / 2 keys on average; each costs 2 d_model in q·k and
-    2 d_model in the sum of values, and twice that backwards. What a scheme computes beside this counts as its cost.
+    2 d_model in the sum of values, and twice that backwards. What an encoding computes beside this counts as its cost.
     """
     head = model.tokens if model.head is None else model.head
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
@@ -281,7 +281,7 @@ def train_flops_per_token(model: GPT, length: int) -> int:
 def _evaluate(
     models: dict[str, GPT], text: TokenSplit, length: int, rounds: int, device: torch.device, dtype: torch.dtype
 ) -> Timings:
-    """Timings of scoring the text in windows of this length, of all schemes that are defined so far."""
+    """Timings of scoring the text in windows of this length, of all encodings that are defined so far."""
     starts = np.arange(0, len(text.ids) - length, length)
     windows = Windows(length, length, starts, np.zeros_like(starts), "concat")
 
@@ -319,7 +319,7 @@ def markdown(headers: list[str], rows: list[list[str]]) -> str:
 
 def _headers(result: Result) -> list[str]:
     lengths = [f"eval {one.length:,}" for one in result.evaluation]
-    return ["scheme", "train", "of none", "quartiles", "of peak", "MiB", *lengths]
+    return ["encoding", "train", "of none", "quartiles", "of peak", "MiB", *lengths]
 
 
 def _cells(result: Result) -> list[str]:
@@ -348,7 +348,7 @@ def _print_table(results: list[Result]) -> None:
     out = console.stdout()
     table = tables.table(out, caption=_caption(results[0]), tight=True)
     for header in _headers(results[0]):
-        table.add_column(header, justify="left" if header == "scheme" else "right", no_wrap=header == "scheme")
+        table.add_column(header, justify="left" if header == "encoding" else "right", no_wrap=header == "encoding")
     for result in results:
         table.add_row(*_cells(result))
     out.print(table)

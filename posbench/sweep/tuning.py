@@ -1,7 +1,7 @@
-"""`tune=true`: the learning rate of each scheme, chosen on validation text at the training length and nothing else.
+"""`tune=true`: the learning rate of each encoding, chosen on validation text at the training length and nothing else.
 
-Each scheme is trained with seed 0 and the same budget at a few multiples of its configured learning rate. What a
-scheme does beyond its training length, and the test text, play no part in the choice.
+Each encoding is trained with seed 0 and the same budget at a few multiples of its configured learning rate. What
+it does beyond its training length, and the test text, play no part in the choice.
 """
 
 import dataclasses
@@ -26,27 +26,27 @@ RECORD = "tuning.json"
 def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]]) -> list[Job]:
     """The jobs of a sweep at the learning rates that were best, having trained what the choice needs.
 
-    Writes `tuning.json` into each study: per scheme the rates tried with their nll, the choice and the spread.
+    Writes `tuning.json` into each study: per encoding the rates tried with their nll, the choice and the spread.
 
     Args:
-        grid: multiples of each scheme's configured learning rate.
+        grid: multiples of each encoding's configured learning rate.
         run: runs jobs and returns what became of them.
     """
-    schemes: dict[str, Job] = {}
+    groups: dict[str, Job] = {}
     for job in todo:
-        schemes.setdefault(_scheme(job), job)
-    trials = {scheme: [_trial(job, factor) for factor in grid] for scheme, job in schemes.items()}
+        groups.setdefault(_group(job), job)
+    trials = {group: [_trial(job, factor) for factor in grid] for group, job in groups.items()}
     status = run([trial for several in trials.values() for trial in several])
-    rows = {scheme: _row(schemes[scheme], several, status) for scheme, several in trials.items()}
+    rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
     for study in dict.fromkeys(job.folder.parent for job in todo):
-        own = [rows[scheme] for scheme, job in schemes.items() if job.folder.parent == study]
+        own = [rows[group] for group, job in groups.items() if job.folder.parent == study]
         _write(study, grid, own)
     for row in rows.values():
         _tell(row)
-    return [_at_rate(job, rows[_scheme(job)]["chosen"]) for job in todo]
+    return [_at_rate(job, rows[_group(job)]["chosen"]) for job in todo]
 
 
-def _scheme(job: Job) -> str:
+def _group(job: Job) -> str:
     """What is tuned together: jobs that differ in nothing but the seed."""
     return run_id(dataclasses.replace(job.config, seed=0))
 
@@ -99,12 +99,12 @@ def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, An
     }
 
 
-def _write(study: Path, grid: list[float], schemes: list[dict[str, Any]]) -> None:
+def _write(study: Path, grid: list[float], rows: list[dict[str, Any]]) -> None:
     content = {
         "schema": 1,
         "chosen_by": "nll per token on validation text at the training length (nonoverlap), seed 0",
         "grid": grid,
-        "schemes": schemes,
+        "schemes": rows,
     }
     study.mkdir(parents=True, exist_ok=True)
     files.write(study / RECORD, json.dumps(content, indent=2).encode() + b"\n")
