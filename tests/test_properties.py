@@ -1,8 +1,11 @@
 """The tutorials' properties: measured values against the expected table, and against derivations where a page errs."""
 
 import dataclasses
+import io
 import json
 import math
+import re
+import sys
 
 import pytest
 import torch
@@ -55,6 +58,21 @@ def test_verdicts_are_the_expected_table(measured: dict[str, properties.Properti
 
 def test_every_scheme_is_measured(measured: dict[str, properties.Properties]) -> None:
     assert sorted(measured) == posbench.encodings()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_overview_fits_80_columns_and_cuts_nothing(
+    measured: dict[str, properties.Properties], encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(properties, "measure", lambda names: list(measured.values()))
+    properties.main()
+    out.flush()
+    lines = out.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    assert {"max.", "length"} <= set(re.findall(r"[\w.]+", " ".join(lines)))
 
 
 def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(

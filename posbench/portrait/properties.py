@@ -156,7 +156,8 @@ def _overview(measured: list[Properties], out: Console) -> Table:
     table = tables.table(out, "Properties, measured", note, tight=True)
     table.add_column("encoding", no_wrap=True)
     for header in _HEADERS.values():
-        table.add_column(header, no_wrap=header in ("order", "purpose"))
+        longest_word = max(map(len, header.split()))
+        table.add_column(header, no_wrap=header in ("order", "purpose"), min_width=longest_word)
     for one in measured:
         table.add_row(one.name, *(_cell(getattr(one, name)) for name in _HEADERS))
     return table
