@@ -18,6 +18,7 @@ from posbench.cli import listing
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import load_saved
+from posbench.encodings.base import Encoding
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
@@ -218,6 +219,11 @@ def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pyt
     assert posbench("list") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "A longer input changes" in line]
     assert {line.split()[0] for line in lines} == {name for name, depends in told.items() if depends}
+
+
+def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:
+    silent = {"prepare", "additions"}  # state for other hooks, and what those add once more as data
+    assert {hook for hook in Encoding.HOOKS if listing.acts(frozenset({hook})) == "nowhere"} == silent
 
 
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:

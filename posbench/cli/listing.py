@@ -23,6 +23,8 @@ _ACTS = {
     "bias": "scores",
     "scores": "scores",
     "attend": "weights or values",
+    "map_values": "values",
+    "map_outputs": "values",
 }
 # Parameters are counted at the size of experiment=demo.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
