@@ -23,7 +23,7 @@ from posbench.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
 _SCHEMA = 1
 _KEEP = 2
@@ -168,7 +168,7 @@ def _newest_verified(folder: Path, names: tuple[str, ...]) -> tuple[int, Path, d
             skipped.append(f"{path.name} is incomplete ({damage})")
             continue
         for line in skipped:
-            _LOG.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
+            logger.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
         return step, path, contents
     if skipped:
         raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
@@ -214,4 +214,4 @@ def _remove(paths: Iterable[Path]) -> None:
             os.rename(path, going)
             files.delete(going)
         except OSError as error:
-            _LOG.warning("could not remove the old checkpoint %s (%s)", path, error.strerror)
+            logger.warning("could not remove the old checkpoint %s (%s)", path, error.strerror)

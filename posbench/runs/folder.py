@@ -26,7 +26,6 @@ from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METR
 from posbench.runs.redaction import redact, secret_keys
 from posbench.runs.rows import BlockRow, EvaluationRow
 
-_LOG = logging.getLogger(__name__)
 _SCHEMA = 1  # of run.json and the files beside it
 
 

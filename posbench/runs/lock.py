@@ -14,7 +14,7 @@ from posbench.errors import InUse, UserError
 from posbench.runs.facts import now
 from posbench.runs.names import LOCK
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _OWNER_BYTES = 4096  # an owner says less about itself
 
 
@@ -81,7 +81,7 @@ def moved_aside(folder: Path, lock: int) -> int:
     while os.path.lexists(aside := folder.with_name(f"{folder.name}.old-{number}")):
         number += 1
     os.rename(folder, aside)
-    _LOG.info("the old run is now in %s", aside)
+    logger.info("the old run is now in %s", aside)
     new = take(folder)
     os.close(lock)
     return new

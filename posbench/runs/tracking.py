@@ -22,7 +22,7 @@ from posbench.runs.folder import Run
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _QUEUE_ROWS = 10_000
 _INIT_SECONDS = 60.0  # for the server to answer; training goes on meanwhile
 _FINISH_SECONDS = 15.0  # for the rest to be sent
@@ -85,7 +85,7 @@ class _WandbTracker(Tracker):
             self._give_up(f"no answer within {_FINISH_SECONDS:.0f} s")
             _end_service()
         elif self._dropped and not self._broken:
-            _LOG.warning("W&B was too slow: %d rows are only in %s", self._dropped, self._metrics_file)
+            logger.warning("W&B was too slow: %d rows are only in %s", self._dropped, self._metrics_file)
         self._broken = True  # what comes after is not logged
 
     def _put(self, kind: str, value: Any) -> None:
@@ -96,12 +96,12 @@ class _WandbTracker(Tracker):
         except queue.Full:
             self._dropped += 1
             if self._dropped == 1:
-                _LOG.warning("W&B is slow: rows it cannot take are only in %s", self._metrics_file)
+                logger.warning("W&B is slow: rows it cannot take are only in %s", self._metrics_file)
 
     def _give_up(self, reason: str) -> None:
         if not self._broken:
             self._broken = True
-            _LOG.warning(
+            logger.warning(
                 "W&B is unreachable (%s): continuing without it; metrics are in %s", redact(reason), self._metrics_file
             )
 
@@ -187,7 +187,7 @@ def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
     if os.environ.get("WANDB_API_KEY") or _netrc_has(urlsplit(base_url).netloc):
         return "online"
     if wanted == "online":
-        _LOG.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
+        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
     return "offline"
 
 
