@@ -21,6 +21,7 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes
+from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.subject import Subject, TrainedGPT, Varied
@@ -452,6 +453,48 @@ def test_a_mistyped_extension_stops_the_evaluation_before_its_first_row(config: 
         rows = evaluate(asked(gpt(config, "rope"), evaluation_with(config, extensions=(text,))))
         with pytest.raises(UserError, match=message):
             next(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("yran", "unknown extension 'yran': did you mean 'yarn'?"),
+        (
+            "yarn:fctor=2",
+            "'yarn' has no option 'fctor': it accepts factor, ramp, alpha, beta, attention_factor; did",
+        ),
+        ("yarn:factor=abc", "factor is 'abc' for 'yarn'"),
+        ("yarn:factor=0.5", "factor is 0.5: expected at least 1"),
+        ("yarn:factor=2:factor=4", "extension 'yarn:factor=2:factor=4' gives factor twice"),
+        ("yarn:factor=[2", "cannot read factor of extension 'yarn:factor=[2': '[2' is no number"),
+        ("yarn:factor", "expected name:option=value"),
+        ("rerope:window=0", "window is 0: expected at least 1"),
+        ("longrope:long_factor=[1, 2]", "long_factor is [1.0, 2.0]: expected 8 numbers above 0"),
+        ("leaky_rerope:window=15", "window is 15: expected less than 15, or k given as well"),
+        ("self_extend:window=16", "window is 16: expected less than 16, or group given as well"),
+    ],
+)
+def test_a_mistyped_extension_is_refused_in_one_line(text: str, message: str, config: Config) -> None:
+    with pytest.raises(UserError) as error:
+        check(evaluation_with(config, extensions=("pi", text)))
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not isinstance(error.value, Undefined)
+
+
+def test_what_does_not_exist_is_no_mistake(config: Config) -> None:
+    for encoding, extension in (("learned", "yarn"), ("rope", "interpolate"), ("none", "pi:factor=4")):
+        check(dataclasses.replace(evaluation_with(config, extensions=(extension,)), encoding=EncodingConfig(encoding)))
+    check(evaluation_with(config, extensions=("leaky_rerope:window=15",), ratios=(1,)))  # k follows from longer ones
+    two = dataclasses.replace(config.training, train_length=2)
+    shortest = evaluation_with(config, extensions=("leaky_rerope",), targets=2, stride=None)
+    check(dataclasses.replace(shortest, training=two))  # no distance to count in: a result, and nobody's mistake
+
+
+def test_options_of_a_method_that_the_scheme_lacks_are_checked_by_name_and_type(config: Config) -> None:
+    learned = dataclasses.replace(config, encoding=EncodingConfig("learned"))
+    for text in ("yarn:fctor=2", "yarn:factor=abc"):
+        with pytest.raises(UserError, match="yarn"):
+            check(evaluation_with(learned, extensions=(text,)))
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------

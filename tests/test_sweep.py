@@ -128,6 +128,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=joblib"),
         (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
+        (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message: str) -> None:

@@ -12,8 +12,8 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import UserError
+from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.plan import check
 from posbench.evaluation.subject import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
@@ -33,8 +33,8 @@ def evaluate_run(
     Raises:
         UserError: the folder holds no run or no complete checkpoint, or the settings cannot be met.
     """
-    check(settings)
     config = dataclasses.replace(load_config(folder), evaluation=settings)
+    check(config)
     step, weights = checkpoint.load_model(folder)
     chosen = machine.resolve(device or config.runtime.device)
     machine.set_threads(threads or config.runtime.threads)

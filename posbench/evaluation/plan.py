@@ -2,17 +2,13 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable
 
-from posbench import extend
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
-from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.protocols import Integers, Windows
-from posbench.evaluation.variants import AS_TRAINED, Variant, parse_extension
-from posbench.runs.folder import load_config
+from posbench.evaluation.variants import AS_TRAINED, Variant
 
 Plan = Callable[..., dict[int, tuple[Windows, ...]]]
 
@@ -58,26 +54,14 @@ class Measurement:
         return all(forward.windows for forward in needed)
 
 
-def check(settings: EvaluationConfig) -> None:
-    """Refuse what can be seen to be wrong before any work.
-
-    Raises:
-        UserError: unknown task or extension, or a reference that is no run.
-    """
-    for name in settings.tasks:
-        probes.of(name, [], 1, 1)
-    for text in settings.extensions:
-        method, _ = parse_extension(text)
-        if method not in extend.METHODS:
-            known = sorted(extend.METHODS)
-            raise UserError(f"unknown extension '{method}'{did_you_mean(method, known)} (there are {', '.join(known)})")
-    if settings.reference is not None:
-        load_config(pathlib.Path(settings.reference))
+def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
+    """The lengths to evaluate, in tokens."""
+    return [round(ratio * train_length) for ratio in settings.ratios]
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
     """All rows that the settings ask for: by protocol, then by task; in each the plain ones come first."""
-    lengths = [round(ratio * train_length) for ratio in settings.ratios]
+    lengths = lengths_of(settings, train_length)
     longest = round((settings.longest or 1) * train_length)
     stride = settings.stride or max(1, train_length // 2)
 

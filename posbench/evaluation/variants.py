@@ -15,7 +15,7 @@ class Variant:
 
     window: int | None = None  # keys each query may see
     sinks: int = 0  # keys at the beginning that it sees beside them
-    extension: str | None = None  # yarn, or with options yarn:factor=4:beta_fast=16
+    extension: str | None = None  # yarn, or with options yarn:factor=4:beta=16
 
     @property
     def name(self) -> str | None:
@@ -31,16 +31,21 @@ AS_TRAINED = Variant()
 
 
 def parse_extension(text: str) -> tuple[str, dict[str, Any]]:
-    """`yarn:factor=4:beta_fast=16` as a method and its options.
+    """`yarn:factor=4:beta=16` as a method and its options.
 
     Raises:
-        UserError: an option without a value.
+        UserError: an option without a value, with one that is no YAML, or given twice.
     """
     method, *parts = text.split(":")
-    options = {}
+    options: dict[str, Any] = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"cannot read extension '{text}': expected name:option=value, such as yarn:factor=4")
-        options[key] = yaml.safe_load(value)
+        if key in options:
+            raise UserError(f"extension '{text}' gives {key} twice: expected each option once")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"cannot read {key} of extension '{text}': '{value}' is no number, name or list") from None
     return method, options

@@ -94,8 +94,8 @@ def extended(
         follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
 
     Raises:
-        UserError: unknown method or a wrong option.
-        Undefined: the encoding does not support the method.
+        UserError: unknown method or a wrong option, also one that does not fit this encoding or this length.
+        Undefined: the encoding does not support the method, or the method without options does not exist here.
     """
     if method not in METHODS:
         raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
@@ -110,7 +110,12 @@ def _extended(
         raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {_listed(able)}")
     if isinstance(encoding, Wrapper):
         return _handed_on(encoding, method, stretch, options)
-    made, facts = method.apply(encoding, stretch, **options)
+    try:
+        made, facts = method.apply(encoding, stretch, **options)
+    except UserError as error:
+        if options:
+            raise
+        raise Undefined(str(error)) from None  # nobody mistyped anything: a default does not fit this model
     made.name, made.window = encoding.name, encoding.window
     return made, facts
 

@@ -15,6 +15,7 @@ from posbench.config.identity import run_id
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
+from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
 from posbench.runs.rows import PLAIN, evaluation_rows
 
@@ -79,6 +80,7 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Job]:
     found: dict[Path, Job] = {}
     for overrides, config in compose.combinations(sets, config_dir):
         refuse_secrets(config)  # before it is saved
+        check(config)
         new = job_of(overrides, config)
         found.setdefault(new.saved, new)
     return list(found.values())

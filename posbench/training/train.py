@@ -23,8 +23,8 @@ from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
 from posbench.evaluation import curve
+from posbench.evaluation.check import check
 from posbench.evaluation.job import evaluate_into
-from posbench.evaluation.plan import check
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
@@ -51,7 +51,7 @@ def train(config: Config, folder: pathlib.Path, command: list[str], restart: boo
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    check(config.evaluation)
+    check(config)
     device = machine.resolve(config.runtime.device)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)

@@ -1,0 +1,39 @@
+"""What can be seen to be wrong with an evaluation before any work is done for it."""
+
+import contextlib
+import pathlib
+
+from posbench import encodings, extend
+from posbench.config.schema import Config
+from posbench.config.shape import shape_of
+from posbench.errors import Undefined
+from posbench.evaluation import probes
+from posbench.evaluation.plan import lengths_of
+from posbench.evaluation.variants import parse_extension
+from posbench.runs.folder import load_config
+
+
+def check(config: Config) -> None:
+    """Refuse what is mistyped. What merely does not exist, for this encoding or at a length, becomes a row instead.
+
+    Raises:
+        UserError: an unknown probe or extension, an option that an extension does not have, of another type or out of
+            range, or a reference that is no run.
+    """
+    for name in config.evaluation.tasks:
+        probes.of(name, [], 1, 1)
+    if config.evaluation.extensions:
+        _check_extensions(config)
+    if config.evaluation.reference is not None:
+        load_config(pathlib.Path(config.evaluation.reference))
+
+
+def _check_extensions(config: Config) -> None:
+    """Extend an encoding of the model's shape to every length, since what an option may be can depend on both."""
+    train_length = config.training.train_length
+    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    for text in config.evaluation.extensions:
+        method, options = parse_extension(text)
+        for length in lengths_of(config.evaluation, train_length):
+            with contextlib.suppress(Undefined):
+                extend.extended(encoding, method, length, train_length, **options)
