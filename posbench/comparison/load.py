@@ -205,17 +205,17 @@ def _sums(blocks: list[BlockRow]) -> Blocks | None:
 # -- sorting -----------------------------------------------------------------------------------------------------------
 
 
-def groups(found: list[RunData]) -> list[Group]:
+def groups(runs: list[RunData]) -> list[Group]:
     """Runs sorted into sets that may be compared, the largest first."""
     sets: dict[str, list[RunData]] = defaultdict(list)
-    for run in sorted(found, key=lambda run: _corpus(run) is None):
+    for run in sorted(runs, key=lambda run: _corpus(run) is None):
         sets[_home(run, list(sets))].append(run)
     ordered = sorted(sets.items(), key=lambda item: (-len(item[1]), item[0]))
-    settings = [{**one[0], **(one[1] or {})} for one in (json.loads(key) for key, _ in ordered)]
+    settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
     differing = _differing(settings)
     return [
-        Group(_schemes(members), {key: _DIGEST.sub(r"\1", _spelt(one.get(key))) for key in differing})
-        for one, (_, members) in zip(settings, ordered, strict=True)
+        Group(_schemes(members), {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in differing})
+        for setting, (_, members) in zip(settings, ordered, strict=True)
     ]
 
 
@@ -229,10 +229,10 @@ def _home(run: RunData, known: list[str]) -> str:
     return json.dumps([asked, corpus], sort_keys=True)
 
 
-def repeated(found: list[RunData]) -> list[RunData]:
+def repeated(runs: list[RunData]) -> list[RunData]:
     """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
     seen, twice = set(), []
-    for run in found:
+    for run in runs:
         key = json.dumps([_asked(run), _corpus(run), _scheme_options(run), run.config.seed], sort_keys=True)
         if key in seen:
             twice.append(run)
@@ -240,20 +240,20 @@ def repeated(found: list[RunData]) -> list[RunData]:
     return twice
 
 
-def lost(found: list[RunData]) -> list[str]:
+def lost(runs: list[RunData]) -> list[str]:
     """Cells of the studies' `sweep.json` that left no run folder behind, each in one line."""
     return [
         f"{level.get('id')}: {level.get('reason') or level.get('status')}"
-        for study in _studies(found)
+        for study in _studies(runs)
         for level in _listed(study / "sweep.json", "cells")
         if not (study / str(level.get("id")) / "run.json").is_file()
     ]
 
 
-def tuned(found: list[RunData]) -> list[str]:
+def tuned(runs: list[RunData]) -> list[str]:
     """What `tuning.json` of the studies says: the learning rate chosen per scheme, and what the choice was worth."""
     lines = []
-    for study in _studies(found):
+    for study in _studies(runs):
         for row in _listed(study / "tuning.json", "schemes"):
             chosen, spread, tried = number(row.get("chosen")), number(row.get("spread")), row.get("tried")
             rates = len(tried) if isinstance(tried, list) else 0
@@ -262,8 +262,8 @@ def tuned(found: list[RunData]) -> list[str]:
     return lines
 
 
-def _studies(found: list[RunData]) -> list[Path]:
-    return sorted({run.folder.parent for run in found})
+def _studies(runs: list[RunData]) -> list[Path]:
+    return sorted({run.folder.parent for run in runs})
 
 
 def _listed(path: Path, key: str) -> list[dict[str, Any]]:
@@ -312,8 +312,8 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
-    keys = sorted({key for one in settings for key in one})
-    return [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in settings}) > 1]
+    keys = sorted({key for setting in settings for key in setting})
+    return [key for key in keys if len({json.dumps(setting.get(key), sort_keys=True) for setting in settings}) > 1]
 
 
 def _spelt(value: Any) -> str:

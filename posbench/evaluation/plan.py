@@ -74,19 +74,19 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     def plan(protocol: str, targets: int = settings.targets, *more: int) -> dict[int, tuple[Windows, ...]]:
         return planned(protocol, targets, tuple(sorted({*lengths, *more})))
 
-    found: list[Measurement] = []
+    rows: list[Measurement] = []
     for protocol in settings.protocols:
         if protocol == "fixed_target":
             for variant, length in _varied(settings, lengths, train_length):
-                found.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
+                rows.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
         elif protocol == "per_position":
-            found += _by_position(plan("nonoverlap", settings.targets, max(longest, lengths[-1])))
+            rows += _by_position(plan("nonoverlap", settings.targets, max(longest, lengths[-1])))
         else:
             step = stride if protocol == "sliding" else None
-            found += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]
+            rows += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]
     for name in settings.tasks:
-        found += _of_probe(name, settings, lengths, train_length, plan)
-    return found
+        rows += _of_probe(name, settings, lengths, train_length, plan)
+    return rows
 
 
 def _varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
@@ -115,7 +115,7 @@ def _by_position(planned: dict[int, tuple[Windows, ...]]) -> list[Measurement]:
 def _of_probe(
     name: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
 ) -> list[Measurement]:
-    found = []
+    rows = []
     for variant, length in _varied(settings, lengths, train_length):
         for probe in probes.of(name, [length], settings.targets, train_length):
             task, select = probe.task, None
@@ -126,5 +126,5 @@ def _of_probe(
                 select = Selection(short, long, probe.select.nats)
                 task = task if settings.reference else f"{task}_self"
             forward = Forward(planned[length], variant, probe.rewrite)
-            found.append(Measurement("task", length, forward, task=task, select=select))
-    return found
+            rows.append(Measurement("task", length, forward, task=task, select=select))
+    return rows

@@ -107,20 +107,20 @@ def plan(
         for boundaries in choices:
             ends = _ends(split, boundaries)
             if protocol == "fixed_target":
-                found = _fixed_target(ends, reach, targets, blocks)
+                firsts = _fixed_target(ends, reach, targets, blocks)
             else:
                 span, share = (2 * reach, 16) if protocol == "sliding" else (reach, 4)
-                found = _spans(ends, span, max(MIN_BLOCKS, blocks // share))
-            if len(found) < MIN_BLOCKS:
+                firsts = _spans(ends, span, max(MIN_BLOCKS, blocks // share))
+            if len(firsts) < MIN_BLOCKS:
                 continue
             planned: dict[int, tuple[Windows, ...]] = dict.fromkeys(lengths, ())
             for length in (c for c in lengths if c <= reach):
                 if protocol == "fixed_target":
-                    planned[length] = (_before(found, length, targets, boundaries),)
+                    planned[length] = (_before(firsts, length, targets, boundaries),)
                 elif protocol == "sliding":
-                    planned[length] = _slide(found, length, 2 * reach, stride, boundaries)
+                    planned[length] = _slide(firsts, length, 2 * reach, stride, boundaries)
                 else:
-                    planned[length] = (_tile(found, length, reach // length, boundaries),)
+                    planned[length] = (_tile(firsts, length, reach // length, boundaries),)
             return planned
     return dict.fromkeys(lengths, ())
 
@@ -141,18 +141,18 @@ def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
 
 def _fixed_target(ends: Integers, longest: int, targets: int, wanted: int) -> Integers:
     """First tokens of disjoint target blocks that have the longest context before them, evenly spread."""
-    found = [
+    firsts = [
         np.arange(first + longest - targets + 1, end - targets + 1, targets)
         for first, end in ends
         if end - first > longest
     ]
-    return _spread(np.concatenate(found) if found else np.empty(0, np.int64), wanted)
+    return _spread(np.concatenate(firsts) if firsts else np.empty(0, np.int64), wanted)
 
 
 def _spans(ends: Integers, length: int, wanted: int) -> Integers:
     """First tokens of disjoint stretches of `length` inputs and one more label, evenly spread."""
-    found = [np.arange(first, end - length, length) for first, end in ends if end - first > length]
-    return _spread(np.concatenate(found) if found else np.empty(0, np.int64), wanted)
+    firsts = [np.arange(first, end - length, length) for first, end in ends if end - first > length]
+    return _spread(np.concatenate(firsts) if firsts else np.empty(0, np.int64), wanted)
 
 
 def _spread(candidates: Integers, wanted: int) -> Integers:
@@ -161,23 +161,23 @@ def _spread(candidates: Integers, wanted: int) -> Integers:
     return candidates[np.linspace(0, len(candidates) - 1, wanted).astype(np.int64)]
 
 
-def _before(found: Integers, length: int, targets: int, boundaries: Boundaries) -> Windows:
-    return Windows(length, min(targets, length), found + targets - 1 - length, np.arange(len(found)), boundaries)
+def _before(firsts: Integers, length: int, targets: int, boundaries: Boundaries) -> Windows:
+    return Windows(length, min(targets, length), firsts + targets - 1 - length, np.arange(len(firsts)), boundaries)
 
 
-def _tile(found: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:
-    starts = (found[:, None] + length * np.arange(per_span)).ravel()
-    return Windows(length, length, starts, np.repeat(np.arange(len(found)), per_span), boundaries)
+def _tile(firsts: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:
+    starts = (firsts[:, None] + length * np.arange(per_span)).ravel()
+    return Windows(length, length, starts, np.repeat(np.arange(len(firsts)), per_span), boundaries)
 
 
-def _slide(found: Integers, length: int, span: int, stride: int, boundaries: Boundaries) -> tuple[Windows, ...]:
+def _slide(firsts: Integers, length: int, span: int, stride: int, boundaries: Boundaries) -> tuple[Windows, ...]:
     """The first window of each span whole, then the last `stride` of each; a last shorter step scores what is left."""
     steps, left = divmod(span - length, stride)
-    block = np.arange(len(found))
-    shifted = (found[:, None] + stride * np.arange(1, steps + 1)).ravel()
+    block = np.arange(len(firsts))
+    shifted = (firsts[:, None] + stride * np.arange(1, steps + 1)).ravel()
     windows = [
-        Windows(length, length, found, block, boundaries),
+        Windows(length, length, firsts, block, boundaries),
         Windows(length, stride, shifted, np.repeat(block, steps), boundaries),
-        Windows(length, left, found + span - length, block, boundaries),
+        Windows(length, left, firsts + span - length, block, boundaries),
     ]
     return tuple(w for w in windows if w.scored and len(w.starts))

@@ -35,14 +35,14 @@ def main(paths: list[Path], out: Path | None = None) -> None:
     """
     from posbench.terminal import console as terminal
 
-    found, warnings = _read(paths)
-    folder = out or _study(found) / "report"
+    runs, warnings = _read(paths)
+    folder = out or _study(runs) / "report"
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, found, warnings, console)
+        _write(folder, runs, warnings, console)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     console.print(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)", soft_wrap=True)
@@ -52,23 +52,23 @@ def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     """Every run once, and what has to be said about those left out."""
     from posbench.comparison import load
 
-    found, warnings = [], []
+    runs, warnings = [], []
     for folder in load.find(paths):
         try:
-            found.append(load.read(folder))
+            runs.append(load.read(folder))
         except UserError as error:
             warnings.append(f"Left out, unreadable: {error}")
-    if not found:
+    if not runs:
         raise UserError(f"none of the runs can be read: {warnings[0]}")
-    found.sort(key=lambda run: not run.done)
-    twice = load.repeated(found)
+    runs.sort(key=lambda run: not run.done)
+    twice = load.repeated(runs)
     warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
-    warnings += [f"Lost by its sweep, without a run folder: {line}" for line in load.lost(found)]
-    return [run for run in found if run not in twice], warnings
+    warnings += [f"Lost by its sweep, without a run folder: {line}" for line in load.lost(runs)]
+    return [run for run in runs if run not in twice], warnings
 
 
-def _study(found: "list[RunData]") -> Path:
-    parents = {run.folder.absolute().parent for run in found}
+def _study(runs: "list[RunData]") -> Path:
+    parents = {run.folder.absolute().parent for run in runs}
     return parents.pop() if len(parents) == 1 else Path(*_common([list(parent.parts) for parent in parents]))
 
 
@@ -76,18 +76,18 @@ def _common(paths: list[list[str]]) -> list[str]:
     return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
 
 
-def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "Console") -> None:
+def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console") -> None:
     """All files of a report; the main tables go to the console, too."""
     from posbench.comparison import load
     from posbench.report import page, tables, text
 
-    groups = load.groups(found)
+    groups = load.groups(runs)
     if len(groups) > 1:
         keys = ", ".join(groups[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(groups)} sets by {keys}", *warnings]
-    measured, missing = _measured(sorted({run.config.encoding.name for run in found}))
+    measured, missing = _measured(sorted({run.config.encoding.name for run in runs}))
     warnings = [*warnings, *missing]
-    outcomes, title = tables.outcomes(found), ", ".join(sorted({run.config.study for run in found}))
+    outcomes, title = tables.outcomes(runs), ", ".join(sorted({run.config.study for run in runs}))
     text.print_lines(console, [f"{title}: {outcomes}", *warnings])
     parts, pieces = [], [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
@@ -97,10 +97,10 @@ def _write(folder: Path, found: "list[RunData]", warnings: list[str], console: "
         parts.append(part)
         pieces.append(piece)
     text.write(folder / "report.md", "\n".join(pieces))
-    text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, found)))
-    rows = ({"run": run.folder.name, **_named(run), **row.to_json()} for run in found for row in run.rows)
+    text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, runs)))
+    rows = ({"run": run.folder.name, **_named(run), **row.to_json()} for run in runs for row in run.rows)
     text.write(folder / "evaluation.csv", text.csv_text(_ROW_COLUMNS, rows))
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, tables.properties(measured), found))
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, tables.properties(measured), runs))
 
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
@@ -128,11 +128,11 @@ def _group(group: "Group", name: str, place: Path, folder: Path, console: "Conso
     heading, caption = f"{name}: {settings}" if name else "", _caption(group)
     notes = _notes(group)
     text.print_lines(console, [heading] if heading else [])
-    for one in shown:
-        text.print_table(console, one)
-        text.print_lines(console, [one.note] if place == folder else [])  # said once, not for every set
+    for table in shown:
+        text.print_table(console, table)
+        text.print_lines(console, [table.note] if place == folder else [])  # said once, not for every set
     text.print_lines(console, [*notes, caption])
-    text.write(place / "table.tex", "\n".join(text.latex_table(one, caption) for one in shown))
+    text.write(place / "table.tex", "\n".join(text.latex_table(table, caption) for table in shown))
     pictures = figures.save(group, summaries, place)
     pieces = [f"## {text.markdown(heading)}\n"] if heading else []
     pieces += [f"![Curves of nll by context length]({picture.relative_to(folder)})\n" for picture in pictures[:1]]

@@ -162,8 +162,8 @@ def _text(value: object) -> str | None:
 def _whole(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = number(value)
-    return int(found) if found is not None and found.is_integer() else None
+    finite = number(value)
+    return int(finite) if finite is not None and finite.is_integer() else None
 
 
 def _object(value: object) -> dict[str, Any] | None:
