@@ -16,10 +16,11 @@ from support import posbench
 from posbench import encodings
 from posbench.cli import listing
 from posbench.config import compose
-from posbench.config.identity import run_id
+from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Encoding
 from posbench.terminal import exits
+from posbench.training import job
 
 # Two updates of a very small model, from an empty folder.
 TINY = [*support.TINY, "training.tokens=128", "runtime.cache=cache"]
@@ -267,6 +268,20 @@ def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() ->
     assert train("hydra.run.dir=mine/a", "--restart") == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["a", "a.old-1"]
     assert not Path("outputs").exists()
+
+
+def test_a_run_under_its_old_name_is_continued_there() -> None:
+    config = compose.check([*TINY, "data.path=text.txt"])[0]
+    new, old = run_ids(config)
+    assert train() == 0 and runs() == [new]
+    Path("outputs/demo", new).rename(Path("outputs/demo", old))
+    record = Path("outputs/demo", old, "run.json")
+    record.write_text(record.read_text().replace(new, old))
+    for again in (train(), train("-m"), posbench("evaluate", f"outputs/demo/{old}")):
+        assert again == 0 and runs() == [old]
+    assert job.run_saved(Path("outputs/demo", old, "config.yaml")) is None and runs() == [old]
+    assert len(json.loads(record.read_text())["attempts"]) == 4
+    assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == [old, new]
 
 
 def test_another_run_in_the_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

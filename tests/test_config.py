@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 from posbench import encodings
-from posbench.config import compose, schema
-from posbench.config.identity import run_id
-from posbench.config.schema import Config, from_container, load_saved, to_container
+from posbench.config import compose, history, schema
+from posbench.config.identity import run_folder, run_id, run_ids
+from posbench.config.schema import Config, TrainingConfig, from_container, load_saved, to_container
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError
 
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in ("tuned", "sweep"))
+STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
 CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs_dir() / group).glob("*.yaml"))]
 
 
@@ -98,12 +99,10 @@ def test_run_id_ignores_what_does_not_shape_the_weights(tiny_config: Config) -> 
     assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", run_id(tiny_config))
     moved = dataclasses.replace(tiny_config.runtime, outputs="elsewhere", threads=7)
     assert run_id(dataclasses.replace(tiny_config, runtime=moved)) == run_id(tiny_config)
-    assert run_id(composed("tracking=none", "evaluation.blocks=9")) == run_id(composed())
+    assert run_id(composed("tracking=none", "evaluation.blocks=9", "study=other")) == run_id(composed())
 
 
-@pytest.mark.parametrize(
-    "change", ["encoding.base=9999", "seed=1", "training.clip=2", "study=other", "data.vocab_size=999"]
-)
+@pytest.mark.parametrize("change", ["encoding.base=9999", "seed=1", "training.clip=2", "data.vocab_size=999"])
 def test_run_id_changes_with_what_shapes_the_weights(change: str) -> None:
     assert run_id(composed(change)) != run_id(composed())
 
@@ -113,6 +112,64 @@ def test_a_number_is_the_same_run_however_it_is_spelt() -> None:
     assert (
         len({run_id(composed(spelling, "training.tokens=1e6")) for spelling in spellings} | {run_id(composed())}) == 1
     )
+
+
+# Literals, never computed: whoever changes them takes every run of every user its name.
+def test_a_stored_configuration_keeps_its_names() -> None:
+    assert run_ids(load_saved(STORED)) == ("rope-s0-21bc4a21", "rope-s0-1775196f")
+    assert run_ids(composed("experiment=demo", "encoding=rope")) == run_ids(load_saved(STORED))
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterTraining(TrainingConfig):
+    dropout: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterConfig(Config):
+    training: LaterTraining
+    parallel: dict[str, int]  # a section of which nothing existed
+
+
+def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_saved(STORED)
+    monkeypatch.setattr(schema, "Config", LaterConfig)
+    with pytest.raises(UserError, match=r"missing key 'training\.dropout'"):
+        load_saved(STORED)
+    added = {"training.dropout": 0.0, "parallel.size": 1, "encoding/rope.partial": None, "encoding/alibi.partial": 7}
+    monkeypatch.setattr(history, "ADDED", added)
+    later = load_saved(STORED)
+    assert isinstance(later, LaterConfig)
+    assert (later.training.dropout, later.parallel) == (0.0, {"size": 1})
+    assert later.encoding.options == {**before.encoding.options, "partial": None}
+    assert run_ids(later) == run_ids(before)
+    assert from_container(to_container(later)) == later
+    dropout = dataclasses.replace(later, training=dataclasses.replace(later.training, dropout=0.1))
+    split = dataclasses.replace(later, parallel={"size": 2})
+    assert len({run_id(config) for config in (before, later, dropout, split)}) == 3
+
+
+def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "ADDED", {"data.splits.extra": None, "a.b.c": 1, "seed.x": 1})
+    plain = {"seed": 0, "data": {"splits": {}}, "encoding": {"name": "rope"}}
+    whole = history.completed(plain)
+    assert whole == {**plain, "data": {"splits": {"extra": None}}, "a": {"b": {"c": 1}}}
+    assert history.without_neutral(plain) == plain
+    assert history.without_neutral({"seed": 0, "a": {"b": {"c": 1}}}) == {"seed": 0}
+    assert history.without_neutral({"a": {"b": {"c": 2}}}) == {"a": {"b": {"c": 2}}}
+
+
+def test_a_run_is_found_by_its_old_name_where_it_stands_there(tmp_path: Path) -> None:
+    config = load_saved(STORED)
+    new, old = (tmp_path / name for name in run_ids(config))
+    assert run_folder(config, tmp_path) == new
+    old.mkdir()
+    assert run_folder(config, tmp_path) == new  # an empty folder holds no run
+    (old / "config.yaml").write_bytes(STORED.read_bytes())
+    assert run_folder(config, tmp_path) == old
+    new.mkdir()
+    (new / "config.yaml").write_bytes(STORED.read_bytes())
+    assert run_folder(config, tmp_path) == new
 
 
 def test_containers_round_trip(tiny_config: Config) -> None:

@@ -14,7 +14,7 @@ import torch
 from disks import in_child, small_disk, start_child
 from support import snapshot
 
-from posbench.config.identity import run_id
+from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
 from posbench.runs.folder import Run, load_config, load_record
@@ -139,6 +139,21 @@ def test_what_is_not_identity_may_change(tmp_path: Path, tiny_config: Config) ->
     other = dataclasses.replace(tiny_config, runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99))
     with Run.open(tmp_path / "run", other, COMMAND) as run:
         assert load_config(run.folder) == tiny_config
+
+
+def test_a_run_keeps_the_name_it_was_first_recorded_by(tmp_path: Path, tiny_config: Config) -> None:
+    new, old = run_ids(tiny_config)
+    for name, expected in {new: new, old: old, "elsewhere": new}.items():
+        for _ in range(2):
+            with Run.open(tmp_path / name, tiny_config, COMMAND) as run:
+                assert run.id == run.record["id"] == expected
+    with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
+        run.update(id=old)
+    with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
+        assert run.id == old  # so that W&B continues the run it has
+        run.update(id="../../of a stranger")
+    with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
+        assert run.id == new
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:

@@ -21,6 +21,7 @@ from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
 from posbench import encodings, machine, sweep
+from posbench.config.identity import run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
@@ -97,6 +98,20 @@ def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
     assert all(job.config.training.clip == 2 for job in found)
     bases = [job.config.encoding.options.get("base") for job in found]
     assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
+
+
+def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
+    with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
+        jobs.expand([["encoding=rope", "study=a,b", *overrides]])
+
+
+def test_a_sweep_finds_runs_by_their_old_names(overrides: list[str], tmp_path: Path) -> None:
+    (job,) = jobs.expand([["encoding=rope", *overrides]])
+    new, old = run_ids(job.config)
+    assert job.id == new
+    train(job.config, tmp_path / "outputs/demo" / old, ["posbench", "train"])
+    (job,) = jobs.expand([["encoding=rope", *overrides]])
+    assert job.id == job.folder.name == old and jobs.is_finished(job)
 
 
 def test_a_sweep_file_may_come_from_the_users_own_folder(tmp_path: Path) -> None:

@@ -1,20 +1,43 @@
-"""Which run a configuration is: a name that survives new keys."""
+"""Which run a configuration is: a name that survives new keys, and the folder it goes by."""
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
-from posbench.config.schema import Config, to_container
+from posbench.config.history import without_neutral
+from posbench.config.schema import SAVED, Config, to_container
 
-# What may change without making it another run (another run id).
-NOT_IDENTITY = ("tracking", "evaluation", "runtime")
+# What may change without making it another run. Version 1 of the digest counted the study as well.
+NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
+VERSIONS = (2, 1)  # of the digest, the current one first
 
 
-def run_id(config: Config) -> str:
-    """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights."""
-    identity = {k: _one_spelling(v) for k, v in to_container(config).items() if k not in NOT_IDENTITY}
+def run_id(config: Config, version: int = VERSIONS[0]) -> str:
+    """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights.
+
+    Keys that came later count only where they are not neutral (`config.history`), so they rename no earlier run.
+    """
+    left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
+    shaping = without_neutral(to_container(config))
+    identity = {key: _one_spelling(value) for key, value in shaping.items() if key not in left_out}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def run_ids(config: Config) -> tuple[str, ...]:
+    """All names that the run has gone by, the current one first."""
+    return tuple(run_id(config, version) for version in VERSIONS)
+
+
+def run_folder(config: Config, study: Path | None = None) -> Path:
+    """The run's folder in a study's, its own unless another is given: where it is under any of its names, or will be.
+
+    A run from before a change of the digest is found by its old name, and continues there.
+    """
+    study = study or Path(config.runtime.outputs) / config.study
+    folders = [study / name for name in run_ids(config)]
+    return next((folder for folder in folders if (folder / SAVED).is_file()), folders[0])
 
 
 def _one_spelling(value: Any) -> Any:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from posbench.config.checks import above_zero, at_least, fraction, plain_name
+from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
 
 _Section = TypeVar("_Section")
+SAVED = "config.yaml"  # its file in a run folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +206,13 @@ class Config:
 def from_container(container: Mapping[str, Any]) -> Config:
     """Turn the resolved plain dictionary of a composed or saved configuration into a `Config`.
 
-    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are parted from its name.
+    `encoding` is flat in YAML (`{name: rope, base: 10000}`); here its options are parted from its name. Keys that came
+    after the configuration was written are filled in.
 
     Raises:
         UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
     """
-    plain = dict(container)
+    plain = completed(container)
     encoding = plain.get("encoding")
     if not isinstance(encoding, Mapping):
         raise UserError(

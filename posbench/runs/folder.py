@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from posbench import files
-from posbench.config.identity import NOT_IDENTITY, run_id
+from posbench.config.identity import NOT_IDENTITY, run_id, run_ids
 from posbench.config.schema import Config, flat, load_saved, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
@@ -34,11 +34,12 @@ class Run:
 
     def __init__(self, folder: Path, config: Config, command: list[str] | None, lock: int) -> None:
         self.folder = folder
-        self.id = run_id(config)
+        self._ids = run_ids(load_config(folder))  # an earlier name holds where it is the folder's or the record's
         self._command = None if command is None else redact(shlex.join(command))
         self._lock = lock
         self._log_file: logging.FileHandler | None = None
         self.record = self._first_record(config)
+        self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
 
     @classmethod
     def open(cls, folder: Path, config: Config, command: list[str] | None, restart: bool = False) -> "Run":
@@ -136,7 +137,7 @@ class Run:
         path = self.folder / RECORD
         new: dict[str, Any] = {
             "schema": _SCHEMA,
-            "id": self.id,
+            "id": self.folder.name if self.folder.name in self._ids else self._ids[0],
             "study": config.study,
             "encoding": config.encoding.name,
             "seed": config.seed,

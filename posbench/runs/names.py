@@ -1,5 +1,7 @@
 """The files of a run folder."""
 
-CONFIG, RECORD, LOCK, LOG_TEXT = "config.yaml", "run.json", ".lock", "log.txt"
+from posbench.config.schema import SAVED
+
+CONFIG, RECORD, LOCK, LOG_TEXT = SAVED, "run.json", ".lock", "log.txt"
 METRICS, EVALUATION, BLOCKS = "metrics.jsonl", "evaluation.jsonl", "evaluation_blocks.jsonl"
 OWN = (CONFIG, RECORD, LOCK, LOG_TEXT, METRICS, EVALUATION, BLOCKS)

@@ -11,7 +11,7 @@ import yaml
 
 from posbench import files
 from posbench.config import compose, plain_yaml
-from posbench.config.identity import run_id
+from posbench.config.identity import run_folder
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
@@ -67,8 +67,8 @@ WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running"
 
 def job_of(overrides: Iterable[str], config: Config, folder: Path | None = None) -> Job:
     """A job whose run lives in a folder, the study's own unless another is given."""
-    folder = folder or Path(config.runtime.outputs) / config.study
-    return Job(tuple(overrides), config, folder / ".jobs" / f"{run_id(config)}.yaml")
+    found = run_folder(config, folder)
+    return Job(tuple(overrides), config, found.parent / ".jobs" / f"{found.name}.yaml")
 
 
 def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Job]:
@@ -77,12 +77,14 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Job]:
     Raises:
         UserError: the first mistake found, in one line.
     """
-    found: dict[Path, Job] = {}
+    found: dict[str, Job] = {}
     for overrides, config in compose.combinations(sets, config_dir):
         refuse_secrets(config)  # before it is saved
         check(config)
         new = job_of(overrides, config)
-        found.setdefault(new.saved, new)
+        known = found.setdefault(new.id, new)
+        if known.folder != new.folder:
+            raise UserError(f"{known.folder} and {new.folder} are one run: a sweep keeps each in one folder")
     return list(found.values())
 
 

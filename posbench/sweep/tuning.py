@@ -39,8 +39,8 @@ def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[st
     status = run([trial for several in trials.values() for trial in several])
     rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
     for study in dict.fromkeys(job.folder.parent for job in todo):
-        own = [rows[group] for group, job in groups.items() if job.folder.parent == study]
-        _write(study, grid, own)
+        own = dict.fromkeys(_group(job) for job in todo if job.folder.parent == study)
+        _write(study, grid, [rows[group] for group in own])
     for row in rows.values():
         _tell(row)
     return [_at_rate(job, rows[_group(job)]["chosen"]) for job in todo]

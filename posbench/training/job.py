@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from posbench.config.identity import run_id
+from posbench.config.identity import run_folder
 from posbench.config.schema import Config, from_container, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.errors import InUse, Stopped, UserError
@@ -70,8 +70,7 @@ def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None
         command: the command line, for the record; None = this one.
     """
     config = load_saved(saved)
-    folder = folder or Path(config.runtime.outputs) / config.study / run_id(config)
-    _train(config, folder, command or [sys.executable, "-m", "posbench.training.job", str(saved)])
+    _train(config, folder or run_folder(config), command or [sys.executable, "-m", "posbench.training.job", str(saved)])
 
 
 def failures(path: Path) -> list[str]:
@@ -96,12 +95,13 @@ def _record_failure(job: str, error: Exception) -> None:
         file.write(row + "\n")
 
 
-def _run_id(*, _root_: DictConfig) -> str:
+def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:
     """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
     from posbench.config.compose import plain
 
+    study = Path(_parent_.dir) if "subdir" in _parent_ else None  # of hydra.sweep
     try:
-        return run_id(from_container(plain(_root_)))
+        return run_folder(from_container(plain(_root_)), study).name
     except UserError:
         return "invalid"
 

@@ -1,0 +1,58 @@
+"""Keys that came after the first runs, and what those runs did before the keys existed.
+
+Adding a key to a configuration must neither rename nor orphan a run that already has a folder. So every later key
+stands in `ADDED` with its neutral value, the one that means what posbench did without the key. A run's identity leaves
+the key out where it has that value, and a saved configuration that lacks it is read as if it held it. The value belongs
+to the past: a new default in the YAML changes nothing here.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
+ADDED: dict[str, Any] = {}
+
+
+def completed(container: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as a plain dictionary, with the later keys that it lacks at their neutral values."""
+    whole = copy.deepcopy(dict(container))
+    for path, neutral in _added(whole):
+        section: Any = whole
+        for name in path[:-1]:
+            section = section.setdefault(name, {}) if isinstance(section, dict) else None
+        if isinstance(section, dict):  # what is no section is for the schema to refuse
+            section.setdefault(path[-1], copy.deepcopy(neutral))
+    return whole
+
+
+def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the later keys that have their neutral values, nor sections that then hold nothing."""
+    rest = copy.deepcopy(dict(container))
+    for path, neutral in _added(rest):
+        _drop(rest, path, neutral)
+    return rest
+
+
+def _drop(section: Any, path: list[str], neutral: Any) -> None:
+    name, *deeper = path
+    if not isinstance(section, dict) or name not in section:
+        return
+    if deeper:
+        held = bool(section[name])
+        _drop(section[name], deeper, neutral)
+        if held and not section[name]:
+            del section[name]
+    elif section[name] == neutral:
+        del section[name]
+
+
+def _added(container: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Path and neutral value of the later keys that this configuration can have."""
+    encoding = container.get("encoding")
+    chosen = f"encoding/{encoding.get('name')}." if isinstance(encoding, Mapping) else "encoding/"
+    for key, neutral in ADDED.items():
+        if key.startswith(chosen):
+            yield ["encoding", *key.removeprefix(chosen).split(".")], neutral
+        elif not key.startswith("encoding/"):
+            yield key.split("."), neutral
