@@ -24,6 +24,11 @@ from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
 
+# Which definition of the block this is, recorded with every run. Raise it with any change here or below that gives
+# trained weights another meaning, such as GELU's exact form in place of the tanh one: older runs are then refused, not
+# misread.
+BLOCK = 1
+
 # q, k, v (B, H, T, Dh) and the layer's input x (B, T, D) to the attention's output, of all rows or of the last ones.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

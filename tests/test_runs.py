@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from disks import in_child, small_disk, start_child
 from support import snapshot
 
+from posbench import model
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
+from posbench.runs import checkpoint
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.redaction import redact
@@ -44,7 +47,7 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert list(record) == [
-        "schema", "id", "study", "encoding", "seed", "status", "reason", "message", "command", "attempts",
+        "schema", "id", "study", "encoding", "seed", "block", "status", "reason", "message", "command", "attempts",
         "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes", "data",
         "tokenizer_sha256", "versions", "git",
     ]  # fmt: skip
@@ -154,6 +157,48 @@ def test_a_run_keeps_the_name_it_was_first_recorded_by(tmp_path: Path, tiny_conf
         run.update(id="../../of a stranger")
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
         assert run.id == new
+
+
+def test_a_run_of_another_definition_of_the_block_is_refused(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        assert run.record["block"] is None  # not trained yet
+        run.begin_attempt("cpu", "fp32", 1)
+        assert run.record["block"] == model.BLOCK == 1
+    monkeypatch.setattr(model, "BLOCK", 2)
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        assert run.record["block"] == 2  # it had no weights to misread
+        checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
+    monkeypatch.setattr(model, "BLOCK", 3)
+    before = (folder / "run.json").read_bytes()
+    message = "was trained with definition 2 of the model's block, here is 3"
+    for refused in (lambda: Run.open(folder, tiny_config, COMMAND), lambda: checkpoint.load_model(folder)):
+        with pytest.raises(UserError, match=re.escape(message)):
+            refused()
+    assert (folder / "run.json").read_bytes() == before
+    with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        assert run.record["block"] == 3
+
+
+def test_runs_from_before_the_block_was_recorded_have_the_first(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        del run.record["block"]
+        run.update()
+        checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        assert run.record["block"] == 1
+    assert checkpoint.load_model(folder)[0] == 1
+    monkeypatch.setattr(model, "BLOCK", 2)
+    with pytest.raises(UserError, match="definition 1"):
+        checkpoint.load_model(folder)
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench import files
 from posbench.errors import UserError
+from posbench.runs.folder import refuse_other_block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,11 +95,12 @@ def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
     """Step and weights of the newest checkpoint whose weights verify.
 
     Raises:
-        UserError: no checkpoint, or none that verifies.
+        UserError: no checkpoint, none that verifies, or weights for another definition of the model's block.
     """
     found = _newest_verified(folder, (_MODEL,))
     if found is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
+    refuse_other_block(folder)
     step, path, contents = found
     return step, _tensors(path, contents)
 

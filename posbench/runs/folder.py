@@ -51,7 +51,8 @@ class Run:
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
 
         Raises:
-            UserError: another process owns the folder, it holds another run, or the configuration holds a secret.
+            UserError: another process owns the folder, it holds another run or one of another definition of the model's
+                block, or the configuration holds a secret.
         """
         refuse_secrets(config)
         lock = take(folder)
@@ -62,6 +63,8 @@ class Run:
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
             _keep_config(folder, config)
+            if _is_trained(folder):
+                refuse_other_block(folder)
             return cls(folder, config, command, lock)
         except BaseException:
             os.close(lock)
@@ -97,6 +100,8 @@ class Run:
 
     def begin_attempt(self, device: str, dtype: str, threads: int) -> None:
         """Record that this process starts to work on the run."""
+        from posbench.model import BLOCK
+
         attempt = {
             "started": now(),
             "ended": None,
@@ -111,6 +116,7 @@ class Run:
             status="running",
             reason=None,
             message=None,
+            block=(self.record["block"] or 1) if _is_trained(self.folder) else BLOCK,
             command=self._command or self.record["command"],
             attempts=[*self.record["attempts"], attempt],
             versions=versions(),
@@ -141,6 +147,7 @@ class Run:
             "study": config.study,
             "encoding": config.encoding.name,
             "seed": config.seed,
+            "block": None,  # the definition of the model's block that it was trained with
             "status": "running",
             "reason": None,
             "message": None,
@@ -234,6 +241,27 @@ def load_record(folder: Path) -> dict[str, Any]:
     if schema is not None and schema > _SCHEMA:
         raise UserError(f"{path} has schema {schema:g}, this posbench reads up to {_SCHEMA}: upgrade posbench")
     return record
+
+
+def refuse_other_block(folder: Path) -> None:
+    """A trained run goes on, is evaluated and serves as a reference by the definition of the block it was trained with.
+
+    Raises:
+        UserError: that is not this one (`model.BLOCK`).
+    """
+    from posbench.model import BLOCK
+
+    record = load_record(folder) if (folder / RECORD).exists() else {}
+    trained = record.get("block") or 1  # what runs before the key had
+    if trained != BLOCK:
+        raise UserError(
+            f"{folder} was trained with definition {trained} of the model's block, here is {BLOCK}: "
+            "use the posbench that its run.json names, or train it anew"
+        )
+
+
+def _is_trained(folder: Path) -> bool:
+    return any((folder / "checkpoint").glob("step-*"))
 
 
 def refuse_secrets(config: Config) -> None:
