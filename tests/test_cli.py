@@ -270,6 +270,50 @@ def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() ->
     assert not Path("outputs").exists()
 
 
+def test_a_single_run_is_composed_once_and_told_by_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    composing = compose.compose
+    monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
+    monkeypatch.setattr(job, "run_with_hydra", None)
+    before = dict(os.environ)
+    monkeypatch.setattr(sys, "argv", ["posbench", "train", *TINY, "data.path=text.txt", "--restart", "--debug"])
+    assert main() == 0
+    assert len(calls) == 1
+    set_since = {key for key in os.environ if os.environ[key] != before.get(key)}
+    assert not {key for key in set_since if key.startswith(("POSBENCH", "HYDRA"))}
+    record = json.loads((Path("outputs/demo") / runs()[0] / "run.json").read_text())
+    assert record["command"] == " ".join(["posbench train", *TINY, "data.path=text.txt"]).replace(
+        "evaluation.ratios=[1,2]", "'evaluation.ratios=[1,2]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "folder"),
+    [
+        ("hydra.run.dir=mine/${seed}", "mine/0"),
+        ("hydra.run.dir=mine/${posbench.run_id:}", "mine/{id}"),
+        ("seed=0", "outputs/demo/{id}"),
+        ("hydra.job.chdir=true", None),
+        ("hydra.output_subdir=.hydra", None),
+        ("hydra.verbose=true", None),
+        ("+hydra.job.env_set.X=1", None),
+        ("hydra/job_logging=default", None),
+        ("hydra.mode=MULTIRUN", None),
+        ("hydra.run.dir=${hydra:job.name}", None),
+    ],
+)
+def test_hydra_starts_a_single_run_only_where_more_than_a_folder_is_asked_of_it(
+    override: str, folder: str | None
+) -> None:
+    config, found = compose.single([override])
+    assert found == (None if folder is None else Path(folder.format(id=run_id(config))))
+
+
+def test_what_is_asked_of_hydra_in_a_single_run_is_done() -> None:
+    assert train("hydra.output_subdir=asked", "hydra.job.chdir=true", f"data.path={Path('text.txt').absolute()}") == 0
+    assert (Path("outputs/demo") / runs()[0] / "asked" / "overrides.yaml").exists()
+
+
 def test_a_run_under_its_old_name_is_continued_there() -> None:
     config = compose.check([*TINY, "data.path=text.txt"])[0]
     new, old = run_ids(config)

@@ -22,14 +22,13 @@ def main() -> int:
     """Run the command line; returns the exit code."""
     exits.tolerate_ascii()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # wherever it stands
-    if len(arguments) < len(sys.argv) - 1:
-        os.environ[exits.DEBUG] = "1"
-    return exits.run(lambda: _run(arguments))
+    debug = len(arguments) < len(sys.argv) - 1
+    return exits.run(lambda: _run(arguments, debug), debug)
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str], debug: bool) -> None:
     try:
-        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
+        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False, obj=debug)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
@@ -65,6 +64,7 @@ def _options(
 
 @app.command(epilog=_ENCODINGS)
 def train(
+    context: typer.Context,
     overrides: Overrides = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
@@ -92,19 +92,30 @@ def train(
     from posbench.config import compose
     from posbench.training import job
 
-    outputs = compose.check(overrides, config_dir, multirun)[0].runtime.outputs
     arguments = [*(["--config-dir", str(config_dir)] if config_dir else []), *overrides]
-    if restart:
-        os.environ[job.RESTART] = "1"
     if cfg:
+        compose.check(overrides, config_dir)
         job.run_with_hydra(["--cfg", cfg, *(["--resolve"] if resolve else []), *arguments])
     elif multirun:
-        _multirun(arguments, Path(outputs))
+        _hand_on(context)
+        outputs = compose.check(overrides, config_dir, multirun)[0].runtime.outputs
+        _multirun(arguments, Path(outputs), restart)
     else:
-        job.run_with_hydra(arguments)
+        config, folder = compose.single(overrides, config_dir)
+        if folder is not None:
+            job.run(config, folder, ["posbench", "train", *arguments], restart)
+        else:
+            _hand_on(context)
+            job.run_with_hydra(arguments, restart)
 
 
-def _multirun(arguments: list[str], outputs: Path) -> None:
+def _hand_on(context: typer.Context) -> None:
+    """Let the processes that a command starts show tracebacks too."""
+    if context.obj:
+        os.environ[exits.DEBUG] = "1"
+
+
+def _multirun(arguments: list[str], outputs: Path, restart: bool) -> None:
     """Run all combinations; those that fail are named at the end."""
     from posbench.training import job
 
@@ -112,7 +123,7 @@ def _multirun(arguments: list[str], outputs: Path) -> None:
     failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"
     os.environ[job.FAILURES] = str(failures)
     try:
-        job.run_with_hydra(["--multirun", *arguments])
+        job.run_with_hydra(["--multirun", *arguments], restart)
         failed = job.failures(failures)
     finally:
         failures.unlink(missing_ok=True)
@@ -123,6 +134,7 @@ def _multirun(arguments: list[str], outputs: Path) -> None:
 
 @app.command(epilog=_ENCODINGS)
 def sweep(
+    context: typer.Context,
     overrides: Overrides = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
@@ -135,6 +147,7 @@ def sweep(
     """
     from posbench import sweep as comparison
 
+    _hand_on(context)
     comparison.sweep(overrides or [], n_jobs, config_dir)
 
 

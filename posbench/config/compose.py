@@ -1,7 +1,8 @@
-"""Everything a user can get wrong in overrides, said in one line before Hydra runs.
+"""From overrides to configurations, and everything a user can get wrong in them, said in one line.
 
-Hydra names no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So the overrides are
-parsed and composed here first, each value of a sweep on its own.
+Hydra names no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So overrides are
+parsed and composed here, each value of a sweep on its own. Nothing composes a single run again; a multirun, a launcher
+and `--cfg` are Hydra's own, after this check.
 """
 
 import contextlib
@@ -23,11 +24,13 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
 from posbench.config import plain_yaml
+from posbench.config.identity import run_folder
 from posbench.config.schema import Config, from_container
 from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
@@ -36,7 +39,30 @@ from posbench.errors import UserError, did_you_mean
 PRIMARY = "train"  # configs/train.yaml
 _MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
 _RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
-Compose = Callable[[tuple[str, ...]], DictConfig]
+_OWN_FOLDER = "${runtime.outputs}/${study}/${posbench.run_id:}"  # hydra.run.dir of configs/train.yaml
+Compose = Callable[
+    [tuple[str, ...]], DictConfig
+]  # groups and Hydra's own keys to what they give, Hydra's part included
+
+
+def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config, Path | None]:
+    """The configuration of one run and its folder, composed once.
+
+    Returns:
+        The folder is None where Hydra itself must start the run, since more is asked of it than the folder's name
+        (hydra.job.chdir, hydra.job.env_set, hydra.output_subdir, hydra.verbose, hydra.mode, a hydra/job_logging, or
+            ${hydra:...} in hydra.run.dir).
+
+    Raises:
+        UserError: the first mistake found, in one line.
+    """
+    _refuse_code(overrides)
+    with _hydra() as loader:
+        search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        (combination,) = _combinations(own, multirun=False)
+        cfg = _assigned(combination, _composer(search), search, loader)
+        config = _checked(cfg)
+        return config, _folder(cfg, config)
 
 
 def check(overrides: list[str], config_dir: Path | None = None, multirun: bool = False) -> list[Config]:
@@ -54,14 +80,9 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
     """
     _refuse_code(overrides)
     with _hydra() as loader:
-        parsed = [_parse(text, loader) for text in overrides]
-        search = _search_path(parsed, config_dir)
-        own = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
-        found = _combinations(own, multirun)
-        composed = functools.cache(lambda groups: _compose([*search, *groups]))
-        configs = [_config(combination, composed, search, loader) for combination in found]
-        _refuse_callbacks(_compose([*search, *found[0]], with_hydra=True))
-        return configs
+        search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        composed = _composer(search)
+        return [_checked(_assigned(each, composed, search, loader)) for each in _combinations(own, multirun)]
 
 
 def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
@@ -72,13 +93,13 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
     """
     found = []
     with _hydra() as loader:
-        search = _search_path([], config_dir)
-        composed = functools.cache(lambda groups: _compose([*search, *groups]))
+        search, _ = _parted([], config_dir)
+        composed = _composer(search)
         for overrides in sets:
             _refuse_code(overrides)
             choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
-            for combination in itertools.product(*choices):
-                found.append((list(combination), _config(list(combination), composed, search, loader)))
+            for combination in map(list, itertools.product(*choices)):
+                found.append((combination, _checked(_assigned(combination, composed, search, loader))))
     return found
 
 
@@ -94,13 +115,13 @@ def launcher_config(overrides: list[str]) -> DictConfig:
         chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
         for override in chosen:
             _check_group(override, _options("hydra/launcher", [], loader))
-        default = _compose([str(override.input_line) for override in chosen], with_hydra=True, primary="job")
+        default = _compose([str(override.input_line) for override in chosen], primary="job")
         for override in parsed:
             setting = override.key_or_group.removeprefix("hydra.launcher.").partition(".")[0]
             if override not in chosen and setting not in default.hydra.launcher:
                 near = did_you_mean(setting, map(str, default.hydra.launcher))
                 raise UserError(f"'{chosen[0].value()}' has no setting '{setting}'{near}")
-        launcher: DictConfig = _compose(overrides, with_hydra=True, primary="job").hydra.launcher
+        launcher: DictConfig = _compose(overrides, primary="job").hydra.launcher
         return launcher
 
 
@@ -142,9 +163,21 @@ def _parse(text: str, loader: ConfigLoader) -> Override:
         raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
 
 
-def _compose(overrides: list[str], with_hydra: bool = False, primary: str = PRIMARY) -> DictConfig:
+def _composer(search: list[str]) -> Compose:
+    """Composes each choice of groups once; what is returned is to be copied before it is changed."""
+
+    @functools.cache
+    def composed(chosen: tuple[str, ...]) -> DictConfig:
+        cfg = _compose([*search, *chosen])
+        _refuse_callbacks(cfg)
+        return cfg
+
+    return composed
+
+
+def _compose(overrides: list[str], primary: str = PRIMARY) -> DictConfig:
     try:
-        return compose(primary, overrides=overrides, return_hydra_config=with_hydra)
+        return compose(primary, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(_first_line(error)) from None
 
@@ -163,8 +196,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0]
 
 
-def _search_path(parsed: list[Override], config_dir: Path | None) -> list[str]:
-    """Where further YAML files are, as an override for Hydra; the files are scanned on the way."""
+def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str], list[Override]]:
+    """Where further YAML files are, as an override for Hydra, and all other overrides. The files are scanned here."""
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
@@ -173,7 +206,24 @@ def _search_path(parsed: list[Override], config_dir: Path | None) -> list[str]:
         if not source.startswith("pkg://"):
             _refuse_code_in_files(Path(source.removeprefix("file://")))
     quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
-    return [f"hydra.searchpath=[{quoted}]"] if sources else []
+    others = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
+    return [f"hydra.searchpath=[{quoted}]"] if sources else [], others
+
+
+def _folder(cfg: DictConfig, config: Config) -> Path | None:
+    """The run folder, or None where Hydra must start the run."""
+    hydra = cfg.hydra
+    if hydra.job.chdir or hydra.job.env_set or hydra.output_subdir is not None or hydra.verbose:
+        return None
+    if hydra.mode not in (None, RunMode.RUN) or hydra.job_logging is None or hydra.job_logging.root is not None:
+        return None
+    asked = str(hydra.run._get_node("dir")._value())
+    if "${hydra:" in asked:  # what only Hydra knows
+        return None
+    try:
+        return run_folder(config) if asked == _OWN_FOLDER else Path(hydra.run.dir)
+    except OmegaConfBaseException as error:
+        raise UserError(f"hydra.run.dir={asked}: {_first_line(error)}") from None
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -213,7 +263,8 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
-def _config(combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> Config:
+def _assigned(combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> DictConfig:
+    """What a list of overrides gives: its groups composed, its values assigned."""
     parsed = [_parse(text, loader) for text in combination]
     groups = _options("", search, loader, ObjectType.GROUP)
     chosen, values = [], []
@@ -221,12 +272,18 @@ def _config(combination: list[str], composed: Compose, search: list[str], loader
         if "/" in override.key_or_group or override.key_or_group in groups:
             chosen.append(str(override.input_line))
             _check_group(override, _options(override.key_or_group, search, loader))
-        elif not override.key_or_group.startswith("hydra."):
+        elif override.key_or_group.startswith("hydra."):
+            chosen.append(str(override.input_line))
+        else:
             values.append(override)
     cfg = copy.deepcopy(composed(tuple(chosen)))
     for override in values:
         _check_key(override, cfg, groups)
         _assign(override, cfg)
+    return cfg
+
+
+def _checked(cfg: DictConfig) -> Config:
     config = from_container(plain(cfg))
     _check_encoding(config)
     return config
@@ -291,7 +348,7 @@ def _check_encoding(config: Config) -> None:
 def _keys(cfg: DictConfig, prefix: str = "") -> list[str]:
     """Every key of a configuration, `section` and `section.key`."""
     found: list[str] = []
-    for key in map(str, cfg):
+    for key in (str(key) for key in cfg if prefix or key != "hydra"):
         found.append(f"{prefix}{key}")
         node = cfg._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():

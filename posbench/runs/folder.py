@@ -32,9 +32,11 @@ _SCHEMA = 1  # of run.json and the files beside it
 class Run:
     """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
 
-    def __init__(self, folder: Path, config: Config, command: list[str] | None, lock: int) -> None:
+    def __init__(
+        self, folder: Path, config: Config, ids: tuple[str, ...], command: list[str] | None, lock: int
+    ) -> None:
         self.folder = folder
-        self._ids = run_ids(load_config(folder))  # an earlier name holds where it is the folder's or the record's
+        self._ids = ids  # an earlier name holds where it is the folder's or the record's
         self._command = None if command is None else redact(shlex.join(command))
         self._lock = lock
         self._log_file: logging.FileHandler | None = None
@@ -62,10 +64,10 @@ class Run:
             _refuse_links(folder)
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
-            _keep_config(folder, config)
+            ids = run_ids(_keep_config(folder, config))
             if _is_trained(folder):
                 refuse_other_block(folder)
-            return cls(folder, config, command, lock)
+            return cls(folder, config, ids, command, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -281,14 +283,15 @@ def _refuse_links(folder: Path) -> None:
             raise UserError(f"{folder / name} is a symbolic link: refused")
 
 
-def _keep_config(folder: Path, config: Config) -> None:
+def _keep_config(folder: Path, config: Config) -> Config:
+    """The configuration that the folder holds: this one where it is new, else one that asks for the same weights."""
     import yaml
 
     asked = to_container(config)
     path = folder / CONFIG
     if not path.exists():
         files.write(path, yaml.safe_dump(asked, sort_keys=False, allow_unicode=True).encode())
-        return
+        return config
     held = load_config(folder)
     if run_id(held) != run_id(config):
         was, now = flat(to_container(held)), flat(asked)
@@ -301,3 +304,4 @@ def _keep_config(folder: Path, config: Config) -> None:
             f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
             "choose another folder, or --restart to move that run aside"
         )
+    return held

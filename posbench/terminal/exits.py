@@ -11,10 +11,10 @@ from collections.abc import Callable
 from posbench.errors import PosbenchError
 
 IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
-DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug. Launchers hand it on to their jobs.
+DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug, for the processes that a command starts
 
 
-def run(command: Callable[[], object]) -> int:
+def run(command: Callable[[], object], debug: bool = False) -> int:
     """Run a command and return its exit code, having printed the one line if it failed."""
     try:
         command()
@@ -23,17 +23,17 @@ def run(command: Callable[[], object]) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt as error:
-        return report(error)
+        return report(error, debug)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        return report(error)
+        return report(error, debug)
 
 
-def report(error: BaseException) -> int:
-    """Print an error as its one line and return the exit code that belongs to it."""
-    if os.environ.get(DEBUG) == "1":
+def report(error: BaseException, debug: bool = False) -> int:
+    """Print an error as its one line, with `debug` after its traceback; return the exit code that belongs to it."""
+    if debug or os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
         text, code = "interrupted", 130

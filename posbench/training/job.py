@@ -1,4 +1,6 @@
-"""One run: Hydra calls `main` for each, `python -m posbench.training.job SAVED_CONFIG` runs a saved one without it."""
+"""How a run is started: by `run` with its configuration at hand, by `python -m posbench.training.job SAVED_CONFIG` with a
+saved one, or by Hydra, which calls `main` for each run of a multirun.
+"""
 
 import argparse
 import contextlib
@@ -19,14 +21,37 @@ from posbench.config.shipped import configs_dir
 from posbench.errors import InUse, Stopped, UserError
 from posbench.terminal import exits
 
-# Environment variables, not keys: they are no part of a run's identity, and launchers hand them on to their jobs.
+# Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to their jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
 FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
 
 _GRACE_SECONDS = 60.0  # to save in, once the parent is gone
 
 
-def run_with_hydra(arguments: list[str]) -> None:
+def run(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
+    """Train and evaluate a configuration in its folder, told on the terminal; arguments and errors as `train.train`."""
+    from posbench.terminal import console
+    from posbench.training.train import train
+
+    console.log_to_terminal()
+    train(config, folder, command, restart=restart)
+
+
+def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None, restart: bool = False) -> None:
+    """Run a saved configuration, in its own run folder unless another is given.
+
+    Args:
+        command: the command line, for the record; None = this one.
+    """
+    config = load_saved(saved)
+    command = command or [sys.executable, "-m", "posbench.training.job", str(saved)]
+    run(config, folder or run_folder(config), command, restart)
+
+
+# -- by Hydra ----------------------------------------------------------------------------------------------------------
+
+
+def run_with_hydra(arguments: list[str], restart: bool = False) -> None:
     """Hand a checked command line to Hydra, which calls `main` once, or once per combination with --multirun.
 
     Raises:
@@ -34,6 +59,8 @@ def run_with_hydra(arguments: list[str]) -> None:
     """
     import hydra
 
+    if restart:
+        os.environ[RESTART] = "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of printing and exiting
     before, sys.argv = sys.argv, ["posbench train", *arguments]
     try:
@@ -53,7 +80,8 @@ def main(cfg: DictConfig) -> None:
     folder = Path(hydra.runtime.output_dir)
     overrides = list(hydra.overrides.task)
     try:
-        _train(from_container(plain(cfg)), folder, ["posbench", "train", *overrides])
+        restart = os.environ.get(RESTART) == "1"
+        run(from_container(plain(cfg)), folder, ["posbench", "train", *overrides], restart)
     except Exception as error:
         code = exits.report(error)
         with contextlib.suppress(OSError):
@@ -63,30 +91,12 @@ def main(cfg: DictConfig) -> None:
         _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
 
 
-def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None) -> None:
-    """Run a saved configuration, in its own run folder unless another is given.
-
-    Args:
-        command: the command line, for the record; None = this one.
-    """
-    config = load_saved(saved)
-    _train(config, folder or run_folder(config), command or [sys.executable, "-m", "posbench.training.job", str(saved)])
-
-
 def failures(path: Path) -> list[str]:
     """What the jobs of a multirun recorded: their folders (overrides where none was made) and messages."""
     if not path.exists():
         return []
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [f"{row['job']} ({row['message']})" for row in rows]
-
-
-def _train(config: Config, folder: Path, command: list[str]) -> None:
-    from posbench.terminal import console
-    from posbench.training.train import train
-
-    console.log_to_terminal()
-    train(config, folder, command, restart=os.environ.get(RESTART) == "1")
 
 
 def _record_failure(job: str, error: Exception) -> None:
@@ -109,6 +119,9 @@ def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:
 OmegaConf.register_new_resolver("posbench.run_id", _run_id, replace=True)
 
 
+# -- from a saved configuration ----------------------------------------------------------------------------------------
+
+
 def _command_line() -> None:
     parser = argparse.ArgumentParser(prog="python -m posbench.training.job", description=run_saved.__doc__)
     parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
@@ -117,12 +130,10 @@ def _command_line() -> None:
     parser.add_argument("--command", type=shlex.split, help="command line for the record (default: this one)")
     parser.add_argument("--parent", type=int, metavar="PID", help="save and end when this parent process is gone")
     arguments = parser.parse_args()
-    if arguments.restart:
-        os.environ[RESTART] = "1"
     if arguments.parent:
         threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True).start()
     try:
-        run_saved(arguments.saved, arguments.run_dir, arguments.command)
+        run_saved(arguments.saved, arguments.run_dir, arguments.command, arguments.restart)
     except InUse as error:
         exits.report(error)
         raise SystemExit(exits.IN_USE) from None
