@@ -7,7 +7,6 @@ and `--cfg` are Hydra's own, after this check.
 
 import contextlib
 import copy
-import difflib
 import functools
 import itertools
 import json
@@ -31,6 +30,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from posbench import encodings
 from posbench.config import plain_yaml
 from posbench.config.identity import run_folder
+from posbench.config.keys import keys_of, nearest
 from posbench.config.schema import Config, from_container
 from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
@@ -308,7 +308,7 @@ def _check_group(override: Override, options: list[str]) -> None:
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
     key, line = override.key_or_group, override.input_line
-    known = key in _keys(cfg)
+    known = key in keys_of(cfg)
     if override.is_delete():
         raise UserError(f"'{line}' removes a key: give it a value instead, {key}=...")
     added = override.is_add() or override.is_force_add()
@@ -318,18 +318,20 @@ def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
         return
     section, _, option = key.partition(".")
     if section != "encoding" or not option:
-        raise UserError(f"unknown key '{key}'{_nearest(key, list(dict.fromkeys([*_keys(cfg), *groups])))}")
-    _check_option(str(cfg.encoding.name), option.partition(".")[0], key, added)
+        raise UserError(f"unknown key '{key}'{nearest(key, dict.fromkeys([*keys_of(cfg), *groups]))}")
+    _check_option(str(cfg.encoding.name), option, added)
 
 
-def _check_option(name: str, option: str, key: str, added: bool) -> None:
-    """An option that the scheme's YAML does not have: the constructor knows whether it exists at all."""
+def _check_option(name: str, path: str, added: bool) -> None:
+    """An option that the encoding's YAML does not have: the constructor knows whether it exists at all.
+
+    What stands below an option (`inner_options.base`) is the encoding's own to judge.
+    """
+    option, _, below = path.partition(".")
     if option not in encodings.options_of(name):
-        from posbench.encodings.base import Shape
-
-        encodings.build(name, Shape(8, 2, 1, 8), {option: None})  # raises, naming what the scheme accepts
-    if not added:
-        raise UserError(f"'{name}' takes {option}, but its YAML does not list it: write +{key}=...")
+        encodings.reject_option(name, option)
+    if not added and not below:
+        raise UserError(f"'{name}' takes {option}, but its YAML does not list it: write +encoding.{option}=...")
 
 
 def _assign(override: Override, cfg: DictConfig) -> None:
@@ -343,37 +345,6 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 def _check_encoding(config: Config) -> None:
     """Build the scheme at the model's shape, so that its options are checked where they are declared."""
     encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
-
-
-def _keys(cfg: DictConfig, prefix: str = "") -> list[str]:
-    """Every key of a configuration, `section` and `section.key`."""
-    found: list[str] = []
-    for key in (str(key) for key in cfg if prefix or key != "hydra"):
-        found.append(f"{prefix}{key}")
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found += _keys(node, f"{prefix}{key}.")
-    return found
-
-
-def _nearest(key: str, keys: list[str]) -> str:
-    """The key that was meant: the same name in another section, initials (lr), a similar spelling, or what there is."""
-    section, _, name = key.rpartition(".")
-    same = [known for known in keys if known.rpartition(".")[2] == name]
-    beside = [known for known in keys if known.rpartition(".")[0] == section]
-    if same or not beside:
-        near = (same or difflib.get_close_matches(key, keys, n=1, cutoff=0.6))[:1]
-        return f": did you mean '{near[0]}'?" if near else ""
-    spellings = {spelling: known for known in beside for spelling in _spellings(known.rpartition(".")[2])}
-    similar = difflib.get_close_matches(name, spellings, n=1, cutoff=0.5)
-    if similar:
-        return f": did you mean '{spellings[similar[0]]}'?"
-    return f" ({section or 'the configuration'} has {', '.join(known.rpartition('.')[2] for known in beside)})"
-
-
-def _spellings(name: str) -> set[str]:
-    words = name.split("_")
-    return {name, "".join(word[0] for word in words)} if len(words) > 1 else {name}
 
 
 # -- code in configurations --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.errors import OptionError, UserError, did_you_mean
 
@@ -61,6 +61,17 @@ def options_of(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in _parameters(load(name))}
 
 
+def reject_option(name: str, option: str) -> NoReturn:
+    """Say that a scheme has no such option, what it accepts, and which one or which scheme may be meant.
+
+    Raises:
+        UserError: always.
+    """
+    accepted = list(options_of(name))
+    accepts = f"it accepts {', '.join(accepted)}" if accepted else "it accepts none"
+    raise UserError(f"'{name}' has no option '{option}': {accepts}{_owner(option, name, accepted)}")
+
+
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
     """Build a scheme for a model shape.
 
@@ -81,13 +92,12 @@ def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
 
 
 def _checked(name: str, cls: "type[Encoding]", options: dict[str, Any]) -> dict[str, Any]:
-    accepted = [p.name for p in _parameters(cls)]
+    defaults = {p.name: p.default for p in _parameters(cls)}
     hints = typing.get_type_hints(cls.__init__)
     for key, value in options.items():
-        if key not in accepted:
-            accepts = f"it accepts {', '.join(accepted)}" if accepted else "it accepts none"
-            raise UserError(f"'{name}' has no option '{key}': {accepts}{_owner(key, name, accepted)}")
-        options[key] = typed(value, hints[key], f"encoding.{key}", name, options_of(name)[key])
+        if key not in defaults:
+            reject_option(name, key)
+        options[key] = typed(value, hints[key], f"encoding.{key}", name, defaults[key])
     return options
 
 

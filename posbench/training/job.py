@@ -1,5 +1,5 @@
-"""How a run is started: by `run` with its configuration at hand, by `python -m posbench.training.job SAVED_CONFIG` with a
-saved one, or by Hydra, which calls `main` for each run of a multirun.
+"""How a run is started: by `run` with its configuration at hand, by `python -m posbench.training.job SAVED_CONFIG` with
+a saved one, or by Hydra, which calls `main` for each run of a multirun.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from posbench.config.shipped import configs_dir
 from posbench.errors import InUse, Stopped, UserError
 from posbench.terminal import exits
 
-# Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to their jobs.
+# Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
 FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
 
