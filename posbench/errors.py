@@ -62,7 +62,7 @@ class Stopped(PosbenchError):
         self.exit_code = 128 + signal_number
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
     return f": did you mean '{close[0]}'?" if close else ""

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,70 @@ def test_cfg_shows_the_run_folder_that_hydra_will_use(capsys: pytest.CaptureFixt
     assert shown["hydra"]["run"]["dir"] == f"outputs/demo/{run_id(compose.check([])[0])}"
 
 
+def test_cfg_understands_the_words_of_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("train", "--cfg", "job", "length=128", "extension=yarn:factor=4,ntk", "threads=2") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["evaluation"]["ratios"] == [2.0] and shown["runtime"]["threads"] == 2
+    assert shown["evaluation"]["extensions"] == ["yarn:factor=4", "ntk"]
+
+
+WRAPPER = """
+from typing import Any
+from posbench import encodings
+from posbench.encodings.base import Encoding, Shape
+
+class Wrapper(Encoding):
+    def __init__(
+        self,
+        shape: Shape,
+        inner: str = "alibi",
+        inner_options: dict[str, Any] | None = None,
+        layers: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(shape)
+        self.inner = encodings.build(inner, shape, inner_options)
+"""
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An installed encoding with nested options, and the folder of its YAML."""
+    (tmp_path / "site/wrapper-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site/wrapper-1.0.dist-info/METADATA").write_text("Name: wrapper\nVersion: 1.0\n")
+    points = "[posbench.encodings]\nwrapper = wrapper:Wrapper\n"
+    (tmp_path / "site/wrapper-1.0.dist-info/entry_points.txt").write_text(points)
+    (tmp_path / "site/wrapper.py").write_text(WRAPPER)
+    (tmp_path / "own/encoding").mkdir(parents=True)
+    yaml_text = "name: wrapper\ninner: alibi\ninner_options: null\nlayers: null\n"
+    (tmp_path / "own/encoding/wrapper.yaml").write_text(yaml_text)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    encodings._installed.cache_clear()
+    yield str(tmp_path / "own")
+    encodings._installed.cache_clear()
+
+
+def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["encoding=wrapper", "encoding.inner=rope", "encoding.inner_options.base=500"]
+    layers = "encoding.layers=[{name:rope,window:8},{name:none}]"
+    config, _ = compose.single([*chosen, layers], Path(wrapper))
+    assert config.encoding.options == {
+        "inner": "rope",
+        "inner_options": {"base": 500},
+        "layers": [{"name": "rope", "window": 8}, {"name": "none"}],
+    }
+    assert posbench("train", "--config-dir", wrapper, "--cfg", "job", *chosen) == 0  # through Hydra itself
+    assert yaml.safe_load(capsys.readouterr().out)["encoding"]["inner_options"] == {"base": 500}
+    ((_, of_sweep), *_) = compose.combinations([[*chosen[:2], "encoding.inner_options.base=500,600"]], Path(wrapper))
+    assert of_sweep.encoding.options == {**config.encoding.options, "layers": None}
+    for wrong, message in {
+        "encoding.inner_options.bse=500": "'rope' has no option 'bse'",
+        "encoding.iner_options.base=500": "'wrapper' has no option 'iner_options'",
+        "encoding.inner.base=500": "encoding.inner is {'base': 500} for 'wrapper'",
+    }.items():
+        assert posbench("train", "--config-dir", wrapper, *chosen, wrong) == 2
+        assert message in error_line(capsys)
+
+
 def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
@@ -360,7 +425,7 @@ def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.Cap
 
 
 def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs() -> None:
-    assert train("-m", "seed=0,1") == 0
+    assert train("-m", "seed=0,1", "protocol=fixed_target,nonoverlap", "threads=1") == 0
     first = runs()
     assert len(first) == 2
     assert train("-m", "seed=0,1", "--restart") == 0
@@ -401,7 +466,9 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
         "protocol=fixed": "evaluation.protocols is 'fixed'",
         "split=tset": "did you mean 'test'?",
         "targets=17": "evaluation.targets is 17: expected at most training.train_length, 16",
-        "threads=0": "threads is 0: expected at least 1",
+        "threads=0": "runtime.threads is 0: expected at least 1",
+        "runtime.compile=true": "unknown key 'runtime.compile' (evaluate takes ",
+        "training.tokens=5": "unknown key 'training.tokens' (evaluate takes ",
         "length": "cannot read 'length'",
     }.items():
         assert posbench("evaluate", folder, override) == 2

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from posbench import encodings
-from posbench.config import compose, history, schema
+from posbench.config import compose, history, overrides, schema
 from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config, TrainingConfig, from_container, load_saved, to_container
 from posbench.config.shipped import configs_dir
@@ -202,7 +204,15 @@ MISTAKES = {
     "foo": "cannot read 'foo': expected key=value",
     "seed=[": "cannot read 'seed=['",
     "encoding=rope,alibi": "encoding=rope,alibi gives several values: add -m",
-    "evaluation.ratios=1,2": "(evaluation.ratios=[1,2] is one list)",
+    "training.betas=0.9,0.95": "(training.betas=[0.9,0.95] is one list)",
+    "evaluation.split=test,validation": "evaluation.split is ['test', 'validation']: expected validation or test",
+    "protocl=sliding": "unknown key 'protocl': did you mean 'evaluation.protocols'?",
+    "lenght=128": "unknown key 'lenght': did you mean 'length'?",
+    "threds=2": "unknown key 'threds': did you mean 'runtime.threads'?",
+    "protocol=fixed": "evaluation.protocols is 'fixed': expected fixed_target or nonoverlap",
+    "length=63": "length is 63: expected lengths in tokens, from the training length 64 on",
+    "length=abc": "length is abc: expected lengths in tokens",
+    "evaluation.batch_tokens=1e-4": "evaluation.batch_tokens is 0.0001: expected a whole number",
     "seed=abc": "seed is 'abc': expected a whole number",
     "seed=1.5": "seed is 1.5: expected a whole number",
     "seed=-1": "seed is -1",
@@ -245,6 +255,74 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_named_in_one_line(override: str) -> None:
     assert MISTAKES[override] in refused(override)
+
+
+# -- one vocabulary ----------------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "protocol=sliding": {"protocols": ("sliding",)},
+    "evaluation.protocol=sliding,fixed_target": {"protocols": ("sliding", "fixed_target")},
+    "protocols=[sliding]": {"protocols": ("sliding",)},
+    "length=64,256,128": {"ratios": (1.0, 2.0, 4.0)},
+    "lengths=[96]": {"ratios": (1.5,)},
+    "evaluation.length=128": {"ratios": (2.0,)},
+    "ratio=1,4": {"ratios": (1.0, 4.0)},
+    "evaluation.ratios=2": {"ratios": (2.0,)},
+    "extension=yarn:factor=4:beta_fast=16,ntk": {"extensions": ("yarn:factor=4:beta_fast=16", "ntk")},
+    'extensions=["yarn:factor=4"]': {"extensions": ("yarn:factor=4",)},
+    "evaluation.extensions=[]": {"extensions": ()},
+    "task=repeat,shuffle": {"tasks": ("repeat", "shuffle")},
+    "split=validation": {"split": "validation"},
+    "stride=null": {"stride": None},
+    "windowed=false": {"windowed": False},
+    "reference=outputs/a=b/'c d'": {"reference": "outputs/a=b/'c d'"},
+    "reference=on": {"reference": "on"},
+    "targets=1_6": {"targets": 16},
+    "batch_tokens=2e4": {"batch_tokens": 20000},
+}
+
+
+@pytest.mark.parametrize("typed", SETTINGS)
+def test_evaluation_settings_are_typed_alike_in_every_command(typed: str) -> None:
+    asked = [composed(typed), compose.check(["encoding=rope,alibi", typed], multirun=True)[1]]
+    ((_, of_sweep),) = compose.combinations([["encoding=rope", typed]])
+    spelt = compose.for_hydra([typed], asked)
+    for config in [*asked, of_sweep, composed(*spelt)]:
+        assert config.evaluation == dataclasses.replace(composed().evaluation, **SETTINGS[typed])
+    of_run, _, _ = overrides.apply(composed(), [typed])
+    assert of_run == dataclasses.replace(composed().evaluation, longest=16.0, **SETTINGS[typed])
+
+
+def test_runtime_settings_need_no_section() -> None:
+    runtime = composed("device=cpu", "threads=3", "runtime.cache=a").runtime
+    assert (runtime.device, runtime.threads, runtime.cache) == ("cpu", 3, "a")
+    assert overrides.apply(composed(), ["device=cuda:1", "runtime.threads=3"])[1:] == ("cuda:1", 3)
+
+
+def test_words_of_the_command_line_hide_no_key() -> None:
+    cfg = compose.plain(OmegaConf.create(to_container(composed())))
+    assert not overrides.WORDS.keys() & {*cfg, *GROUPS}
+
+
+def test_lengths_in_tokens_follow_the_training_length_of_each_run() -> None:
+    found = compose.combinations([["training.train_length=64,128", "length=256"]])
+    assert [config.evaluation.ratios for _, config in found] == [(4.0,), (2.0,)]
+    typed = ["training.train_length=64,128", "length=256"]
+    with pytest.raises(UserError, match="length=256 beside several training lengths: give ratio=1,2,4 instead"):
+        compose.for_hydra(typed, compose.check(typed, multirun=True))
+    assert "length and evaluation.ratios set the same lengths" in refused("length=128", "ratio=2")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["1", "+3", "-0", "010", "0x10", "1_000", "1__0", "1e-4", "1e5", "5E3", ".5", "1.", "1.5.2", "inf", "-NaN", "null",
+     "True", "on", "yes", "12:30", "2024-01-01", "a b", "'a,b'", '"it\\"s"', "[1,a,'b,c']", "[]", "-", "e5"],
+)  # fmt: skip
+def test_values_are_read_as_hydra_reads_them_and_written_so_that_it_does(typed: str) -> None:
+    hydras = OverridesParser.create().parse_override(f"x={typed}").value()
+    assert repr(overrides.value(typed)) == repr(hydras)
+    spelt = overrides.translated(f"reference={typed}").partition("=")[2]
+    assert repr(OverridesParser.create().parse_override(f"x={spelt}").value()) == repr(hydras)
 
 
 def test_options_belong_to_the_chosen_scheme() -> None:

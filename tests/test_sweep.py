@@ -100,6 +100,14 @@ def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
     assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
 
 
+def test_a_word_and_the_key_it_stands_for_are_one_override_of_a_sweep_file(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "mine", "sets: [encoding=rope]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n")
+    sets = jobs.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
+    assert sets == [["seed=3", "protocol=fixed_target,nonoverlap", "encoding=rope"]]
+    (job,) = jobs.expand(sets, tmp_path)
+    assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
+
+
 def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
     with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
         jobs.expand([["encoding=rope", "study=a,b", *overrides]])
@@ -136,6 +144,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
         (["encoding=rope,alibi", "encoding.base=64"], "'alibi' has no option 'base'"),
         (["encoding=rope", "training.clip=interval(0,1)"], "training.clip=interval(0,1) has no end: give a list"),
+        (["encoding=rope", "encoding"], "cannot read 'encoding': expected key=value"),
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),

@@ -92,21 +92,22 @@ def train(
     from posbench.config import compose
     from posbench.training import job
 
-    arguments = [*(["--config-dir", str(config_dir)] if config_dir else []), *overrides]
+    options = ["--config-dir", str(config_dir)] if config_dir else []
     if cfg:
-        compose.check(overrides, config_dir)
-        job.run_with_hydra(["--cfg", cfg, *(["--resolve"] if resolve else []), *arguments])
+        configs = compose.check(overrides, config_dir)
+        options += ["--cfg", cfg, *(["--resolve"] if resolve else [])]
+        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs)])
     elif multirun:
+        configs = compose.check(overrides, config_dir, multirun)
         _hand_on(context)
-        outputs = compose.check(overrides, config_dir, multirun)[0].runtime.outputs
-        _multirun(arguments, Path(outputs), restart)
+        _multirun([*options, *compose.for_hydra(overrides, configs)], Path(configs[0].runtime.outputs), restart)
     else:
         config, folder = compose.single(overrides, config_dir)
         if folder is not None:
-            job.run(config, folder, ["posbench", "train", *arguments], restart)
+            job.run(config, folder, ["posbench", "train", *options, *overrides], restart)
         else:
             _hand_on(context)
-            job.run_with_hydra(arguments, restart)
+            job.run_with_hydra([*options, *compose.for_hydra(overrides, [config])], restart)
 
 
 def _hand_on(context: typer.Context) -> None:

@@ -7,6 +7,7 @@ and `--cfg` are Hydra's own, after this check.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import json
@@ -31,6 +32,7 @@ from posbench import encodings
 from posbench.config import plain_yaml
 from posbench.config.identity import run_folder
 from posbench.config.keys import keys_of, nearest
+from posbench.config.overrides import LENGTH, WORDS, ratios, refuse_both, translated
 from posbench.config.schema import Config, from_container
 from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
@@ -60,8 +62,8 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         (combination,) = _combinations(own, multirun=False)
-        cfg = _assigned(combination, _composer(search), search, loader)
-        config = _checked(cfg)
+        cfg, lengths = _assigned(combination, _composer(search), search, loader)
+        config = _checked(cfg, lengths)
         return config, _folder(cfg, config)
 
 
@@ -82,7 +84,7 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         composed = _composer(search)
-        return [_checked(_assigned(each, composed, search, loader)) for each in _combinations(own, multirun)]
+        return [_checked(*_assigned(each, composed, search, loader)) for each in _combinations(own, multirun)]
 
 
 def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
@@ -99,7 +101,29 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
             _refuse_code(overrides)
             choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
             for combination in map(list, itertools.product(*choices)):
-                found.append((combination, _checked(_assigned(combination, composed, search, loader))))
+                found.append((combination, _checked(*_assigned(combination, composed, search, loader))))
+    return found
+
+
+def for_hydra(overrides: list[str], configs: list[Config]) -> list[str]:
+    """Overrides as Hydra's own main reads them.
+
+    Args:
+        configs: what `check` made of them.
+
+    Raises:
+        UserError: a length in tokens beside several training lengths, which no override of Hydra's can say.
+    """
+    found = []
+    for text in map(translated, overrides):
+        key, _, typed = text.partition("=")
+        if key == LENGTH:
+            asked = {config.evaluation.ratios for config in configs}
+            if len(asked) > 1:
+                raise UserError(f"length={typed.strip('[]')} beside several training lengths: give ratio=1,2,4 instead")
+            found.append(f"evaluation.ratios={list(asked.pop())}")
+        else:
+            found.append(f"++{text}" if re.match(r"encoding\.\w+\.", key) else text)  # a new key to Hydra
     return found
 
 
@@ -158,7 +182,7 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 def _parse(text: str, loader: ConfigLoader) -> Override:
     try:
-        return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
+        return OverridesParser.create(config_loader=loader).parse_overrides([translated(text)])[0]
     except HydraException:
         raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
 
@@ -263,8 +287,10 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
-def _assigned(combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader) -> DictConfig:
-    """What a list of overrides gives: its groups composed, its values assigned."""
+def _assigned(
+    combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader
+) -> tuple[DictConfig, list[Any]]:
+    """What a list of overrides gives: its groups composed, its values assigned; and the lengths in tokens, if given."""
     parsed = [_parse(text, loader) for text in combination]
     groups = _options("", search, loader, ObjectType.GROUP)
     chosen, values = [], []
@@ -277,14 +303,22 @@ def _assigned(combination: list[str], composed: Compose, search: list[str], load
         else:
             values.append(override)
     cfg = copy.deepcopy(composed(tuple(chosen)))
+    refuse_both(override.key_or_group for override in values)
+    lengths: list[Any] = []
     for override in values:
-        _check_key(override, cfg, groups)
-        _assign(override, cfg)
-    return cfg
+        if override.key_or_group == LENGTH:
+            lengths = override.value()  # type: ignore[assignment]
+        else:
+            _check_key(override, cfg, groups)
+            _assign(override, cfg)
+    return cfg, lengths
 
 
-def _checked(cfg: DictConfig) -> Config:
+def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
     config = from_container(plain(cfg))
+    if lengths:
+        asked = ratios(lengths, config.training.train_length)
+        config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
     _check_encoding(config)
     return config
 
@@ -318,7 +352,7 @@ def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
         return
     section, _, option = key.partition(".")
     if section != "encoding" or not option:
-        raise UserError(f"unknown key '{key}'{nearest(key, dict.fromkeys([*keys_of(cfg), *groups]))}")
+        raise UserError(f"unknown key '{key}'{nearest(key, dict.fromkeys([*keys_of(cfg), *groups]), WORDS)}")
     _check_option(str(cfg.encoding.name), option, added)
 
 

@@ -1,63 +1,186 @@
-"""What `posbench evaluate RUN key=value ...` changes in a run's evaluation settings. Comma lists are lists here."""
+"""`key=value` as it is typed, the same in train, sweep, evaluate and bench: one list of words, one rule for values.
+
+Settings of evaluation and runtime may leave their section out, and lists may be called by what they list:
+`protocol=sliding`, `device=cpu`. `length=128,256` is in tokens, `ratio=2,4` in training lengths. A comma list of an
+evaluation setting is a list everywhere: such settings do not make another run, so an axis over them would compare
+nothing. Values are read as Hydra reads them (YAML 1.2: `on` and `12:30` are text, `1e-4` is a number).
+"""
 
 import dataclasses
+import re
+import typing
+from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
-from posbench.config.schema import Config, EvaluationConfig, validate
+from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig, validate
 from posbench.errors import UserError, did_you_mean
 
-# The words of the command line for the fields that are lists.
+LENGTH = "evaluation.length"  # no key of the configuration: it sets evaluation.ratios
+_LISTS = {f"evaluation.{f.name}" for f in dataclasses.fields(EvaluationConfig) if typing.get_origin(f.type) is tuple}
 _SINGULAR = {"protocol": "protocols", "ratio": "ratios", "extension": "extensions", "task": "tasks"}
-_FIELDS = [field.name for field in dataclasses.fields(EvaluationConfig)]
-_KEYS = ["length", *_SINGULAR, *_FIELDS, "device", "threads"]
+_EVALUATION = {f.name: f"evaluation.{f.name}" for f in dataclasses.fields(EvaluationConfig)}
+_EVALUATION |= {one: f"evaluation.{many}" for one, many in _SINGULAR.items()} | {"length": LENGTH, "lengths": LENGTH}
+_RUNTIME = {f.name: f"runtime.{f.name}" for f in dataclasses.fields(RuntimeConfig)}
+WORDS = {**_EVALUATION, **_RUNTIME}  # what may be typed without its section, and the key it stands for
+_KEYS = (
+    WORDS | {f"evaluation.{w}": k for w, k in _EVALUATION.items()} | {f"runtime.{w}": k for w, k in _RUNTIME.items()}
+)
+_OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
+
+_INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
+_DIGITS = r"\d(?:_?\d)*"
+_FLOAT = re.compile(rf"[+-]?(?!\d+\Z)(({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})(e[+-]?\d+)?|inf|nan)", re.IGNORECASE)
+_CONSTANTS = {"null": None, "true": True, "false": False}
+_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
+
+
+def parted(text: str, example: str = "encoding=alibi or seed=1") -> tuple[str, str]:
+    """The full key of an override and its value as it was typed.
+
+    Raises:
+        UserError: it is no key=value.
+    """
+    key, equals, typed = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"cannot read '{text}': expected key=value, such as {example}")
+    return full_key(key), typed
+
+
+def full_key(key: str) -> str:
+    """`evaluation.protocols` for `protocol`; a key that is no such word is what it is."""
+    return _KEYS.get(key, key)
+
+
+def names_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Words of a command line that are key=value, apart from those that are not."""
+    words = list(words)
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def value(typed: str) -> Any:
+    """A value as it was typed: null, true, false, a number, text, or a list of such in brackets or with commas."""
+    typed = typed.strip()
+    bare = typed[1:-1] if typed.startswith("[") and typed.endswith("]") else typed
+    items = _items(bare)
+    if bare != typed or len(items) > 1:
+        return [_scalar(item) for item in items if item]
+    return _scalar(bare)
+
+
+def _items(text: str) -> list[str]:
+    """Parted at commas, those in quotation marks and brackets left alone."""
+    items, start, depth, quote = [], 0, 0, ""
+    for at, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote and text[at - 1] != "\\" else quote
+        elif char in "'\"" and not text[start:at].strip():
+            quote = char
+        elif char in "[]{}()":
+            depth += 1 if char in "[{(" else -1
+        elif char == "," and depth == 0:
+            items.append(text[start:at].strip())
+            start = at + 1
+    return [*items, text[start:].strip()]
+
+
+def _scalar(text: str) -> Any:
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if quoted := _QUOTED.fullmatch(text):
+        return re.sub(r"\\(['\"\\])", r"\1", quoted[1] if quoted[1] is not None else quoted[2])
+    return text
+
+
+# -- for Hydra ---------------------------------------------------------------------------------------------------------
+
+
+def translated(text: str) -> str:
+    """An override in Hydra's own spelling: full keys, lists of evaluation settings in brackets, text in quotes."""
+    word, equals, typed = text.partition("=")
+    key = _KEYS.get(word)
+    if key is None or not equals or "${" in typed:
+        return text if key is None else f"{key}={typed}"
+    return f"{key}={_spelt(_setting(key, typed))}" if key.startswith("evaluation.") else f"{key}={typed}"
+
+
+def _setting(key: str, typed: str) -> Any:
+    """The value of an evaluation setting; one item is a list where a list is expected."""
+    given = value(typed)
+    return [given] if (key in _LISTS or key == LENGTH) and not isinstance(given, list) else given
+
+
+def _spelt(given: Any) -> str:
+    if isinstance(given, list):
+        return f"[{','.join(map(_spelt, given))}]"
+    if isinstance(given, str):
+        escaped = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), given)
+        return f'"{escaped}"'
+    return "null" if given is None else str(given).lower() if isinstance(given, bool) else repr(given)
+
+
+# -- evaluation settings -----------------------------------------------------------------------------------------------
 
 
 def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str | None, int | None]:
     """The run's evaluation settings with overrides applied, and the device and the number of threads if given.
 
-    `length=128,256` is in tokens, `ratio=2,4` in training lengths. Keys may carry their section: evaluation.split=test.
     Other lengths are scored on targets that allow the run's own lengths too, so that all of them are paired.
 
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
     """
-    plain: dict[str, Any] = dataclasses.asdict(config.evaluation)
-    elsewhere: dict[str, Any] = {"device": None, "threads": None}
+    evaluation: dict[str, Any] = dataclasses.asdict(config.evaluation)
+    runtime: dict[str, Any] = dataclasses.asdict(config.runtime)
+    given = set()
     for text in overrides:
-        key, value = _parse(text)
-        if key == "length":
-            plain["ratios"] = _ratios(text, value, config.training.train_length)
-        elif key in elsewhere:
-            elsewhere[key] = value
+        key, typed = parted(text, "length=128,256")
+        section, _, field = key.partition(".")
+        if key not in map(WORDS.get, _OF_A_FINISHED_RUN):
+            near = did_you_mean(key, _OF_A_FINISHED_RUN, cutoff=0.75)
+            raise UserError(f"unknown key '{key}'{near} (evaluate takes {', '.join(_OF_A_FINISHED_RUN)})")
+        if not typed:
+            raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
+        if key == LENGTH:
+            evaluation["ratios"] = ratios(_setting(key, typed), config.training.train_length)
+        elif section == "evaluation":
+            evaluation[field] = _setting(key, typed)
         else:
-            field = _SINGULAR.get(key, key)
-            is_list = isinstance(plain[field], tuple)
-            plain[field] = tuple(value if isinstance(value, list) else [value]) if is_list else value
-    if plain["longest"] is None:
-        plain["longest"] = config.evaluation.ratios[-1]
-    settings = validate(EvaluationConfig, plain, "evaluation")
+            runtime[field] = value(typed)
+        given.add(key)
+    refuse_both(given)
+    if evaluation["longest"] is None:
+        evaluation["longest"] = config.evaluation.ratios[-1]
+    settings = validate(EvaluationConfig, evaluation, "evaluation")
+    where = validate(RuntimeConfig, runtime, "runtime")
     dataclasses.replace(config, evaluation=settings)  # checks it against the training length
-    device, threads = elsewhere["device"], elsewhere["threads"]
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise UserError(f"threads is {threads!r}: expected at least 1")
-    return settings, None if device is None else str(device), threads
+    return (
+        settings,
+        where.device if "runtime.device" in given else None,
+        where.threads if "runtime.threads" in given else None,
+    )
 
 
-def _parse(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    key = key.removeprefix("evaluation.").removeprefix("runtime.")
-    if not equals or not value:
-        raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
-    if key not in _KEYS:
-        raise UserError(f"unknown key '{key}'{did_you_mean(key, _KEYS)} (evaluate takes {', '.join(_KEYS)})")
-    items = [yaml.safe_load(item) for item in value.strip("[]").split(",") if item]
-    return key, items[0] if len(items) == 1 else items
+def ratios(lengths: list[Any], train_length: int) -> tuple[float, ...]:
+    """Lengths in tokens as multiples of the training length, each once, ascending.
 
-
-def _ratios(text: str, value: Any, train_length: int) -> tuple[float, ...]:
-    lengths = value if isinstance(value, list) else [value]
-    if not all(isinstance(length, int) and length >= train_length for length in lengths):
-        raise UserError(f"'{text}': expected lengths in tokens, from the training length {train_length} on")
+    Raises:
+        UserError: not whole numbers from the training length on.
+    """
+    if not lengths or not all(type(length) is int and length >= train_length for length in lengths):
+        told = ",".join(map(str, lengths))
+        raise UserError(f"length is {told}: expected lengths in tokens, from the training length {train_length} on")
     return tuple(length / train_length for length in sorted(set(lengths)))
+
+
+def refuse_both(keys: Iterable[str]) -> None:
+    """`length` and `ratios` set the same.
+
+    Raises:
+        UserError: both are there.
+    """
+    if {LENGTH, "evaluation.ratios"} <= set(keys):
+        raise UserError("length and evaluation.ratios set the same lengths: give one of them")

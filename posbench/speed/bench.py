@@ -16,6 +16,7 @@ from torch import nn
 
 from posbench import encodings, machine
 from posbench.config import compose
+from posbench.config.overrides import LENGTH, names_and_overrides, parted
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
@@ -115,8 +116,9 @@ def main(
         UserError: an unknown name, shape or override.
     """
     console.log_to_terminal()
-    names = [word for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
+    names, overrides = names_and_overrides(words)
+    if any(parted(override)[0] == LENGTH for override in overrides):
+        raise UserError("bench scores 1, 4 and 16 training lengths: --length sets the training length")
     results = measure(names, shape, length, rounds, threads, overrides)
     if style == "json":
         print(json.dumps([dataclasses.asdict(result) for result in results], indent=2, allow_nan=False))

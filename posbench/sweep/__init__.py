@@ -10,9 +10,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posbench import files, machine
+from posbench.config.overrides import parted, value
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.redaction import redact
 from posbench.sweep import jobs, launcher, pool, table, tuning
@@ -63,9 +62,9 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
     own: dict[str, str] = {}
     hydra, overrides = [], []
     for text in arguments:
-        key, _, value = text.partition("=")
+        key, typed = parted(text)
         if key in _OWN:
-            own[key] = value
+            own[key] = typed
         elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
             hydra.append(text)
         elif key.startswith("hydra"):
@@ -79,16 +78,16 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
 
 def _grid(own: dict[str, str]) -> list[float]:
     """Multiples of the learning rate to try; empty without `tune=true`."""
-    tune = own.get("tune", "false")
-    if tune not in ("true", "false"):
-        raise UserError(f"tune is '{tune}': expected true or false")
-    if tune == "false":
+    tune = value(own.get("tune", "false"))
+    if not isinstance(tune, bool):
+        raise UserError(f"tune is '{own['tune']}': expected true or false")
+    if not tune:
         if "tune_grid" in own:
             raise UserError("tune_grid goes with tune=true")
         return []
     given = own.get("tune_grid")
-    grid = _TUNE_GRID if given is None else yaml.safe_load(f"[{given.strip('[]')}]")
-    if not grid or not all(isinstance(factor, int | float) and 0 < factor < float("inf") for factor in grid):
+    grid = _TUNE_GRID if given is None else value(f"[{given.strip('[]')}]")
+    if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
         raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
     return sorted({float(factor) for factor in grid})
 

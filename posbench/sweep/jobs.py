@@ -12,6 +12,7 @@ import yaml
 from posbench import files
 from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder
+from posbench.config.overrides import full_key
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, did_you_mean
@@ -140,7 +141,7 @@ def _parts(path: Path) -> tuple[list[list[str]], list[str]]:
 
 
 def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
+    return full_key(override.partition("=")[0].lstrip("+~"))
 
 
 # -- what the run folders say ------------------------------------------------------------------------------------------
