@@ -15,12 +15,12 @@ from posbench import encodings
 from posbench.config import compose, history, overrides, schema
 from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config, TrainingConfig, from_container, load_saved, to_container
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
 
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in ("tuned", "sweep"))
 STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
-CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs_dir() / group).glob("*.yaml"))]
+CHOICES = [f"{group}={name}" for group in GROUPS for name in choices(group)]
 
 
 def refused(*overrides: str, **settings: Any) -> str:
@@ -185,6 +185,7 @@ MISTAKES = {
     "encoding=rop": "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)",
     "model=gtp": "unknown model 'gtp': did you mean 'gpt'? (choices: gpt, llama)",
     "encoding=null": "unknown encoding 'null'",
+    "data=_base": "unknown data '_base' (choices: builtin, ",
     "encodin=rope": "unknown key 'encodin': did you mean 'encoding'?",
     "training.lr=3": "unknown key 'training.lr': did you mean 'training.learning_rate'?",
     "training.learning_rat=3": "did you mean 'training.learning_rate'?",

@@ -32,7 +32,10 @@ STRANGE = (
 
 
 def config(name: str = "text", **changes: Any) -> DataConfig:
-    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    values: dict[str, Any] = {}
+    for file in ("_base", name):
+        values |= yaml.safe_load((CONFIGS / f"{file}.yaml").read_text(encoding="utf-8"))
+    del values["defaults"]
     if "path" in changes:
         changes["path"] = str(changes["path"])
     return DataConfig(**{**values, **changes})
@@ -69,11 +72,16 @@ def stream(ids: list[int]) -> tokens.TokenSplit:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_data_config_has_exactly_the_known_keys_each_explained(file: Path) -> None:
+def test_every_data_config_names_what_is_different_from_the_base_each_key_explained(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     values = yaml.safe_load(text)
-    assert set(values) == {field.name for field in dataclasses.fields(DataConfig)}
-    assert values["name"] == file.stem
+    base = yaml.safe_load((CONFIGS / "_base.yaml").read_text(encoding="utf-8"))
+    assert list(base) == [field.name for field in dataclasses.fields(DataConfig)]
+    if file.stem != "_base":
+        assert values.pop("defaults") == ["_base"]
+        assert set(values) <= set(base) and values["name"] == file.stem
+        same = {key for key in values if values[key] == base[key]}
+        assert same <= ({"path"} if file.stem == "text" else set()), "repeated"
     lines = text.splitlines()
     for key in values:
         (number,) = (i for i, line in enumerate(lines) if line.startswith(f"{key}:"))
@@ -339,15 +347,15 @@ def test_a_folder_of_code_or_pickles_is_not_read(tmp_path: Path, monkeypatch: py
 
 def hub_error(environment: dict[str, str], folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
     code = (
-        "import sys, pathlib, yaml; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
-        "values = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())\n"
+        "import sys, pathlib, json; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
+        "values = json.loads(sys.argv[1])\n"
         "try: tokens.prepare(DataConfig(**values), pathlib.Path(sys.argv[2]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     home = {"HF_HOME": str(folder / "huggingface"), **environment}
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code, str(CONFIGS / "wikitext-2.yaml"), str(folder)],
+        [sys.executable, "-c", code, json.dumps(dataclasses.asdict(config("wikitext-2"))), str(folder)],
         env={**os.environ, **home},
         capture_output=True,
         text=True,

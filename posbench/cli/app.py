@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 import posbench
-from posbench.cli.complete import complete, names
+from posbench.cli.complete import complete
+from posbench.config.shipped import choices
 from posbench.errors import PosbenchError, UserError
 from posbench.terminal import exits
 
@@ -43,7 +44,7 @@ Overrides = Annotated[
     typer.Argument(help="key=value, e.g. encoding=alibi training.tokens=2000000", autocompletion=complete),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_ENCODINGS = "Encodings: " + ", ".join(names("encoding")) + ". 'posbench list' says more."
+_ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' says more."
 
 
 def _version(asked: bool) -> None:

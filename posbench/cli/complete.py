@@ -2,13 +2,9 @@
 
 import os
 
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import choices
 
 _GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")
-
-
-def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (configs_dir() / group).glob("*.yaml"))
 
 
 def complete(incomplete: str) -> list[str]:
@@ -28,4 +24,4 @@ def complete(incomplete: str) -> list[str]:
 def _choices(group: str, typed: str) -> list[str]:
     """`rope,al` completes to `rope,alibi`."""
     before, comma, last = typed.rpartition(",")
-    return [f"{before}{comma}{name}" for name in names(group) if group in _GROUPS and name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in choices(group) if group in _GROUPS and name.startswith(last)]

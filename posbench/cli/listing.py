@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from posbench import encodings
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.evaluation import probes
 
@@ -104,10 +104,10 @@ def _task(name: str) -> dict[str, Any]:
 def _first_comments(group: str) -> list[dict[str, Any]]:
     """Name and first comment of each file of a configuration group."""
     rows = []
-    for path in sorted((configs_dir() / group).glob("*.yaml")):
+    for name, path in choices(group).items():
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
-        rows.append({"name": path.stem, "title": comments[0] if comments else ""})
+        rows.append({"name": name, "title": comments[0] if comments else ""})
     return rows
 
 

@@ -325,7 +325,8 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
     found: list[str] = loader.get_group_options(group, kind, overrides=search)
-    return sorted(set(found) - {"hydra", "tuned", "sweep"}) if not group else sorted(found)
+    hidden = {"hydra", "tuned", "sweep"} if not group else {name for name in found if name.startswith("_")}
+    return sorted(set(found) - hidden)
 
 
 def _check_group(override: Override, options: list[str]) -> None:

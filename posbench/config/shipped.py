@@ -8,3 +8,14 @@ def configs_dir() -> Path:
     package = Path(__file__).resolve().parent.parent
     packaged = package / "_configs"
     return packaged if packaged.is_dir() else package.parent / "configs"
+
+
+def choices(group: str, own: Path | None = None) -> dict[str, Path]:
+    """What can be chosen in a group, by name, sorted: its files, without those that others only build upon (`_base`).
+
+    Args:
+        own: a folder of further groups and files, as --config-dir; its files come first.
+    """
+    folders = [configs_dir(), *([own] if own else [])]
+    found = {path.stem: path for folder in folders for path in (folder / group).glob("[!_]*.yaml")}
+    return dict(sorted(found.items()))

@@ -14,7 +14,7 @@ from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key
 from posbench.config.schema import Config, to_container
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import choices
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
@@ -116,10 +116,9 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
 
 
 def _sweep_file(name: str, config_dir: Path | None) -> Path:
-    folders = [*([config_dir / "sweep"] if config_dir else []), configs_dir() / "sweep"]
-    found = {path.stem: path for folder in reversed(folders) for path in folder.glob("*.yaml")}
+    found = choices("sweep", config_dir)
     if name not in found:
-        raise UserError(f"unknown sweep '{name}'{did_you_mean(name, found)} (choices: {', '.join(sorted(found))})")
+        raise UserError(f"unknown sweep '{name}'{did_you_mean(name, found)} (choices: {', '.join(found)})")
     return found[name]
 
 
