@@ -21,12 +21,16 @@ SAVED = "config.yaml"  # its file in a run folder
 
 @dataclasses.dataclass(frozen=True)
 class EncodingConfig:
-    name: str
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Which encoding, and the options that its constructor is given; it checks them itself."""
+
+    name: str  # of encodings/<name>.py or an entry point
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # plain data: text, numbers, lists, dictionaries
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
+    """What a query may see, whatever the encoding."""
+
     window: int | None = None  # keys a query may see, itself included; None = all before it
     sinks: int = 0  # keys at the beginning that every query sees beside its window
 
@@ -39,14 +43,16 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    n_layers: int
-    n_heads: int
-    d_model: int
-    d_ff: int | None
+    """Size and kind of the transformer block."""
+
+    n_layers: int  # blocks
+    n_heads: int  # per block; divides d_model
+    d_model: int  # channels
+    d_ff: int | None  # channels of the feed-forward part; None = 4 x d_model, swiglu 8/3 x d_model
     norm: Literal["layernorm", "rmsnorm"]
     mlp: Literal["gelu", "swiglu"]
-    tie_embeddings: bool
-    init: Literal["fan_in", "gpt2"]
+    tie_embeddings: bool  # the head is the token table
+    init: Literal["fan_in", "gpt2"]  # standard deviation of weights: width^-0.5, or 0.02
     attention: AttentionConfig
 
     @property
@@ -66,18 +72,20 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    name: str
-    source: Literal["builtin", "text", "hub"]
-    path: str | None
-    dataset: str | None
-    subset: str | None
-    revision: str | None
-    column: str
-    splits: dict[str, str]
-    articles: bool
-    max_documents: int | None
+    """Which text, and how it becomes tokens."""
+
+    name: str  # what runs, tables and figures call it
+    source: Literal["builtin", "text", "hub"]  # the standard library, files of this machine, HuggingFace
+    path: str | None  # text: a file, folder or glob
+    dataset: str | None  # hub: its name there, or a local folder with a copy
+    subset: str | None  # hub: its configuration
+    revision: str | None  # hub: commit, tag or branch; None = the newest
+    column: str  # that holds the text, in .jsonl, .parquet and on the hub
+    splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
+    articles: bool  # a line ` = Title = ` starts a document
+    max_documents: int | None  # per split; None = all
     tokenizer: str  # bpe, bytes, or the path of a tokenizer.json
-    vocab_size: int
+    vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)
@@ -86,19 +94,21 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    train_length: int
-    tokens: int
-    batch_size: int
-    accumulation: int
-    learning_rate: float
-    schedule: Literal["cosine", "constant"]
-    warmup_tokens: int
-    decay_fraction: float
-    final_learning_rate: float
-    betas: tuple[float, float]
-    weight_decay: float
-    clip: float
-    precision: Literal["auto", "fp32", "bf16"]
+    """Budget, batches and the optimizer (AdamW)."""
+
+    train_length: int  # tokens per sequence
+    tokens: int  # all in all
+    batch_size: int  # sequences per forward pass
+    accumulation: int  # forward passes per update
+    learning_rate: float  # the peak
+    schedule: Literal["cosine", "constant"]  # after the warm-up
+    warmup_tokens: int  # over which the rate rises linearly
+    decay_fraction: float  # constant: share of the updates over which the rate falls at the end, 0 to 1
+    final_learning_rate: float  # the last rate, as a fraction of the peak
+    betas: tuple[float, float]  # decay per update of the averages of gradients and of their squares
+    weight_decay: float  # per update and unit of learning rate, on matrices of the model
+    clip: float  # longest gradient: norm over all parameters
+    precision: Literal["auto", "fp32", "bf16"]  # of matrix products
 
     def __post_init__(self) -> None:
         at_least(2, self, "training", "train_length")
@@ -114,26 +124,29 @@ class TrainingConfig:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens that one update sees."""
         return self.train_length * self.batch_size * self.accumulation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
+    """Which rows an evaluation has. Nothing here makes another run."""
+
     protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position"], ...]
-    ratios: tuple[float, ...]
-    longest: float | None = None  # in training lengths, as ratios
-    windowed: bool
-    sinks: int = 0
-    extensions: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    reference: str | None = None
-    stride: int | None = None
+    ratios: tuple[float, ...]  # lengths, in training lengths; ascending, from 1 on
+    longest: float | None = None  # context that all targets have before them, in training lengths; None = last ratio
+    windowed: bool  # also with attention cut to the training length
+    sinks: int = 0  # also so cut, with this many first tokens seen by all; 0 = not
+    extensions: tuple[str, ...] = ()  # also with these: yarn, or with options yarn:factor=4
+    tasks: tuple[str, ...] = ()  # probes of the use of distant context
+    reference: str | None = None  # key_tokens: run folder whose model chooses them; None = the evaluated one
+    stride: int | None = None  # sliding: tokens that each window adds; None = half the training length
     split: Literal["validation", "test"]
-    documents: Literal["auto", "doc", "concat"]
-    targets: int
-    blocks: int
-    bootstrap: int
-    batch_tokens: int
+    documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
+    targets: int  # fixed_target: tokens per block
+    blocks: int  # of targets; what intervals resample
+    bootstrap: int  # resamples
+    batch_tokens: int  # tokens per forward pass
 
     def __post_init__(self) -> None:
         at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens", "longest", "stride")
@@ -150,24 +163,28 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
+    """The mirror of the run folder at Weights & Biases."""
+
     backend: Literal["wandb", "none"]
-    mode: Literal["auto", "online", "offline"]
+    mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
     project: str
-    entity: str | None
-    group: str | None
-    tags: tuple[str, ...]
+    entity: str | None  # team or user; None = W&B's default
+    group: str | None  # of runs shown together; None = the study
+    tags: tuple[str, ...]  # beside the encoding's name
 
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
-    outputs: str
-    cache: str | None
-    device: str
-    threads: int | None
-    compile: bool
-    log_every_steps: int
-    validate_every_steps: int | None
-    checkpoint_every_steps: int
+    """Where and how to run. Nothing here makes another run."""
+
+    outputs: str  # folder of the studies
+    cache: str | None  # folder of tokenized text; None = the user's cache
+    device: str  # cpu, cuda, cuda:1, mps or auto
+    threads: int | None  # of the CPU; None = as torch chooses
+    compile: bool  # torch.compile the model
+    log_every_steps: int  # updates
+    validate_every_steps: int | None  # updates; None = never
+    checkpoint_every_steps: int  # updates
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
@@ -176,8 +193,10 @@ class RuntimeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    study: str
-    seed: int
+    """A run: what its weights follow from, how they are evaluated, and where all this happens."""
+
+    study: str  # the folder that a comparison's runs share
+    seed: int  # of initial weights, order of the text and random positions
     encoding: EncodingConfig
     model: ModelConfig
     data: DataConfig
