@@ -16,6 +16,7 @@ from support import posbench
 
 from posbench import encodings
 from posbench.cli import listing
+from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import load_saved

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config import plain_yaml
+from posbench.config.data_only import refuse_callbacks, refuse_code, refuse_code_in_files, refuse_resolvers
 from posbench.config.identity import run_folder
 from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import LENGTH, WORDS, ratios, refuse_both, translated
@@ -40,11 +40,9 @@ from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml
 _MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
-_RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 _OWN_FOLDER = "${runtime.outputs}/${study}/${posbench.run_id:}"  # hydra.run.dir of configs/train.yaml
-Compose = Callable[
-    [tuple[str, ...]], DictConfig
-]  # groups and Hydra's own keys to what they give, Hydra's part included
+# From choices of groups, and of keys of Hydra's own, to what they give, Hydra's part included.
+Compose = Callable[[tuple[str, ...]], DictConfig]
 
 
 def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config, Path | None]:
@@ -58,7 +56,7 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
     Raises:
         UserError: the first mistake found, in one line.
     """
-    _refuse_code(overrides)
+    refuse_code(overrides)
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         (combination,) = _combinations(own, multirun=False)
@@ -80,7 +78,7 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
     Raises:
         UserError: the first mistake found, in one line.
     """
-    _refuse_code(overrides)
+    refuse_code(overrides)
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         composed = _composer(search)
@@ -98,7 +96,7 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
         search, _ = _parted([], config_dir)
         composed = _composer(search)
         for overrides in sets:
-            _refuse_code(overrides)
+            refuse_code(overrides)
             choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
             for combination in map(list, itertools.product(*choices)):
                 found.append((combination, _checked(*_assigned(combination, composed, search, loader))))
@@ -133,7 +131,7 @@ def launcher_config(overrides: list[str]) -> DictConfig:
     Raises:
         UserError: an unknown launcher or setting.
     """
-    _refuse_code(overrides)
+    refuse_code(overrides)
     with _hydra() as loader:
         parsed = [_parse(text, loader) for text in overrides]
         chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
@@ -157,7 +155,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     """
     own = {str(key): cfg._get_node(key) for key in cfg if key != "hydra"}
     for key, node in own.items():
-        _refuse_resolvers(str(key), OmegaConf.to_container(node) if OmegaConf.is_config(node) else node)
+        refuse_resolvers(str(key), OmegaConf.to_container(node) if OmegaConf.is_config(node) else node)
     try:
         return {
             key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True)
@@ -193,7 +191,7 @@ def _composer(search: list[str]) -> Compose:
     @functools.cache
     def composed(chosen: tuple[str, ...]) -> DictConfig:
         cfg = _compose([*search, *chosen])
-        _refuse_callbacks(cfg)
+        refuse_callbacks(cfg)
         return cfg
 
     return composed
@@ -228,7 +226,7 @@ def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str],
     sources = [*([f"file://{config_dir.absolute()}"] if config_dir else []), *map(str, given)]
     for source in sources:
         if not source.startswith("pkg://"):
-            _refuse_code_in_files(Path(source.removeprefix("file://")))
+            refuse_code_in_files(Path(source.removeprefix("file://")))
     quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
     others = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
     return [f"hydra.searchpath=[{quoted}]"] if sources else [], others
@@ -380,45 +378,3 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 def _check_encoding(config: Config) -> None:
     """Build the scheme at the model's shape, so that its options are checked where they are declared."""
     encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
-
-
-# -- code in configurations --------------------------------------------------------------------------------------------
-
-
-def _refuse_code(overrides: list[str]) -> None:
-    for text in overrides:
-        key = text.partition("=")[0].lstrip("+~")
-        if key == "hydra" or re.match(r"hydra[./]callbacks", key):
-            raise UserError(
-                f"'{text}': callbacks and the whole of hydra cannot be set, single keys such as hydra.job can"
-            )
-        for word in (*plain_yaml.CALLS, "oc.env"):
-            if word in text:
-                raise UserError(f"'{text}': {word} is not allowed, a configuration is data only")
-
-
-def _refuse_code_in_files(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"no folder '{folder}' to read configurations from")
-    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
-        for event in plain_yaml.events(path, plain_yaml.read_text(path)):
-            if isinstance(event, yaml.ScalarEvent) and event.value in plain_yaml.CALLS:
-                line = event.start_mark.line + 1
-                raise UserError(f"{path}, line {line}: {event.value} is not allowed, a configuration is data only")
-
-
-def _refuse_resolvers(key: str, value: Any) -> None:
-    """Interpolations may name other keys; functions such as `${oc.env:...}` would put secrets into records."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _refuse_resolvers(f"{key}.{name}", item)
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_resolvers(key, item)
-    elif isinstance(value, str) and (found := _RESOLVER.search(value)):
-        raise UserError(f"{key} calls '{found[1]}': only other keys may be interpolated, such as ${{training.tokens}}")
-
-
-def _refuse_callbacks(cfg: DictConfig) -> None:
-    if cfg.hydra.callbacks:
-        raise UserError("hydra.callbacks are not allowed, a configuration is data only")
