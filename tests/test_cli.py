@@ -243,6 +243,9 @@ def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest
     }
     assert posbench("train", "--config-dir", wrapper, "--cfg", "job", *chosen) == 0  # through Hydra itself
     assert yaml.safe_load(capsys.readouterr().out)["encoding"]["inner_options"] == {"base": 500}
+    at_once = ["encoding=wrapper", "encoding.inner=rope", "encoding.inner_options={base: 500}"]
+    assert posbench("train", "--config-dir", wrapper, "--cfg", "job", *at_once) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["encoding"]["inner_options"] == {"base": 500}
     ((_, of_sweep), *_) = compose.combinations([[*chosen[:2], "encoding.inner_options.base=500,600"]], Path(wrapper))
     assert of_sweep.encoding.options == {**config.encoding.options, "layers": None}
     for wrong, message in {
@@ -252,6 +255,13 @@ def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest
     }.items():
         assert posbench("train", "--config-dir", wrapper, *chosen, wrong) == 2
         assert message in error_line(capsys)
+
+
+def test_an_installed_encoding_without_its_yaml_is_told_where_it_is_looked_for(
+    wrapper: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("train", "encoding=wrapper") == 2
+    assert "'wrapper' is installed, but there is no encoding/wrapper.yaml beside ours" in error_line(capsys)
 
 
 def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,8 @@ def for_hydra(overrides: list[str], configs: list[Config]) -> list[str]:
                 raise UserError(f"length={typed.strip('[]')} beside several training lengths: give ratio=1,2,4 instead")
             found.append(f"evaluation.ratios={list(asked.pop())}")
         else:
-            found.append(f"++{text}" if re.match(r"encoding\.\w+\.", key) else text)  # a new key to Hydra
+            new_to_hydra = re.match(r"encoding\.\w+(\.|=\s*\{)", text)  # a key below an option, or a mapping
+            found.append(f"++{text}" if new_to_hydra else text)
     return found
 
 
@@ -333,6 +334,10 @@ def _check_group(override: Override, options: list[str]) -> None:
         return  # for Hydra to judge
     if override.is_add() or override.is_force_add() or override.is_delete():
         raise UserError(f"'{override.input_line}': a group is chosen without a sign, {group}={options[0]}")
+    if group == "encoding" and value not in options and value in encodings.names():
+        raise UserError(
+            f"'{value}' is installed, but there is no encoding/{value}.yaml beside ours: --config-dir names its folder"
+        )
     if value not in options:
         near = did_you_mean(str(value), options)
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
@@ -376,5 +381,5 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 
 
 def _check_encoding(config: Config) -> None:
-    """Build the scheme at the model's shape, so that its options are checked where they are declared."""
+    """Build the encoding at the model's shape, so that its options are checked where they are declared."""
     encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
