@@ -63,17 +63,29 @@ def test_links_in_the_documents_lead_somewhere(page: pathlib.Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
 
-def test_every_path_in_the_readmes_tree_exists() -> None:
+def paths_in_the_readmes_tree() -> set[pathlib.Path]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = re.search(r"## What is where\n.*?```text\n(.*?)```", text, flags=re.S)
     assert tree
     parents: list[str] = []
+    found = set()
     for line in tree[1].splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         for name in line.split("  ", 1)[0].split() if depth == 0 else line.strip().split("  ", 1)[0].split():
             parents = [*parents[:depth], name.rstrip("/")]
-            path = ROOT.joinpath(*parents)
-            assert path.exists(), f"README's tree has {'/'.join(parents)}"
+            found.add(ROOT.joinpath(*parents))
+    return found
+
+
+def test_every_path_in_the_readmes_tree_exists() -> None:
+    assert {path for path in paths_in_the_readmes_tree() if not path.exists()} == set()
+
+
+def test_the_readmes_tree_has_every_room_and_every_group_of_configurations() -> None:
+    rooms = {path for path in (ROOT / "posbench").iterdir() if path.is_dir() or path.suffix == ".py"}
+    rooms |= {path for path in (ROOT / "configs").iterdir()}
+    unnamed = {path for path in rooms if path.name.startswith(("_", "."))}
+    assert rooms - unnamed - paths_in_the_readmes_tree() == set()
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
