@@ -31,10 +31,10 @@ def build_encoding(
     vocabulary: tuple[str, ...] = (),
     **options: Any,
 ) -> "Encoding":
-    """Build an encoding for a model shape; further keywords are the scheme's own options.
+    """Build an encoding for a model shape; further keywords are the encoding's own options.
 
     Raises:
-        posbench.errors.UserError: unknown scheme or option, or a value it does not accept.
+        posbench.errors.UserError: unknown encoding or option, or a value it does not accept.
     """
     from posbench.encodings.base import Shape
 

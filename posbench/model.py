@@ -1,4 +1,4 @@
-"""A small GPT that knows no positional scheme: it owns one `Encoding` and asks it at the contract's points.
+"""A small GPT that knows no positional encoding: it owns one `Encoding` and asks it at the contract's points.
 
 Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """

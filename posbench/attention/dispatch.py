@@ -76,7 +76,7 @@ def _added(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tenso
 
 
 def distance_table(encoding: Encoding, length: int, layer: int, device: torch.device) -> Tensor:
-    """The scheme's bias (H, T) at the distances 0 .. T-1, which is all there are between consecutive positions."""
+    """The encoding's bias (H, T) at the distances 0 .. T-1, which is all there are between consecutive positions."""
     with torch.autocast(device.type, enabled=False):
         values = encoding.distance_bias(torch.arange(length, device=device), layer)
     assert values is not None  # whoever overrides the hook gives a bias

@@ -21,9 +21,9 @@ def attention_logits(
     """Logits of one attention layer under `encoding`, before softmax.
 
     Args:
-        encoding: the scheme.
+        encoding: the encoding.
         q, k: raw (un-rotated) queries and keys (B, H, T, Dh).
-        x: the layer's normalised input (B, T, D), for schemes that look at it.
+        x: the layer's normalised input (B, T, D), for encodings that look at it.
         layer: which layer's parameters to use.
         positions: (T,), (1, T) or (B, T); default 0 .. T-1.
         causal: hide keys after the query.
@@ -32,7 +32,7 @@ def attention_logits(
         (B, H, T, T) fp32: scaled, biased, -inf where masked.
 
     Raises:
-        UserError: the scheme needs `x` and it is None, or the input is longer than the scheme is defined for.
+        UserError: the encoding needs `x` and it is None, or the input is longer than the encoding is defined for.
     """
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()

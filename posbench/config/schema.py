@@ -235,7 +235,7 @@ def from_container(container: Mapping[str, Any]) -> Config:
     encoding = plain.get("encoding")
     if not isinstance(encoding, Mapping):
         raise UserError(
-            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected a scheme"
+            "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected an encoding"
         )
     options = {key: value for key, value in encoding.items() if key != "name"}
     plain["encoding"] = {"name": encoding.get("name"), "options": options}

@@ -1,6 +1,6 @@
-"""The registry of encodings: the folder is the list. `<name>.py` here is a scheme; a leading underscore is not.
+"""The registry of encodings: the folder is the list. `<name>.py` here is an encoding; a leading underscore is not.
 
-Schemes from elsewhere join through the entry point group `posbench.encodings` (name -> class).
+Encodings from elsewhere join through the entry point group `posbench.encodings` (name -> class).
 """
 
 import functools
@@ -23,17 +23,17 @@ _GROUP = "posbench.encodings"
 
 
 def names() -> list[str]:
-    """Names of all schemes, sorted. Imports none of them."""
+    """Names of all encodings, sorted. Imports none of them."""
     files = (path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
     own = {stem for stem in files if not stem.startswith("_") and stem != "base"}
     return sorted(own | set(_installed()))
 
 
 def load(name: str) -> "type[Encoding]":
-    """The class of a scheme.
+    """The class of an encoding.
 
     Raises:
-        UserError: no scheme of that name.
+        UserError: no encoding of that name.
     """
     from posbench.encodings.base import Encoding
 
@@ -57,12 +57,12 @@ def load(name: str) -> "type[Encoding]":
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """A scheme's options with their defaults, as the constructor declares them."""
+    """An encoding's options with their defaults, as the constructor declares them."""
     return {p.name: p.default for p in _parameters(load(name))}
 
 
 def reject_option(name: str, option: str) -> NoReturn:
-    """Say that a scheme has no such option, what it accepts, and which one or which scheme may be meant.
+    """Say that an encoding has no such option, what it accepts, and which one or which encoding may be meant.
 
     Raises:
         UserError: always.
@@ -73,10 +73,10 @@ def reject_option(name: str, option: str) -> NoReturn:
 
 
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
-    """Build a scheme for a model shape.
+    """Build an encoding for a model shape.
 
     Raises:
-        UserError: unknown scheme, unknown option, or an option of the wrong type or value.
+        UserError: unknown encoding, unknown option, or an option of the wrong type or value.
     """
     cls = load(name)
     return cls(shape, **_checked(name, cls, dict(options or {})))
@@ -118,7 +118,7 @@ def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
 
 
 def _owner(key: str, name: str, accepted: list[str]) -> str:
-    """Where a misplaced option may belong: a near name here, else the first scheme that has it."""
+    """Where a misplaced option may belong: a near name here, else the first encoding that has it."""
     near = did_you_mean(key, accepted)
     if near:
         return near.replace(":", ";", 1)

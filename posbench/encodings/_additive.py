@@ -1,4 +1,4 @@
-"""What the schemes share that give the token embeddings a code of their position, once, at the input.
+"""What the encodings share that give the token embeddings a code of their position, once, at the input.
 
     add:     x'_i = x_i + s·code(i)
     concat:  x'_i = [x_i ; s·code(i)],  the last quarter of the model's width; the token table is narrower by as much
@@ -18,7 +18,7 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class Additive(Encoding):
-    """Base of the schemes that act by a code at the input; a subclass gives `code` alone."""
+    """Base of the encodings that act by a code at the input; a subclass gives `code` alone."""
 
     def __init__(
         self,

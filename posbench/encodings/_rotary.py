@@ -81,7 +81,7 @@ class PureRotary(Rotary):
         return rotate(x, self.rotation(positions, x.device), self.layout)
 
 
-def check_pairs(scheme: str, shape: Shape) -> None:
+def check_pairs(encoding: str, shape: Shape) -> None:
     """Raise UserError if the head width is odd."""
     if shape.head_dim % 2:
         step = 2 * shape.n_heads
@@ -89,7 +89,7 @@ def check_pairs(scheme: str, shape: Shape) -> None:
         nearest = f"{below} or {below + step}" if below else f"{step}"
         raise UserError(
             f"head_dim is {shape.head_dim} (d_model {shape.d_model} / n_heads {shape.n_heads}): "
-            f"{scheme} rotates pairs and needs it even; nearest d_model: {nearest}"
+            f"{encoding} rotates pairs and needs it even; nearest d_model: {nearest}"
         )
 
 
@@ -101,7 +101,7 @@ def frequencies(width: int, base: float, device: torch.device) -> Tensor:
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     """positions (1|B, T) times frequencies (P,) or, for each sequence its own, (1|B, 1, P): (1|B, T, P) fp64.
 
-    In bf16, integers above 256 collide and every rotary scheme breaks there; in fp32, the error at position 65k is
+    In bf16, integers above 256 collide and every rotary encoding breaks there; in fp32, the error at position 65k is
     already 2e-4.
     """
     return exact(positions).to(inv_freq.device)[..., None] * inv_freq

@@ -6,7 +6,7 @@ A number that must stay small yet count far is written in digits. Digit k turns 
 
 With three digits, least significant first: 000 100 010 110 001 101 011 111. Every position has its own code and all
 are bounded, but neighbours are not equally far apart (1 to 2 flips two digits, 2 to 3 one) and there is nothing
-between two integers: the sine schemes keep the turning digits and make them continuous.
+between two integers: the sine encodings keep the turning digits and make them continuous.
 
 Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
 Beyond training length: undefined from 2^digits on; by default digits = ceil(log2(train_length)), so soon.

@@ -1,7 +1,7 @@
 """Position interpolation (PI), from the first step on.
 
 RoPE with every frequency divided by s, the same as positions i/s: the context of s tokens is squeezed into the angles
-of one. Meant to extend a trained RoPE (`extension=pi`); as a scheme of its own it is a slower RoPE:
+of one. Meant to extend a trained RoPE (`extension=pi`); as an encoding of its own it is a slower RoPE:
 
     f_p = base^(-2p/d) / s
 

@@ -11,7 +11,7 @@ farther shares the last one:
     bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
 
 This is the causal form of T5's decoder: keys after the query, visible only without a mask, share bucket 0. T5 leaves
-out the 1/sqrt(d); here it stays, as for every scheme. The table starts as T5's does: normal, deviation d_model^-1/2.
+out the 1/sqrt(d); here it stays, as for every encoding. The table starts as T5's does: normal, deviation d_model^-1/2.
 
 Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
 arXiv:1910.10683, section 2.1.

@@ -3,7 +3,7 @@
 `fixed_target` (headline): the same target tokens at every context length C; a window of C tokens ends at its targets,
 so only the context differs. Differences between lengths are paired by target.
 `nonoverlap` (what papers print): a span of text cut into windows of C tokens, all C predictions scored. Early tokens
-of a window have little context, so its perplexity falls with C for any scheme that merely does not break.
+of a window have little context, so its perplexity falls with C for any encoding that merely does not break.
 `sliding`: the first window of a span scores all its C predictions, each later one begins S tokens further and scores
 its last S, so that nearly all tokens have at least C - S tokens of context.
 `per_position`: the windows of `nonoverlap` at the longest length, their predictions sorted by the context they have.

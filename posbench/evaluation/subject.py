@@ -96,7 +96,7 @@ class TrainedGPT:
         return Varied(dataclasses.replace(self, reading=reading), facts)
 
     def _positions(self, ids: Tensor, first: int) -> Tensor | None:
-        """Positions (B, T) of schemes with their own, each window's from a stream named after it."""
+        """Positions (B, T) of encodings with their own, each window's from a stream named after it."""
         encoding = self.model.encoding if self.reading.encoding is None else self.reading.encoding
         if "positions" not in encoding.hooks:
             return None

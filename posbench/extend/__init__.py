@@ -1,6 +1,6 @@
-"""Context extension: a trained scheme made to reach beyond its training length, without further training.
+"""Context extension: a trained encoding made to reach beyond its training length, without further training.
 
-A method takes the trained scheme and gives back another that shares its parameters; nothing is written to the trained
+A method takes the trained encoding and gives back another that shares its parameters; nothing is written to the trained
 one. Which encodings a method is for, the annotation of its first parameter says; an encoding around others hands it on
 to those that it is for. Where a method has a factor s, it is length / train_length by default (dynamic: nothing changes
 up to the training length), or fixed (the same model at every length, which has a price at the training length too).
@@ -23,7 +23,7 @@ from posbench.extend.stretch import Stretch
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to extend a trained scheme. `apply(encoding, stretch, **options)` gives the extended one and its facts."""
+    """A way to extend an encoding: `apply(encoding, stretch, **options)` gives the extended one and its facts."""
 
     name: str
     title: str  # one line
@@ -80,17 +80,17 @@ def methods_of(encoding: Encoding) -> list[str]:
 def extended(
     encoding: Encoding, method: str, length: int, train_length: int, **options: Any
 ) -> tuple[Encoding, dict[str, Any]]:
-    """Make a trained scheme reach `length` tokens.
+    """Make a trained encoding reach `length` tokens.
 
     Args:
-        encoding: the trained scheme; it is not changed.
+        encoding: the trained encoding; it is not changed.
         method: a name of `METHODS`.
         length: the length to be evaluated, in tokens.
         train_length: the length of training, in tokens.
         options: of the method, checked against its signature.
 
     Returns:
-        The extended scheme, sharing the trained one's parameters, and what was done to it: the factor, whether it
+        The extended encoding, sharing the trained one's parameters, and what was done to it: the factor, whether it
         follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
 
     Raises:

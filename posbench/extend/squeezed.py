@@ -1,4 +1,4 @@
-"""Extensions that squeeze positions into the range seen in training, for schemes other than RoPE."""
+"""Extensions that squeeze positions into the range seen in training, for encodings other than RoPE."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from posbench.extend.stretch import Extended, Stretch
 
 
 class Squeezed(Encoding):
-    """A scheme that is shown every position and every distance divided by `factor`."""
+    """An encoding that is shown every position and every distance divided by `factor`."""
 
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)
@@ -80,7 +80,7 @@ def interpolate(
     """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
-    arXiv:2306.15595, applied to other schemes; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    arXiv:2306.15595, applied to other encodings; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
     """
     s, facts = stretch.factor(factor)
     if isinstance(encoding, Learned):

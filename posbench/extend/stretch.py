@@ -6,7 +6,7 @@ import math
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 
-# What a method gives back: the extended scheme, and what there is to know about how it was extended.
+# What a method gives back: the extended encoding, and what there is to know about how it was extended.
 Extended = tuple[Encoding, dict[str, object]]
 
 

@@ -2,7 +2,7 @@
 
     logits_ij = scale q_i·(k_j + a_(i-j)),   output_i = sum over j of p_ij (v_j + b_(i-j)),   a_r = b_r = 0 for r >= K
 
-A vector that is the same at all distances changes no softmax and adds itself to the output, so a scheme with one more
+A vector that is the same at all distances changes no softmax and adds itself to the output, so whoever has one more
 vector for everything beyond K passes the differences to that one here. What is left touches only the K nearest keys: a
 band of each tile, reached through a strided view, so the (T, T, D) and even the (T, T) tensors of Shaw's formula are
 never built.

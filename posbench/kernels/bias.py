@@ -1,4 +1,4 @@
-"""What can be added to the logits of causal attention, as data: a scheme declares it, a kernel takes it up by tiles.
+"""What can be added to the logits of causal attention, as data: an encoding declares it, a kernel takes it up by tiles.
 
 Neither a bias nor its gradient ever exists at (B, H, T, T).
 """
