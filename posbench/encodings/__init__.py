@@ -7,11 +7,11 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-import pathlib
 import sys
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from posbench.errors import OptionError, UserError, did_you_mean
@@ -24,7 +24,7 @@ _GROUP = "posbench.encodings"
 
 def names() -> list[str]:
     """Names of all encodings, sorted. Imports none of them."""
-    files = (path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
+    files = (path.stem for path in Path(__file__).parent.glob("*.py"))
     own = {stem for stem in files if not stem.startswith("_") and stem != "base"}
     return sorted(own | set(_installed()))
 

@@ -1,7 +1,7 @@
 """The extrapolation curve of one run, drawn in the terminal with its numbers."""
 
 import itertools
-import pathlib
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,7 @@ SERIES = {
 }
 
 
-def print_curves(folder: pathlib.Path) -> None:
+def print_curves(folder: Path) -> None:
     """Print a run's table and curve to stdout, and where everything lies."""
     out = console.stdout()
     plain = not console.carries_unicode(out)

@@ -6,8 +6,8 @@ at the end of their windows; what differs is the context those windows hold, or 
 
 import dataclasses
 import importlib
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class Probe:
 
 def names() -> list[str]:
     """Names of all tasks, sorted. Imports none of them."""
-    stems = (path.stem for path in pathlib.Path(__file__).parent.glob("*.py"))
+    stems = (path.stem for path in Path(__file__).parent.glob("*.py"))
     return sorted(stem for stem in stems if not stem.startswith("_"))
 
 
