@@ -2,8 +2,8 @@
 
 import dataclasses
 import logging
-import pathlib
 import time
+from pathlib import Path
 
 import torch
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_run(
-    folder: pathlib.Path, settings: EvaluationConfig, device: str | None = None, threads: int | None = None
+    folder: Path, settings: EvaluationConfig, device: str | None = None, threads: int | None = None
 ) -> None:
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
@@ -97,7 +97,7 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
     """
     if settings.reference is None:
         return None
-    folder = pathlib.Path(settings.reference)
+    folder = Path(settings.reference)
     config, record = load_config(folder), load_record(folder)
     if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
         raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")

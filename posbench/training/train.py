@@ -7,10 +7,10 @@ bit-identical to an uninterrupted one on a CPU with the same number of threads.
 
 import contextlib
 import logging
-import pathlib
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 
 
-def train(config: Config, folder: pathlib.Path, command: list[str], restart: bool = False) -> None:
+def train(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
     """Run a configuration in its folder to the end: train, evaluate, draw the curve.
 
     Args:
