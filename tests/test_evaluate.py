@@ -24,7 +24,8 @@ from posbench.evaluation import probes
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.subject import Subject, TrainedGPT, Varied
+from posbench.evaluation.subject import Subject, Varied
+from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
 from posbench.model import build
 from posbench.runs import tracking

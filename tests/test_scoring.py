@@ -15,7 +15,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.protocols import Windows, targets_of
 from posbench.evaluation.score import score
-from posbench.evaluation.subject import TrainedGPT
+from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
 from posbench.model import GPT, Reading, build
 

@@ -14,7 +14,7 @@ from posbench.data.tokens import Tokens
 from posbench.errors import UserError
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.subject import TrainedGPT
+from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record

@@ -23,7 +23,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
-from posbench.evaluation.subject import TrainedGPT
+from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.speed.timing import Call, Timings, load_average, step_memory, take_turns
 from posbench.terminal import console, tables

@@ -1,0 +1,71 @@
+"""Our own models as subjects of an evaluation."""
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench import extend, machine
+from posbench.encodings.base import check_length
+from posbench.evaluation.protocols import Integers
+from posbench.evaluation.subject import Floats, Varied
+from posbench.evaluation.variants import Variant, parse_extension
+from posbench.model import GPT, Reading
+from posbench.randomness import generator
+
+HEAD_ROWS = 2048  # rows of fp32 logits held at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedGPT:
+    """A trained model of our own, which is not changed by what is tried with it."""
+
+    model: GPT
+    name: str
+    train_length: int
+    device: torch.device  # where the model lies
+    dtype: torch.dtype  # of matrix products
+    seed: int = 0  # of random positions
+    reading: Reading = dataclasses.field(default_factory=Reading)
+
+    @torch.inference_mode()
+    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
+        windows = torch.from_numpy(ids).to(self.device)
+        inputs, targets = windows[:, :-1], windows[:, -scored:]
+        with machine.autocast(self.device, self.dtype):
+            hidden = self.model.hidden(
+                inputs,
+                self._positions(inputs, first),
+                last=scored if scored < inputs.shape[1] else None,
+                reading=self.reading,
+            )
+        nll = _nll(self.model, hidden.float().flatten(0, 1), targets.flatten())
+        return nll.view(-1, scored).double().cpu().numpy()
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        encoding = self.model.encoding
+        facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
+        if variant.extension is not None:
+            method, options = parse_extension(variant.extension)
+            encoding, facts = extend.extended(encoding, method, length, self.train_length, **options)
+        check_length(encoding, length)
+        reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
+        return Varied(dataclasses.replace(self, reading=reading), facts)
+
+    def _positions(self, ids: Tensor, first: int) -> Tensor | None:
+        """Positions (B, T) of encodings with their own, each window's from a stream named after it."""
+        encoding = self.model.encoding if self.reading.encoding is None else self.reading.encoding
+        if "positions" not in encoding.hooks:
+            return None
+        numbers = range(first, first + len(ids))
+        streams = [generator(self.seed, "evaluation", ids.shape[1], number, device=ids.device) for number in numbers]
+        drawn = [encoding.positions(window[None], stream) for window, stream in zip(ids, streams, strict=True)]
+        return torch.cat(drawn)
+
+
+def _nll(model: GPT, hidden: Tensor, labels: Tensor) -> Tensor:
+    """fp32 head and softmax whatever the model ran in; in pieces, since logits are the largest tensor of all."""
+    pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True)
+    return torch.cat([F.cross_entropy(model.logits(states), ids, reduction="none") for states, ids in pieces])
