@@ -61,8 +61,10 @@ def attention(
         out = kernel(q.to(dtype), k.to(dtype), v, encoding.logit_scale, added, window)
     else:
         out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
-    rows = slice(-out.shape[2], None)
-    return encoding.map_outputs(out, x[:, rows], positions[:, rows], layer).to(dtype)
+    if "map_outputs" in encoding.hooks:
+        rows = slice(-out.shape[2], None)
+        out = encoding.map_outputs(out, x[:, rows], positions[:, rows], layer)
+    return out.to(dtype)
 
 
 def _added(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int) -> Bias | Near | None:
