@@ -467,7 +467,7 @@ def test_a_mistyped_extension_stops_the_evaluation_before_its_first_row(config: 
         ("yarn:factor=abc", "factor is 'abc' for 'yarn'"),
         ("yarn:factor=0.5", "factor is 0.5: expected at least 1"),
         ("yarn:factor=2:factor=4", "extension 'yarn:factor=2:factor=4' gives factor twice"),
-        ("yarn:factor=[2", "cannot read factor of extension 'yarn:factor=[2': '[2' is no number"),
+        ("yarn:factor=[2", "factor is '[2' for 'yarn': input should be a valid number"),
         ("yarn:factor", "expected name:option=value"),
         ("rerope:window=0", "window is 0: expected at least 1"),
         ("longrope:long_factor=[1, 2]", "long_factor is [1.0, 2.0]: expected 8 numbers above 0"),

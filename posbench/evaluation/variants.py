@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-import yaml
-
+from posbench.config import overrides
 from posbench.errors import UserError
 from posbench.evaluation.protocols import Integers
 
@@ -34,18 +33,15 @@ def parse_extension(text: str) -> tuple[str, dict[str, Any]]:
     """`yarn:factor=4:beta=16` as a method and its options.
 
     Raises:
-        UserError: an option without a value, with one that is no YAML, or given twice.
+        UserError: an option without a value, or given twice.
     """
     method, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals:
+        key, equals, typed = part.partition("=")
+        if not equals or not typed:
             raise UserError(f"cannot read extension '{text}': expected name:option=value, such as yarn:factor=4")
         if key in options:
             raise UserError(f"extension '{text}' gives {key} twice: expected each option once")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"cannot read {key} of extension '{text}': '{value}' is no number, name or list") from None
+        options[key] = overrides.value(typed)
     return method, options
