@@ -426,7 +426,7 @@ def test_a_saved_configuration_is_read_back(tmp_path: Path, tiny_config: Config)
         ({"study": "../x"}, "study is '../x'"),
         ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x'"),
         ({"encoding": None}, "missing key 'encoding'"),
-        ({"encoding": "rope"}, "encoding is 'rope': expected a scheme"),
+        ({"encoding": "rope"}, "encoding is 'rope': expected an encoding"),
         ({"sed": 1}, "unknown key 'sed': did you mean 'seed'?"),
     ],
 )
