@@ -23,7 +23,7 @@ install: $(VENV)/.core ## the environment that the commands need
 dev: $(VENV)/.dev ## that, and what tests and linters need
 
 test: $(VENV)/.dev ## the tests
-	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-all: $(VENV)/.dev ## the tests, slow ones too
 	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
