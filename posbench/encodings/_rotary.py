@@ -118,7 +118,13 @@ def turns(angles: Tensor, device: torch.device) -> Tensor:
 
 
 def rotate(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
-    """Rotate the pairs of x (B, H, T, d) by turns (1|B, 1, T, d/2): same shape and dtype, computed in fp32."""
+    """Rotate the pairs of x (B, H, T, d) by turns (1|B, 1, T, d/2): same shape and dtype, computed in fp32.
+
+    Fewer turns than pairs turn the first channels, and leave the others as they are.
+    """
+    turning = 2 * turns.shape[-1]
+    if turning < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turning], turns, layout), x[..., turning:]), dim=-1) if turning else x
     if layout == "interleaved":
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)

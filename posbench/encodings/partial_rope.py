@@ -11,9 +11,6 @@ Beyond training length: defined everywhere; slow pairs reach angles never seen i
 Checked against: transformers GPT-NeoX (half) and GPT-J (interleaved).
 """
 
-import torch
-from torch import Tensor
-
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 
@@ -30,15 +27,3 @@ class PartialRoPE(rotary.PureRotary):
     @property
     def width(self) -> int:
         return int(self.fraction * self.shape.head_dim)
-
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        if not self.width:
-            return x
-        return torch.cat((super().turned(x[..., : self.width], positions), x[..., self.width :]), dim=-1)
-
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if not self.width:
-            return q, k
-        turned = super().rotate(q[..., : self.width], k[..., : self.width], x, positions, layer)
-        q, k = (torch.cat((a, b[..., self.width :]), dim=-1) for a, b in zip(turned, (q, k), strict=True))
-        return q, k
