@@ -21,7 +21,7 @@ def attention_logits(
     """Logits of one attention layer under `encoding`, before softmax.
 
     Args:
-        encoding: the encoding.
+        encoding: of the whole model; `layer` says where in it.
         q, k: raw (un-rotated) queries and keys (B, H, T, Dh).
         x: the layer's normalised input (B, T, D), for encodings that look at it.
         layer: which layer's parameters to use.

@@ -53,9 +53,8 @@ class Wrapper(Encoding):
         return min(inner.token_dim() for inner in self.inner_encodings)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        for inner in sorted(
-            self.inner_encodings, key=lambda inner: inner.token_dim()
-        ):  # one that concatenates makes the width
+        # One that concatenates makes the width that the others add to.
+        for inner in sorted(self.inner_encodings, key=lambda inner: inner.token_dim()):
             x = inner.embed(x, positions, ids)
         return x
 

@@ -14,6 +14,7 @@ Checked against: the implementations that the inner encoding is checked against,
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Randomized(Wrapper):
         if "positions" in self.inner_encodings[0].hooks:
             raise UserError(f"encoding.inner is '{inner}', which chooses positions itself: expected one that does not")
 
-    def adopt(self, inners: "list[Encoding]") -> None:  # type: ignore[override]
+    def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
         self.length_dependent = True  # a longer input draws other positions
