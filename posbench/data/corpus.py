@@ -5,8 +5,9 @@ digest of the files, or the hub's commit), `load` reads it and splits it.
 
 How documents are split (`record["split"]`):
 - `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
-- `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. The
-  built-in corpus is chosen by the hash of module names, and training is cleared of what the others hold too.
+- `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. Of
+  the built-in corpus 6 % and 20 %, chosen by the hash of module names, and training is cleared of what the others hold
+  too.
 - `contiguous`, under 20 documents: the last 5 % and 5 % of each one's text. The pieces join to the original.
 """
 
@@ -26,9 +27,9 @@ from posbench.errors import UserError
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-HELD_OUT = 0.05  # share of validation, and of test
-# The built-in corpus is small: a larger share, for some twenty test documents of more than a thousand tokens.
-BUILTIN_HELD_OUT = 0.08
+HELD_OUT = (0.05, 0.05)  # shares of validation and test
+# The built-in corpus is small: a larger share, for some fifty test documents of more than a thousand tokens.
+BUILTIN_HELD_OUT = (0.06, 0.20)
 FEWEST_DOCUMENTS = 20  # to split by document
 SHINGLE_WORDS = 64  # a training document that shares a passage this long with a held-out one is dropped
 
@@ -162,9 +163,9 @@ def _halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return _select(texts, first), _select(texts, second)
 
 
-def _by_document(texts: Sequence[str], keys: Iterable[str], share: float) -> dict[str, Sequence[str]]:
+def _by_document(texts: Sequence[str], keys: Iterable[str], shares: tuple[float, float]) -> dict[str, Sequence[str]]:
     """Give the documents whose keys hash lowest to validation, the next ones to test, the others to training."""
-    validation, test, train = _parts(keys, (share, 2 * share))
+    validation, test, train = _parts(keys, (shares[0], sum(shares)))
     return {"train": _select(texts, train), "validation": _select(texts, validation), "test": _select(texts, test)}
 
 
@@ -190,7 +191,8 @@ def _contiguous(texts: Sequence[str]) -> dict[str, Sequence[str]]:
     """Cut each text at 90 % and 95 % of its characters."""
     pieces: dict[str, list[str]] = {split: [] for split in SPLITS}
     for text in texts:
-        a, b = len(text) - 2 * int(HELD_OUT * len(text)), len(text) - int(HELD_OUT * len(text))
+        validation, test = (int(share * len(text)) for share in HELD_OUT)
+        a, b = len(text) - validation - test, len(text) - test
         for split, piece in zip(SPLITS, (text[:a], text[a:b], text[b:]), strict=True):
             pieces[split].append(piece)
     return dict(pieces)
