@@ -9,7 +9,7 @@ import math
 import pathlib
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from posbench.config.overrides import apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
-from posbench.evaluation import probes
+from posbench.evaluation import probes, protocols
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
@@ -183,6 +183,23 @@ def test_blocks_add_up_to_their_row(config: Config) -> None:
         assert tokens == row.n_tokens
         assert sum(block.nll_sum for block in of_block) / tokens == pytest.approx(row.nll, abs=1e-9)
         assert row.ci_low <= row.nll <= row.ci_high
+
+
+@pytest.mark.parametrize("documents", ["doc", "concat"])
+def test_every_block_says_in_which_document_it_stands(config: Config, documents: Literal["doc", "concat"]) -> None:
+    ids, starts = periodic(3 * L).ids, np.array([0, 700, 720, 1500, 2700], dtype=np.int64)
+    split = TokenSplit(ids[:2700], starts)
+    settings = dataclasses.replace(config.evaluation, protocols=("fixed_target",), documents=documents, targets=4)
+    rows, blocks = rows_of(Planted(None), split, dataclasses.replace(config, evaluation=settings))
+    assert {row.documents for row in rows} == {documents}
+    for of_block in blocks:
+        found = [block.document for block in of_block]
+        assert found == sorted(found)
+        assert len(set(found)) >= 3
+    windows = protocols.plan("fixed_target", split, [L], 4, settings.blocks, documents, longest=16 * L)[L][0]
+    firsts = windows.starts + L - 3
+    expected = [next(d for d in range(4) if starts[d] <= first < starts[d + 1]) for first in firsts]
+    assert [block.document for block in blocks[0]] == expected
 
 
 def test_lengths_beyond_the_schemes_end_are_rows_that_say_so(config: Config) -> None:

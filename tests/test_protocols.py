@@ -77,6 +77,20 @@ def test_fixed_target_windows_end_with_their_targets_and_differ_in_their_beginni
         assert windows.scored == 8
 
 
+@pytest.mark.parametrize(("blocks", "dealt"), [(20, [4, 2, 5, 4, 5]), (9, [2, 2, 1, 2, 2]), (99, [31, 2, 31, 18, 17])])
+def test_blocks_are_dealt_to_documents_in_turn_whatever_their_length(blocks: int, dealt: list[int]) -> None:
+    """A long document has no more than others as long as those have text left; each one's are spread evenly."""
+    lengths = [1_000, 271, 800, 400, 390]  # with 93, 2, 68, 18 and 17 candidates
+    split = split_of(*lengths, 250)  # the last is too short
+    (windows,) = plan_of("fixed_target", split, "doc", blocks=blocks)[256]
+    targets = targets_of([windows]).indices.reshape(-1, 8)
+    assert (np.diff(targets[:, 0]) >= 8).all()
+    counts = np.bincount(np.searchsorted(split.starts, targets[:, 0], side="right") - 1, minlength=6).tolist()
+    assert counts == [*dealt, 0]
+    places = (targets[: counts[0], 0] - 249) // 8  # among the first document's 93 candidates
+    assert places.tolist() == [(2 * j + 1) * 93 // (2 * counts[0]) for j in range(counts[0])]
+
+
 def test_a_single_length_can_be_scored_on_the_targets_of_a_longer_one(split: TokenSplit) -> None:
     whole = plan_of("fixed_target", split)[64]
     alone = protocols.plan("fixed_target", split, [64], 8, 40, "concat", longest=256)[64]

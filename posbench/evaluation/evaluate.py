@@ -197,7 +197,17 @@ def _blocks(targets: Targets, nll: Floats, evaluation: Evaluation) -> list[Block
     if evaluation.token_bytes is not None:
         of_token = evaluation.token_bytes[evaluation.split.ids[targets.indices]]
         sizes = [int(size) for size in np.bincount(targets.blocks, of_token, targets.n_blocks)]
+    documents = _documents(targets, evaluation.split)
     return [
-        BlockRow(block=block, nll_sum=float(total), n_tokens=int(count), n_bytes=size)
-        for block, (total, count, size) in enumerate(zip(sums, counts, sizes, strict=True))
+        BlockRow(block=block, document=document, nll_sum=float(total), n_tokens=int(count), n_bytes=size)
+        for block, (document, total, count, size) in enumerate(zip(documents, sums, counts, sizes, strict=True))
     ]
+
+
+def _documents(targets: Targets, split: TokenSplit) -> list[int | None]:
+    """Of each block the document in which its first target stands; None for a block of which no target counts."""
+    order = np.argsort(targets.indices)
+    blocks, first = np.unique(targets.blocks[order], return_index=True)
+    found = np.searchsorted(split.starts, targets.indices[order][first], side="right") - 1
+    of_block = dict(zip(blocks.tolist(), found.tolist(), strict=True))
+    return [of_block.get(block) for block in range(targets.n_blocks)]

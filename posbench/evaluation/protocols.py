@@ -8,7 +8,9 @@ of a window have little context, so its perplexity falls with C for any encoding
 its last S, so that nearly all tokens have at least C - S tokens of context.
 `per_position`: the windows of `nonoverlap` at the longest length, their predictions sorted by the context they have.
 
-A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Sources: Press et al.
+A window reads C tokens and makes C predictions, the i-th (from 0) with i + 1 tokens of context. Blocks of targets are
+dealt to documents in turn, so that a long document has no more of them than others as long as those have text left:
+intervals go by documents, and evenly dealt blocks make the most of them. Sources: Press et al.
 (2021), arXiv:2108.12409, section 2 and appendix B for the early-token effect and the sliding window.
 """
 
@@ -140,25 +142,37 @@ def _ends(split: TokenSplit, boundaries: Boundaries) -> Integers:
 
 
 def _fixed_target(ends: Integers, longest: int, targets: int, wanted: int) -> Integers:
-    """First tokens of disjoint target blocks that have the longest context before them, evenly spread."""
-    firsts = [
-        np.arange(first + longest - targets + 1, end - targets + 1, targets)
-        for first, end in ends
-        if end - first > longest
-    ]
-    return _spread(np.concatenate(firsts) if firsts else np.empty(0, np.int64), wanted)
+    """First tokens of disjoint target blocks that have the longest context before them."""
+    return _dealt([np.arange(first + longest - targets + 1, end - targets + 1, targets) for first, end in ends], wanted)
 
 
 def _spans(ends: Integers, length: int, wanted: int) -> Integers:
-    """First tokens of disjoint stretches of `length` inputs and one more label, evenly spread."""
-    firsts = [np.arange(first, end - length, length) for first, end in ends if end - first > length]
-    return _spread(np.concatenate(firsts) if firsts else np.empty(0, np.int64), wanted)
+    """First tokens of disjoint stretches of `length` inputs and one more label."""
+    return _dealt([np.arange(first, end - length, length) for first, end in ends], wanted)
 
 
-def _spread(candidates: Integers, wanted: int) -> Integers:
-    if len(candidates) <= wanted:
-        return candidates
-    return candidates[np.linspace(0, len(candidates) - 1, wanted).astype(np.int64)]
+def _dealt(candidates: list[Integers], wanted: int) -> Integers:
+    """So many of the candidates of every stretch of text, dealt to the stretches in turn, and evenly within each.
+
+    Each stretch gets the same number or all that it has; the last round, if it is not for all, goes to stretches that
+    are spread evenly over the text.
+    """
+    candidates = [each for each in candidates if len(each)]
+    sizes = np.array([len(each) for each in candidates], dtype=np.int64)
+    if not candidates or sizes.sum() <= wanted:
+        return np.concatenate([np.empty(0, np.int64), *candidates])
+    rounds = 0
+    while np.minimum(sizes, rounds + 1).sum() <= wanted:
+        rounds += 1
+    dealt = np.minimum(sizes, rounds)
+    more = np.flatnonzero(sizes > rounds)
+    dealt[more[_evenly(len(more), wanted - int(dealt.sum()))]] += 1
+    return np.concatenate([each[_evenly(len(each), int(n))] for each, n in zip(candidates, dealt, strict=True)])
+
+
+def _evenly(n: int, chosen: int) -> Integers:
+    """So many of n places, each in the middle of its equal share."""
+    return (2 * np.arange(chosen, dtype=np.int64) + 1) * n // (2 * max(1, chosen))
 
 
 def _before(firsts: Integers, length: int, targets: int, boundaries: Boundaries) -> Windows:

@@ -113,9 +113,10 @@ class EvaluationRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockRow:
-    """One block of a row's targets, the unit that intervals resample. None: the file has no such number there."""
+    """One block of a row's targets. None: the file has no such number there."""
 
-    block: int | None  # from 0 on
+    block: int | None  # from 0 on, in the order of the text
+    document: int | None = None  # that its first target stands in, from 0 on in the split: what intervals go by
     nll_sum: float | None  # nats, over the block's targets
     n_tokens: int | None  # targets
     n_bytes: int | None
