@@ -40,7 +40,7 @@ def tiny_config() -> Config:
             },
             "evaluation": {
                 "protocols": ["fixed_target", "nonoverlap"], "ratios": [1, 2, 4], "windowed": True, "split": "test",
-                "documents": "auto", "targets": 8, "blocks": 16, "bootstrap": 100, "batch_tokens": 4096,
+                "documents": "auto", "targets": 8, "blocks": 16, "batch_tokens": 4096,
             },
             "tracking": {
                 "backend": "none", "mode": "offline", "project": "posbench", "entity": None, "group": None,

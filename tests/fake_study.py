@@ -27,6 +27,7 @@ class Truth:
     nll: float
     rise: float
     last_ratio: int = 16  # undefined beyond
+    bigram: float | None = None  # what a bigram model has on the same targets
     parameters: int = 0
 
 
@@ -109,11 +110,11 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
             row = _row(config, ratio, window, truth)
             if row["status"] == "ok":
                 sums = per_block * TARGETS
-                row |= _numbers(sums)
+                row |= _numbers(sums) | {"bigram_nll": truth.bigram}
                 key = {name: row[name] for name in _KEY}
                 lines += [
-                    {**key, "block": n, "nll_sum": float(total), "n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
-                    for n, total in enumerate(sums)
+                    {**key, "block": n, "document": n, "nll_sum": float(s), "n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
+                    for n, s in enumerate(sums)
                 ]
             rows.append(row)
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -151,6 +152,7 @@ def _numbers(sums: np.ndarray) -> dict[str, Any]:
         "n_tokens": BLOCKS * TARGETS,
         "n_bytes": 3 * BLOCKS * TARGETS,
         "n_blocks": BLOCKS,
+        "n_documents": BLOCKS,
         "nll": mean,
         "perplexity": math.exp(mean),
         "bits_per_byte": mean / math.log(2) / 3,

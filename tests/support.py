@@ -20,7 +20,6 @@ TINY = [
     "evaluation.ratios=[1,2]",
     "evaluation.targets=8",
     "evaluation.blocks=8",
-    "evaluation.bootstrap=20",
     "runtime.device=cpu",
     "runtime.threads=1",
 ]

@@ -112,7 +112,7 @@ def rows_of(
 def config(tiny_config: Config) -> Config:
     settings = dataclasses.replace(
         tiny_config.evaluation, ratios=(1, 2, 4, 8, 16), targets=8, blocks=32, windowed=True,
-        protocols=("fixed_target", "nonoverlap"), documents="auto", bootstrap=200,
+        protocols=("fixed_target", "nonoverlap"), documents="auto",
     )  # fmt: skip
     training = dataclasses.replace(tiny_config.training, train_length=L)
     return dataclasses.replace(tiny_config, evaluation=settings, training=training)

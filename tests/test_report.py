@@ -17,10 +17,9 @@ from posbench import report
 from posbench.comparison import load, summary
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.evaluation import statistics
 from posbench.portrait import properties
 from posbench.report import figures, styles, tables, text
-from posbench.runs.rows import PLAIN
+from posbench.report.answer import answer
 
 MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
@@ -88,7 +87,7 @@ def test_intervals_hold_the_truth_that_the_runs_were_made_of(
 def test_verdicts_follow_from_the_two_primary_endpoints(
     found: dict[str, summary.Summary],
 ) -> None:
-    verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
+    verdicts = {label: one.endpoints.verdict.text for label, one in found.items() if one.endpoints}
     assert verdicts["alibi"].startswith("extrapolates better")
     assert verdicts["sinusoidal"] == "extrapolates worse; worse at 1x"
     assert verdicts["none"] == "rises less; worse at 1x"  # it holds better from a worse start: no praise for that
@@ -97,19 +96,21 @@ def test_verdicts_follow_from_the_two_primary_endpoints(
     assert "rope" not in verdicts
 
 
-def test_p_values_are_adjusted_over_the_schemes(study: Path) -> None:
+def test_p_values_are_adjusted_over_schemes_and_endpoints_together(study: Path) -> None:
     (group,) = load.groups([load.read(folder) for folder in load.find([study])])
-    reference = group.reference
-    assert reference is not None
-    raised = 0
-    for scheme in group.schemes:
-        raw = summary.paired(scheme, reference, summary.rise(PLAIN, 4 * group.train_length))
-        found = summary.endpoints(group).get(scheme.label)
-        if found and found.rise_p is not None:
-            unadjusted = statistics.difference_p([one.value for one in raw.values()])
-            assert found.rise_p >= unadjusted
-            raised += found.rise_p > unadjusted
-    assert raised == 4  # of the five schemes that are paired at 4x, all but the largest p
+    found = summary.endpoints(group)
+    raw = {}
+    for label, one in found.items():
+        if one.nll and one.nll.seeds > 1:
+            raw[label, "nll_p"], raw[label, "equivalence_p"] = one.nll.difference_p, one.nll.equivalence_p(0.03)
+        if one.rise and one.rise.seeds > 1:
+            raw[label, "rise_p"] = one.rise.difference_p
+    assert len(raw) == 3 * 5 + 2  # learned is undefined at 4x
+    ordered = sorted(raw, key=lambda key: raw[key])
+    highest = 0.0
+    for rank, (label, name) in enumerate(ordered):
+        highest = max(highest, min(1.0, raw[label, name] * (len(raw) - rank)))
+        assert getattr(found[label], name) == pytest.approx(highest, rel=1e-12)
 
 
 def test_pairing_by_seed_and_text_removes_what_is_common(
@@ -119,8 +120,9 @@ def test_pairing_by_seed_and_text_removes_what_is_common(
     at_four = next(point for point in rope.plain.points if point.ratio == 4)
     assert at_four.rise is not None
     # The text's own spread, 1.1 nats a block, is in the level and not in the paired difference.
-    assert rope.nll_se_block is not None and rope.rise_se_block is not None
-    assert rope.nll_se_block > 0.1 > 3 * rope.rise_se_block
+    assert rope.nll_of_checkpoints is not None and found["alibi"].endpoints is not None
+    paired = found["alibi"].endpoints.rise_of_checkpoints
+    assert paired is not None and rope.nll_of_checkpoints.error > 0.1 > 3 * paired.error
 
 
 def test_reach_needs_every_shorter_length_to_hold(
@@ -141,24 +143,24 @@ def test_distance_to_the_windowed_baseline_is_near_the_rise_since_that_is_flat(
     assert sinusoidal.slope.mean == pytest.approx(0.34, abs=0.02)
 
 
-def test_one_run_gets_intervals_over_blocks_and_no_verdict(template: Config, tmp_path: Path) -> None:
+def test_one_run_gets_intervals_over_documents_and_no_verdict(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]}, seeds=1)
     found = summarised(folder)
     point = next(point for point in found["rope"].plain.points if point.ratio == 4)
     assert point.rise is not None and point.band is None
-    assert (point.rise.over, point.rise.n) == ("blocks", BLOCKS)
+    assert (point.rise.over, point.rise.units) == ("documents", BLOCKS)
     assert tables.signed(point.rise).text.endswith(tables.ONE)
     endpoints = found["alibi"].endpoints
     assert endpoints is not None and endpoints.rise is not None
-    assert endpoints.verdict == "one checkpoint: no verdict"
-    assert endpoints.rise.over == "blocks" and endpoints.rise.high < 0  # paired by block, ALiBi rises less
+    assert endpoints.verdict.text == "one checkpoint: no verdict"
+    assert endpoints.rise.over == "documents" and endpoints.rise.high < 0  # paired by block, ALiBi rises less
 
 
 def test_fewer_than_five_seeds_are_marked_and_get_no_verdict(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]}, seeds=3)
     alibi = summarised(folder)["alibi"]
     assert alibi.endpoints is not None
-    assert alibi.endpoints.verdict == "3 seeds: no verdict"
+    assert alibi.endpoints.verdict.text == "3 seeds: no verdict"
     assert tables.FEW in tables.signed(alibi.endpoints.rise).text
 
 
@@ -173,8 +175,89 @@ def test_runs_on_other_target_tokens_are_not_paired(template: Config, tmp_path: 
     assert "Not all runs were scored on the same target tokens" in (folder / "report" / "report.md").read_text()
     alibi = summarised(folder)["alibi"]
     assert alibi.endpoints is not None
-    assert alibi.endpoints.verdict == "not paired with rope: no verdict"
+    assert alibi.endpoints.verdict.text == "not paired with rope: no verdict"
     assert alibi.endpoints.nll is None
+
+
+def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) -> None:
+    """Two models of 6.3 nats do not 'extrapolate better' for rising by less than nothing."""
+    schemes = {
+        "rope": Truth(4.0, 0.1, bigram=5.1),
+        "alibi": Truth(4.01, 0.003, bigram=5.1),
+        "none": Truth(6.3, -0.001, bigram=5.1),
+    }
+    found = summarised(write_study(tmp_path / "fake", template, schemes))
+    assert list(found) == ["alibi", "rope", "none"]  # last, although it rises least
+    verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
+    assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
+    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+    said = " ".join(answer(group, summary.summarise(group)))
+    assert "Not learned, and so not ranked: none (6.3" in said and "none hold" not in said
+    unlearned = {**schemes, "rope": Truth(5.4, 0.1, bigram=5.1)}
+    against = summarised(write_study(tmp_path / "other", template, unlearned))["alibi"].endpoints
+    assert against is not None and against.verdict.text == "rope has not learned"
+
+
+def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Config, tmp_path: Path) -> None:
+    schemes = {"rope": Truth(4.0, 0.1), "alibi": Truth(4.08, 0.05), "t5": Truth(4.0, 0.05)}
+    for scheme, truth in schemes.items():
+        for seed in range(5):
+            write_run(tmp_path / "fake", configured(template, scheme, seed), truth, seed_sd=0.0001)
+    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+
+    def verdict(label: str, least: float) -> summary.Verdict:
+        return summary.endpoints(group, least)[label].verdict
+
+    assert verdict("alibi", 0.02).text == "rises less; worse at 1x"
+    assert verdict("alibi", 0.09).text == "rises less; differs by less than 0.09 at 1x"
+    assert verdict("alibi", 0.2).text == "differs by less than 0.2 at 4x; differs by less than 0.2 at 1x"
+    assert verdict("t5", 0.02).text == "extrapolates better; equivalent within 0.03 at 1x"
+
+
+def test_the_report_opens_with_the_answer_in_words(
+    study: Path, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    markdown = (written / "report.md").read_text()
+    opening = markdown.split("![")[0]
+    assert "alibi hold" in opening and "learned is undefined beyond 64" in opening
+    assert "none, t5, rope and sinusoidal do not hold beyond the 64 of training" in opening
+    assert "worse: " in opening and "Not resolved, which is not equal: " in opening
+    assert "a verdict takes 5" in opening or "there is no verdict on schemes" in opening  # fire has four seeds
+    report.main([study], written.parent / "again", least=0.5)
+    assert "differs by less than 0.5" in capsys.readouterr().out
+
+
+def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(template: Config, tmp_path: Path) -> None:
+    for seed in range(2):
+        folder = write_run(tmp_path / "fake", configured(template, "rope", seed), SCHEMES["rope"])
+        first = json.loads((folder / "evaluation.jsonl").read_text().splitlines()[0])
+        other = first | {"protocol": "nonoverlap", "nll": 4.0 + seed, "targets_sha256": "c3" * 32}
+        rows = [
+            other, other | {"split": "validation", "nll": 9.0 + seed}, other | {"checkpoint_step": 6, "nll": 7.0},
+            *(other | {"protocol": "sliding", "stride": stride, "nll": float(stride)} for stride in (8, 64)),
+            other | {"protocol": "task", "task": "repeat", "nll": 1.0, "targets_sha256": f"d{seed}" * 32},
+        ]  # fmt: skip
+        with (folder / "evaluation.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+    (table,) = [t for t in tables.more_tables(group, summary.summarise(group)) if t.title.startswith("Other protocols")]
+    assert {row[1].text: row[2].text for row in table.rows} == {
+        "nonoverlap": "4.500 ±0.707",
+        "nonoverlap, validation": "9.500 ±0.707",
+        "sliding, stride 8": "8.000 ±0.000",
+        "sliding, stride 64": "64.000 ±0.000",
+        "repeat": "other targets per seed",
+    }
+
+
+def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
+    for path in folder.glob("*/evaluation_blocks.jsonl"):
+        path.write_text(re.sub(r'"document": \d+, ', "", path.read_text()))
+    point = summarised(folder)["rope"].plain.points[2]
+    assert point.rise is not None and tables.signed(point.rise).text.endswith("‡ (over blocks)")
+    report.main([folder])
+    assert "evaluated by an earlier version" in (folder / "report" / "report.md").read_text()
 
 
 def test_two_groups_of_seeds_are_said_to_be_two_groups(template: Config, tmp_path: Path) -> None:
@@ -328,11 +411,11 @@ def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
     markdown = (written / "report.md").read_text()
     for fact in (
         "c0ffee000000", "1,000,000 tokens", "seeds 0, 1, 2, 3, 4", f"{BLOCKS} blocks", "initialisation fan_in",
-        "fixed_target", "nats per token", "bits per byte", "split test", "documents doc", "learning rate 0.003",
-        "Command: posbench",
+        "fixed_target", "nats per token", "bits per byte", "split test", f"{BLOCKS} documents (doc)",
+        "learning rate 0.003", "Command: posbench",
     ):  # fmt: skip
         assert fact in markdown, fact
-    assert "n.s." in markdown
+    assert "n.s." not in markdown
 
 
 def test_the_same_runs_give_the_same_files(study: Path, written: Path, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     before, rows = weights_sha256(folder), (folder / "evaluation.jsonl").read_text(encoding="utf-8")
     train(config, folder, [])
     assert (folder / "evaluation.jsonl").read_text(encoding="utf-8") == rows
-    wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, bootstrap=50, ratios=(1, 2)))
+    wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=(1, 2)))
     train(wider, folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
     assert len(record_of(folder)["attempts"]) == 3

@@ -179,11 +179,14 @@ def evaluate(
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files go; default: STUDY/report.")] = None,
+    least: Annotated[
+        float | None, typer.Option(help="Nats per token: less is not called better or worse; default: 0.02.", min=0.0)
+    ] = None,
 ) -> None:
-    """Compare finished runs: tables, CSV, LaTeX, curves with intervals, and one self-contained HTML page."""
+    """Compare finished runs: the answer in words, tables, CSV, LaTeX, curves with intervals, and one HTML page."""
     from posbench import report
 
-    report.main(paths, out)
+    report.main(paths, out, least)
 
 
 @app.command("list")

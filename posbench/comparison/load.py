@@ -18,7 +18,7 @@ import numpy as np
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
-from posbench.evaluation.statistics import Floats
+from posbench.evaluation.intervals import Blocks
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
@@ -31,14 +31,6 @@ _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 _ASIDE = re.compile(r".+\.old-\d+")
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Per block of text: sums of nll in nats (or of their differences), and tokens."""
-
-    sums: Floats
-    counts: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +64,11 @@ class RunData:
     config: Config
     rows: list[EvaluationRow]
     levels: dict[tuple[str, int], Level]
+
+    @property
+    def split(self) -> str:
+        """The text of its levels."""
+        return _headline_split(self.rows, self.config)
 
     @property
     def done(self) -> bool:
@@ -184,9 +181,7 @@ def _levels(
 ) -> dict[tuple[str, int], Level]:
     """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
     own = [row for row in rows if row.is_headline]
-    splits = {row.split for row in own}
-    split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
-    newest = max((row.checkpoint_step for row in own), default=0)
+    split, newest = _headline_split(rows, config), max((row.checkpoint_step for row in own), default=0)
     return {
         (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
         for row in own
@@ -194,12 +189,19 @@ def _levels(
     }
 
 
+def _headline_split(rows: list[EvaluationRow], config: Config) -> str:
+    splits = {row.split for row in rows if row.is_headline}
+    return config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
+
+
 def _sums(blocks: list[BlockRow]) -> Blocks | None:
-    """None where there are too few blocks to resample, or one of them lacks its numbers."""
+    """None where there are too few blocks for an interval, or one of them lacks its numbers."""
     sums = np.array([block.nll_sum for block in blocks], dtype=np.float64)
     counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
     usable = len(blocks) >= 2 and bool(np.isfinite(sums).all() and (counts > 0).all())
-    return Blocks(sums, counts) if usable else None
+    documents = [block.document for block in blocks if block.document is not None]
+    known = np.array(documents, dtype=np.int64) if len(documents) == len(blocks) else None
+    return Blocks(sums, counts, known) if usable else None
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------

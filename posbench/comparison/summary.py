@@ -1,27 +1,48 @@
 """What a report says of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
 
-With two seeds or more an interval is a t-interval over per-seed values; with one it is a block bootstrap and speaks for
-that checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length (equivalence) and
-the rise of nll at 4x. All else is exploratory.
+With two seeds or more an interval is over seeds and documents; with one it is over documents and speaks for that
+checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length and the rise of nll at
+4x. The p-values that verdicts rest on (difference at 1x, equivalence at 1x, difference of the rise) are adjusted all
+together (Holm), over schemes and endpoints: no word of the table is more than one chance in twenty to be wrong.
 """
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from posbench.comparison.load import Blocks, Group, Level, RunData, Scheme
-from posbench.evaluation import statistics
-from posbench.evaluation.statistics import SEEDS_FOR_A_CLAIM, Interval, Reach
+from posbench.comparison import statistics
+from posbench.comparison.load import Group, Level, RunData, Scheme
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM, Reach
+from posbench.evaluation import intervals
+from posbench.evaluation.intervals import Blocks, Interval
 from posbench.runs.rows import PLAIN, WINDOWED
 
 MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
 NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating
 ENDPOINT_RATIO = 4
-WISHED = 0.02  # nats per token: the difference that the planning figures are for
+LEAST = 0.02  # nats per token: less is not called better or worse, and planning figures are for it
 ALPHA = 0.05
+
+Beyond = Literal["better", "less", "worse", "small", "open"]
+BEYOND: dict[Beyond, str] = {
+    "better": "extrapolates better",
+    "less": "rises less",
+    "worse": "extrapolates worse",
+    "small": "differs by less than {least} at {ratio}",
+    "open": "not resolved at {ratio}",
+}
+AtOne = Literal["equivalent", "better", "worse", "small", "open"]
+AT_ONE: dict[AtOne, str] = {
+    "equivalent": "equivalent within {margin} at 1x",
+    "better": "better at 1x",
+    "worse": "worse at 1x",
+    "small": "differs by less than {least} at 1x",
+    "open": "not resolved at 1x",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +68,10 @@ def contrast(parts: Sequence[tuple[float, Level | None]]) -> Contrast | None:
 
 def _weighted(parts: Sequence[tuple[float, Blocks | None]]) -> Blocks | None:
     blocks = [part for _, part in parts if part is not None]
-    if len(blocks) < len(parts) or not all(np.array_equal(one.counts, blocks[0].counts) for one in blocks):
+    if len(blocks) < len(parts) or not all(one.same_text(blocks[0]) for one in blocks):
         return None
     terms = [weight * one.sums for (weight, _), one in zip(parts, blocks, strict=True)]
-    return Blocks(np.sum(terms, axis=0), blocks[0].counts)
+    return dataclasses.replace(blocks[0], sums=np.sum(terms, axis=0))
 
 
 PerSeed = dict[int, Contrast]
@@ -64,16 +85,29 @@ def per_seed(scheme: Scheme, measure: Measure) -> PerSeed:
 
 
 def interval(values: PerSeed) -> Interval | None:
-    """Over seeds if there are two or more, else over the one checkpoint's blocks; None if there is nothing to say."""
-    contrasts = list(values.values())
-    if len(contrasts) >= 2:
-        return statistics.t_interval([one.value for one in contrasts])
-    return block_interval(contrasts[0]) if contrasts else None
+    """What can be said of a scheme: over seeds and documents; of one checkpoint, over documents.
+
+    Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
+    """
+    blocks = [one.blocks for one in values.values() if one.blocks is not None]
+    if len(values) == 1:
+        return intervals.over_text(blocks[0]) if blocks else None
+    if len(blocks) == len(values) and all(one.documents is not None and one.same_text(blocks[0]) for one in blocks):
+        found = intervals.over_seeds_and_text(blocks) if blocks else None
+        if found:
+            return found
+    return seed_interval(values)
 
 
-def block_interval(one: Contrast) -> Interval | None:
-    """Over the blocks of one checkpoint, if they are known."""
-    return None if one.blocks is None else statistics.block_interval(one.blocks.sums, one.blocks.counts)
+def seed_interval(values: PerSeed) -> Interval | None:
+    """Over seeds, on this very text; None with one seed."""
+    return intervals.over_seeds([one.value for one in values.values()]) if len(values) >= 2 else None
+
+
+def text_interval(values: PerSeed) -> Interval | None:
+    """Over documents, for these very checkpoints; None where the blocks of one are unknown or of another text."""
+    blocks = _weighted([(1 / len(values), one.blocks) for one in values.values()]) if values else None
+    return None if blocks is None else intervals.over_text(blocks)
 
 
 # -- measures ----------------------------------------------------------------------------------------------------------
@@ -123,8 +157,8 @@ class Point:
     ratio: float
     status: str  # ok, undefined, too_short, failed, or missing
     nll: float | None  # mean over seeds
-    band: Interval | None  # of nll, over seeds; None for a single checkpoint, whose blocks say nothing about it
-    rise: Interval | None
+    band: Interval | None  # of nll, over seeds on this text, which all schemes share; None for a single checkpoint
+    rise: Interval | None  # over seeds and documents
     levels: dict[int, float]  # nll per seed
     rises: dict[int, float]  # per seed
 
@@ -140,14 +174,33 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """A scheme against the reference, paired by seed. p-values are adjusted over the schemes (Holm), per endpoint."""
+    """A scheme against the reference, paired by seed and block. p-values are adjusted, all of a group together."""
 
     nll: Interval | None  # difference of nll at the training length
     rise: Interval | None  # difference of the rise at 4x
-    equivalence_p: float | None
-    rise_p: float | None
-    not_worse: bool | None  # upper one-sided 95 % bound of the nll difference is below NOT_WORSE
-    verdict: str
+    rise_on_text: Interval | None  # the same over seeds only, on this very text
+    rise_of_checkpoints: Interval | None  # the same over documents only, for these very checkpoints
+    nll_p: float | None  # "no difference at 1x"
+    equivalence_p: float | None  # "a difference of MARGIN or more at 1x"
+    rise_p: float | None  # "no difference of the rise"
+    verdict: "Verdict"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the endpoints settle, in words. `text` alone where nothing can be settled."""
+
+    text: str
+    beyond: Beyond | None = None  # of the rise at 4x
+    at_one: AtOne | None = None  # of nll at 1x
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """The gate: what has not learned more than a bigram model of the same tokens is not ranked."""
+
+    ceiling: float  # nll of that model on the same targets, nats per token
+    passed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +211,11 @@ class Summary:
     outcomes: dict[str, int]  # done, diverged, oom ... -> runs
     curves: list[Curve]  # the plain one first
     nll: Interval | None  # at the training length
-    nll_se_block: float | None
+    nll_on_text: Interval | None  # over seeds only
+    nll_of_checkpoints: Interval | None  # over documents only
+    learned: Learned | None
     bits_per_byte: float | None
     reach: Reach | None
-    reach_over: str  # seeds or blocks
-    rise_sd_seed: float | None  # of the rise at 4x
-    rise_sd_block: float | None  # of one block
-    rise_se_block: float | None
     slope: Interval | None
     unseen: Interval | None
     gain: Interval | None  # NLL(L) - NLL(longest)
@@ -186,12 +237,16 @@ class Summary:
         return speed(self.scheme)
 
 
-def summarise(group: Group) -> list[Summary]:
-    """One summary per scheme, the one that rises least at the longest length first."""
+def summarise(group: Group, least: float = LEAST) -> list[Summary]:
+    """One summary per scheme, the one that rises least at the longest length first, what has not learned last.
+
+    Args:
+        least: nats per token; a smaller difference is not called better or worse.
+    """
     lengths = sorted({length for run in group.runs for kind, length in run.levels if kind == PLAIN})
     none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
     found = [_summary(scheme, lengths, group.train_length, none) for scheme in group.schemes]
-    verdicts = endpoints(group)
+    verdicts = endpoints(group, least)
     return [dataclasses.replace(one, endpoints=verdicts.get(one.scheme.label)) for one in sorted(found, key=_rank)]
 
 
@@ -202,23 +257,20 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int, none: Scheme
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
     longest = longer[-1] if longer else None
-    sd_block, se_block = _block_spread(at_four)
     own, other = speed(scheme), speed(none) if none else None
     return Summary(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
         curves=curves,
         nll=interval(base),
-        nll_se_block=_block_spread(base)[1],
+        nll_on_text=seed_interval(base),
+        nll_of_checkpoints=text_interval(base),
+        learned=learned(scheme, train_length),
         bits_per_byte=_bits_per_byte(scheme, train_length),
         reach=_reach(scheme, longer, train_length) if base else None,
-        reach_over="seeds" if len(base) >= 2 else "blocks",
-        rise_sd_seed=_sd(at_four),
-        rise_sd_block=sd_block,
-        rise_se_block=se_block,
         slope=interval(per_seed(scheme, slope(lengths))) if len(lengths) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
-        gain=_negated(interval(per_seed(scheme, rise(PLAIN, longest)))) if longest else None,
+        gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
         bimodal=statistics.two_groups([one.value for one in at_four.values()]),
         relative_speed=own / other if own and other else None,
@@ -240,7 +292,7 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
                 ratio=length / train_length,
                 status=bad or "ok",
                 nll=float(np.mean([one.value for one in values.values()])) if values else None,
-                band=interval(values) if len(values) >= 2 else None,
+                band=seed_interval(values),
                 rise=interval(rises),
                 levels={seed: one.value for seed, one in values.items()},
                 rises={seed: one.value for seed, one in rises.items()},
@@ -250,18 +302,28 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
 
 
 def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
-    """From the seeds' one-sided bounds; with one seed, from those of the checkpoint's blocks."""
+    """From one-sided bounds of the rise."""
     uppers: dict[int, float | None] = {}
     for length in longer:
-        values = list(per_seed(scheme, rise(PLAIN, length)).values())
-        uppers[length] = None
-        if len(values) < len(scheme.by_seed):
-            continue  # undefined or failed in some seed: it does not hold there
-        if len(values) >= 2:
-            uppers[length] = statistics.t_upper([one.value for one in values])
-        elif (blocks := values[0].blocks) is not None:
-            uppers[length] = statistics.block_upper(blocks.sums, blocks.counts)
+        values = per_seed(scheme, rise(PLAIN, length))
+        found = interval(values)
+        # Undefined or failed in some seed: it does not hold there.
+        uppers[length] = found.upper if found and len(values) == len(scheme.by_seed) else None
     return statistics.reach(uppers, train_length)
+
+
+def learned(scheme: Scheme, train_length: int) -> Learned | None:
+    """Whether the mean nll at the training length is below the ceiling; None where no run knows it."""
+    levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
+    known = [
+        (level.nll, level.row.bigram_nll)
+        for level in levels
+        if level is not None and level.nll is not None and level.row.bigram_nll is not None
+    ]
+    if not known:
+        return None
+    nll, ceiling = np.mean(known, axis=0)
+    return Learned(float(ceiling), bool(nll < ceiling))
 
 
 def speed(scheme: Scheme) -> float | None:
@@ -277,47 +339,55 @@ def _bits_per_byte(scheme: Scheme, train_length: int) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _block_spread(values: PerSeed) -> tuple[float | None, float | None]:
-    """SD of one block and standard error over blocks, of one checkpoint: the root mean square over seeds."""
-    blocks = [one.blocks for one in values.values() if one.blocks is not None]
-    if not blocks:
-        return None, None
-    sd = math.sqrt(np.mean([statistics.block_sd(one.sums, one.counts) ** 2 for one in blocks]))
-    return sd, sd / math.sqrt(len(blocks[0].sums))
+def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
+    found = interval(per_seed(scheme, rise(PLAIN, longest))) if longest else None
+    return found.negated() if found else None
 
 
-def _sd(values: PerSeed) -> float | None:
-    return float(np.std([one.value for one in values.values()], ddof=1)) if len(values) >= 2 else None
-
-
-def _negated(one: Interval | None) -> Interval | None:
-    return None if one is None else dataclasses.replace(one, mean=-one.mean, low=-one.high, high=-one.low)
-
-
-def _rank(one: Summary) -> tuple[float, str]:
+def _rank(one: Summary) -> tuple[bool, float, str]:
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.ratio > 1]
     undefined = any(point.status != "ok" for point in one.plain.points)
-    return (math.inf if undefined or not rises else rises[-1], one.scheme.label)
+    unlearned = one.learned is not None and not one.learned.passed
+    return (unlearned, math.inf if undefined or not rises else rises[-1], one.scheme.label)
 
 
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
 
 
-def endpoints(group: Group) -> dict[str, Endpoints]:
+def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
     """Label -> the scheme against the reference; empty without one."""
     reference = group.reference
     if reference is None:
         return {}
-    others = [scheme for scheme in group.schemes if scheme is not reference]
     length = group.train_length
-    base = {one.label: paired(one, reference, nll(PLAIN, length)) for one in others}
-    risen = {one.label: paired(one, reference, rise(PLAIN, ENDPOINT_RATIO * length)) for one in others}
-    same = _adjusted(base, lambda values: statistics.equivalence_p(values, MARGIN))
-    differs = _adjusted(risen, statistics.difference_p)
-    return {
-        scheme.label: _judged(scheme, base[scheme.label], risen[scheme.label], same, differs, length)
-        for scheme in others
+    base, risen = nll(PLAIN, length), rise(PLAIN, ENDPOINT_RATIO * length)
+    pairs = {
+        one.label: (paired(one, reference, base), paired(one, reference, risen))
+        for one in group.schemes
+        if one is not reference
     }
+    raw = {(label, name): p for label, pair in pairs.items() for name, p in _tests(*pair).items()}
+    adjusted = dict(zip(raw, statistics.holm(list(raw.values())), strict=True))
+    found = {}
+    for scheme in (one for one in group.schemes if one is not reference):
+        at_one, beyond = pairs[scheme.label]
+        p_values = {name: adjusted.get((scheme.label, name)) for name in ("nll_p", "equivalence_p", "rise_p")}
+        made = Endpoints(
+            interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond), **p_values,
+            verdict=Verdict(""),
+        )  # fmt: skip
+        found[scheme.label] = dataclasses.replace(made, verdict=_verdict(scheme, reference, made, length, least))
+    return found
+
+
+def _tests(at_one: PerSeed, beyond: PerSeed) -> dict[str, float]:
+    """The tests that a verdict rests on, of what two seeds or more have; not adjusted."""
+    found = {}
+    if len(at_one) >= 2 and (one := interval(at_one)):
+        found = {"nll_p": one.difference_p, "equivalence_p": one.equivalence_p(MARGIN)}
+    if len(beyond) >= 2 and (one := interval(beyond)):
+        found["rise_p"] = one.difference_p
+    return found
 
 
 def paired(scheme: Scheme, reference: Scheme, measure: Measure) -> PerSeed:
@@ -339,52 +409,42 @@ def _targets(run: RunData) -> object:
     return None if level is None else level.targets
 
 
-def _adjusted(values: dict[str, PerSeed], test: Callable[[list[float]], float]) -> dict[str, float]:
-    """Holm over the schemes that have two seeds or more."""
-    testable = {label: [one.value for one in found.values()] for label, found in values.items() if len(found) >= 2}
-    return dict(zip(testable, statistics.holm([test(found) for found in testable.values()]), strict=True))
-
-
-def _judged(
-    scheme: Scheme, base: PerSeed, risen: PerSeed, same: dict[str, float], differs: dict[str, float], length: int
-) -> Endpoints:
-    values = [one.value for one in base.values()]
-    not_worse = statistics.t_upper(values) < NOT_WORSE if len(values) >= 2 else None
-    made = Endpoints(
-        nll=interval(base),
-        rise=interval(risen),
-        equivalence_p=same.get(scheme.label),
-        rise_p=differs.get(scheme.label),
-        not_worse=not_worse,
-        verdict="",
-    )
-    return dataclasses.replace(made, verdict=_verdict(scheme, made, length))
-
-
-def _verdict(scheme: Scheme, found: Endpoints, train_length: int) -> str:
-    """In words, from the two endpoints; what the seeds do not settle is n.s."""
+def _verdict(scheme: Scheme, reference: Scheme, found: Endpoints, train_length: int, least: float) -> Verdict:
+    """From the two endpoints; what seeds and documents do not settle is said to be open."""
     if not scheme.by_seed:
-        return "no run is done"
+        return Verdict("no run is done")
+    for one, said in ((scheme, "not learned: not ranked"), (reference, f"{reference.label} has not learned")):
+        gate = learned(one, train_length)
+        if gate and not gate.passed:
+            return Verdict(said)
     levels = [run.levels.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in levels):
-        return f"undefined at {ENDPOINT_RATIO}x"
+        return Verdict(f"undefined at {ENDPOINT_RATIO}x")
     if found.rise is None or found.nll is None:
-        return "not paired with rope: no verdict"
-    if found.rise.n < SEEDS_FOR_A_CLAIM or found.rise.over == "blocks":
-        return "one checkpoint: no verdict" if found.rise.over == "blocks" else f"{found.rise.n} seeds: no verdict"
+        return Verdict(f"not paired with {reference.label}: no verdict")
+    if found.rise.seeds < SEEDS_FOR_A_CLAIM:
+        said = "one checkpoint" if found.rise.seeds == 1 else f"{found.rise.seeds} seeds"
+        return Verdict(f"{said}: no verdict")
+    beyond, at_one = _beyond(found.rise, found, least), _at_one(found.nll, found, least)
+    words = {"least": f"{least:g}", "margin": f"{MARGIN:g}", "ratio": f"{ENDPOINT_RATIO}x"}
+    return Verdict("; ".join([BEYOND[beyond].format(**words), AT_ONE[at_one].format(**words)]), beyond, at_one)
+
+
+def _beyond(rise: Interval, found: Endpoints, least: float) -> Beyond:
     if found.rise_p is None or found.rise_p >= ALPHA:
-        beyond = "n.s. beyond"
-    elif found.rise.mean > 0:
-        beyond = "extrapolates worse"
-    else:
-        beyond = "extrapolates better" if found.not_worse else "rises less"
-    return f"{beyond}; {_in_distribution(found)}"
+        return "open"
+    if abs(rise.mean) < least:
+        return "small"
+    if rise.mean > 0:
+        return "worse"
+    return "better" if found.nll and found.nll.upper < NOT_WORSE else "less"
 
 
-def _in_distribution(found: Endpoints) -> str:
-    assert found.nll is not None
+def _at_one(nll: Interval, found: Endpoints, least: float) -> AtOne:
     if found.equivalence_p is not None and found.equivalence_p < ALPHA:
-        return "equal at 1x"
-    if found.nll.excludes_zero:
-        return "worse at 1x" if found.nll.mean > 0 else "better at 1x"
-    return "n.s. at 1x"
+        return "equivalent"
+    if found.nll_p is None or found.nll_p >= ALPHA:
+        return "open"
+    if abs(nll.mean) < least:
+        return "small"
+    return "worse" if nll.mean > 0 else "better"

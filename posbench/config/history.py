@@ -1,4 +1,4 @@
-"""Keys that came after the first runs, and what those runs did before the keys existed.
+"""Keys that came after the first runs, what those runs did before the keys existed, and keys that are no more.
 
 Adding a key to a configuration must neither rename nor orphan a run that already has a folder. So every later key
 stands in `ADDED` with its neutral value, the one that means what posbench did without the key. A run's identity leaves
@@ -13,10 +13,17 @@ from typing import Any
 # "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
 ADDED: dict[str, Any] = {}
 
+# "section.key" of sections that make no other run; a saved configuration that has one is read without it.
+REMOVED = ("evaluation.bootstrap",)  # intervals are no longer resampled
+
 
 def completed(container: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a plain dictionary, with the later keys that it lacks at their neutral values."""
+    """A configuration as a plain dictionary of today's keys, the later ones that it lacks at their neutral values."""
     whole = copy.deepcopy(dict(container))
+    for key in REMOVED:
+        name, _, removed = key.partition(".")
+        if isinstance(whole.get(name), dict):
+            whole[name].pop(removed, None)
     for path, neutral in _added(whole):
         section: Any = whole
         for name in path[:-1]:

@@ -144,12 +144,11 @@ class EvaluationConfig:
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
     targets: int  # fixed_target: tokens per block
-    blocks: int  # of targets; what intervals resample
-    bootstrap: int  # resamples
+    blocks: int  # of targets
     batch_tokens: int  # tokens per forward pass
 
     def __post_init__(self) -> None:
-        at_least(1, self, "evaluation", "targets", "blocks", "bootstrap", "batch_tokens", "longest", "stride")
+        at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")
         at_least(0, self, "evaluation", "sinks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):

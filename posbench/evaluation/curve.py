@@ -3,12 +3,14 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from posbench.evaluation import intervals
 from posbench.runs.folder import load_config
-from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
 from posbench.terminal import console, tables
 
 HEIGHT = 12
@@ -37,7 +39,25 @@ def print_curves(folder: Path) -> None:
         out.print(_others_table(others, out))
     if any(row.documents == "concat" for row in rows):
         out.print("Documents were too short to be scored whole: windows run across them.")
+    for line in _about_intervals(folder, rows):
+        out.print(line, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:
+    """What they are over, and whether that is little."""
+    row = next((row for row in rows if row.measured and row.curve_name == "fixed_target"), None)
+    if row is None:
+        return []
+    blocks = [block for block in evaluation_blocks(folder).get(row.blocks_key, []) if block.n_tokens]
+    documents = [block.document for block in blocks if block.document is not None]
+    if len(documents) < len(blocks) or not blocks:
+        return ["95 %: over blocks of unknown documents, which is too narrow; 'posbench evaluate' makes it anew."]
+    counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
+    behind = intervals.documents_of(intervals.Blocks(counts, counts, np.array(documents, dtype=np.int64)))
+    assert behind is not None
+    usual = f"95 %: over {behind.number} documents, for this checkpoint on other text like this; not for other seeds."
+    return [behind.warning or usual]
 
 
 def _points(rows: list[EvaluationRow], name: str) -> dict[int, float]:

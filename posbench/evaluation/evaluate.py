@@ -13,11 +13,11 @@ from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import protocols
+from posbench.evaluation import intervals, protocols
+from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import score
-from posbench.evaluation.statistics import block_bootstrap
 from posbench.evaluation.subject import Floats, Subject
 from posbench.evaluation.variants import AS_TRAINED
 from posbench.runs.jsonl import plain
@@ -172,7 +172,10 @@ def _with_numbers(
     if np.count_nonzero(counts) < MIN_BLOCKS:
         return dataclasses.replace(row, status="too_short"), []
     mean = float(nll.mean())
-    low, high = block_bootstrap(sums, counts, evaluation.settings.bootstrap)
+    filled = counts > 0
+    stand_in = np.array([block.document for block in blocks if block.document is not None], dtype=np.int64)
+    interval = intervals.over_text(Blocks(sums[filled], counts[filled], stand_in))
+    assert interval is not None  # there are enough blocks
     n_bytes = None if evaluation.token_bytes is None else sum(block.n_bytes or 0 for block in blocks)
     row = dataclasses.replace(
         row,
@@ -180,12 +183,14 @@ def _with_numbers(
         n_tokens=nll.size,
         n_bytes=n_bytes,
         n_blocks=targets.n_blocks,
+        n_documents=len(np.unique(stand_in)),
         mean_context=float(measurement.forward.variant.visible(targets.context).mean()),
         nll=mean,
         perplexity=math.exp(mean) if mean < 700 else None,
         bits_per_byte=float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None,
-        ci_low=low,
-        ci_high=high,
+        ci_low=interval.low,
+        ci_high=interval.high,
+        ci_over=interval.kind,
     )
     return row, blocks
 

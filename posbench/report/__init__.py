@@ -23,12 +23,13 @@ _RUN_COLUMNS = [
 _ROW_COLUMNS = ["run", "encoding", "seed", *COLUMNS]
 
 
-def main(paths: list[Path], out: Path | None = None) -> None:
+def main(paths: list[Path], out: Path | None = None, least: float | None = None) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
     Args:
         paths: run folders, study folders, globs.
         out: where the files go; default: `report` in the study's folder.
+        least: nats per token; a smaller difference is not called better or worse. None: `summary.LEAST`.
 
     Raises:
         UserError: a path does not exist, nothing there is a run, or the files cannot be written.
@@ -42,7 +43,7 @@ def main(paths: list[Path], out: Path | None = None) -> None:
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, runs, warnings, console)
+        _write(folder, runs, warnings, console, least)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     console.print(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)", soft_wrap=True)
@@ -76,7 +77,7 @@ def _common(paths: list[list[str]]) -> list[str]:
     return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
 
 
-def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console") -> None:
+def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console", least: float | None) -> None:
     """All files of a report; the main tables go to the console, too."""
     from posbench.comparison import load
     from posbench.report import page, tables, text
@@ -93,7 +94,7 @@ def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "C
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
     for number, group in enumerate(groups, start=1):
         place = folder if number == 1 else folder / f"set-{number}"
-        part, piece = _group(group, f"Set {number}" if len(groups) > 1 else "", place, folder, console)
+        part, piece = _group(group, f"Set {number}" if len(groups) > 1 else "", place, folder, console, least)
         parts.append(part)
         pieces.append(piece)
     text.write(folder / "report.md", "\n".join(pieces))
@@ -116,18 +117,23 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
     return measured, [f"Without measured properties: {'; '.join(missing)}"] if missing else []
 
 
-def _group(group: "Group", name: str, place: Path, folder: Path, console: "Console") -> "tuple[Part, str]":
+def _group(
+    group: "Group", name: str, place: Path, folder: Path, console: "Console", least: float | None
+) -> "tuple[Part, str]":
     """The files of one set of comparable runs, its part of the page, and its part of the Markdown report."""
     from posbench.comparison import summary
     from posbench.report import figures, page, tables, text
+    from posbench.report.answer import answer
 
     place.mkdir(exist_ok=True)
-    summaries = summary.summarise(group)
-    shown, more = tables.main_tables(group, summaries), tables.more_tables(group, summaries)
+    least = summary.LEAST if least is None else least
+    summaries = summary.summarise(group, least)
+    said = answer(group, summaries)
+    shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
     settings = ", ".join(f"{key} {value}" for key, value in group.settings.items())
     heading, caption = f"{name}: {settings}" if name else "", _caption(group)
     notes = _notes(group)
-    text.print_lines(console, [heading] if heading else [])
+    text.print_lines(console, [*([heading] if heading else []), *said])
     for table in shown:
         text.print_table(console, table)
         text.print_lines(console, [table.note] if place == folder else [])  # said once, not for every set
@@ -135,11 +141,12 @@ def _group(group: "Group", name: str, place: Path, folder: Path, console: "Conso
     text.write(place / "table.tex", "\n".join(text.latex_table(table, caption) for table in shown))
     pictures = figures.save(group, summaries, place)
     pieces = [f"## {text.markdown(heading)}\n"] if heading else []
+    pieces += [f"**{text.markdown(' '.join(said))}**\n"] if said else []
     pieces += [f"![Curves of nll by context length]({picture.relative_to(folder)})\n" for picture in pictures[:1]]
     pieces += [text.markdown(line) + "\n" for line in (caption, *notes)]
     pieces += map(text.markdown_table, [*shown, *more])
     data = page.curves(group, summaries, figures.baseline(group, summaries))
-    return page.Part(heading, caption, [*shown, *more], notes, data), "\n".join(pieces)
+    return page.Part(heading, said, caption, [*shown, *more], notes, data), "\n".join(pieces)
 
 
 def _caption(group: "Group") -> str:
@@ -163,18 +170,30 @@ def _caption(group: "Group") -> str:
 def _protocol(rows: list[EvaluationRow]) -> list[str]:
     return [
         f"Protocol fixed_target: the same {_all(rows, 'n_tokens')} target tokens in {_all(rows, 'n_blocks')} blocks "
-        f"at every context length, documents {_all(rows, 'documents')}, evaluated in {_all(rows, 'dtype')}.",
+        f"at every context length, from {_all(rows, 'n_documents')} documents ({_all(rows, 'documents')}), evaluated "
+        f"in {_all(rows, 'dtype')}.",
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
         f"original text, {_all(rows, 'n_bytes')}.",
-        "Bands: 95 %, t-intervals over seeds, or of a single run a bootstrap over blocks; dashed: attention narrowed "
-        "to the training length; stop sign: undefined beyond.",
+        "Bands: 95 %; of levels over seeds on this text, which all schemes share; of rises over seeds and documents, "
+        "of a single run over documents. Dashed: attention narrowed to the training length; stop sign: undefined.",
     ]
 
 
 def _notes(group: "Group") -> list[str]:
     from posbench.comparison import load
+    from posbench.evaluation.intervals import documents_of
 
     notes = []
+    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.get((PLAIN, group.train_length)))]
+    documents = next((documents_of(one) for one in blocks if one), None)
+    if documents and documents.warning:
+        notes.append(documents.warning)
+    if any(one and one.documents is None for one in blocks):
+        notes.append(
+            "Some runs were evaluated by an earlier version, which did not say in which document a block stands: where "
+            "a cell says so their intervals are over blocks, which makes them too narrow, or over seeds on this very "
+            "text. 'posbench evaluate' gives them new ones."
+        )
     if group.reference is None:
         notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
     levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]

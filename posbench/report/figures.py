@@ -7,7 +7,7 @@ import numpy as np
 
 from posbench.comparison.load import Group
 from posbench.comparison.summary import ENDPOINT_RATIO, Curve, Summary
-from posbench.evaluation.statistics import Interval
+from posbench.evaluation.intervals import Interval
 from posbench.report.styles import Style, style
 from posbench.runs.rows import WINDOWED
 from posbench.terminal.exits import one_line

@@ -19,7 +19,7 @@ import posbench
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import Curve, Point, Summary
 from posbench.config.schema import to_container
-from posbench.evaluation.statistics import Interval
+from posbench.evaluation.intervals import Interval
 from posbench.report.styles import DASHES, style
 from posbench.report.tables import Table
 from posbench.runs.redaction import redact
@@ -34,6 +34,7 @@ class Part:
     """One group of comparable runs on the page."""
 
     heading: str
+    answer: list[str]
     caption: str
     tables: list[Table]
     notes: list[str]

@@ -5,22 +5,23 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from posbench.comparison import summary
+from posbench.comparison import statistics, summary
 from posbench.comparison.load import Group, RunData
-from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, WISHED, Point, Summary
-from posbench.evaluation import statistics
-from posbench.evaluation.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM, Interval
+from posbench.comparison.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM
+from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
+from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.portrait.properties import PROPERTIES, Measured, Properties
 from posbench.runs.jsonl import number
-from posbench.runs.rows import PLAIN, WINDOWED
+from posbench.runs.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
 MARKS = (
-    f"± is half of a paired 95 % interval, over seeds (t); {FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds; "
-    f"{ONE} one checkpoint, over blocks of text (bootstrap): it speaks for that checkpoint only. "
-    "n.s.: the interval holds zero."
+    f"± is half of a paired 95 % interval over seeds and documents: other seeds, other text; {FEW} fewer than "
+    f"{SEEDS_FOR_A_CLAIM} seeds; {ONE} one checkpoint, over documents: it speaks for that checkpoint only."
 )
+# Where an interval is over anything else, the cell says so.
+USUAL = ("seeds and documents", "documents")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +45,24 @@ class Table:
         return [any(row[column].number is not None for row in self.rows) for column in range(len(self.columns))]
 
 
-def main_tables(group: Group, summaries: list[Summary]) -> list[Table]:
-    """What the terminal shows: in distribution, beyond, and against the reference."""
+def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
+    """What the terminal shows: in distribution, beyond, and against the reference.
+
+    Args:
+        least: as of `summary.summarise`.
+    """
     tables = [_in_distribution(group, summaries), _beyond(group, summaries)]
-    return [*tables, _against(group, summaries)] if any(one.endpoints for one in summaries) else tables
+    return [*tables, _against(group, summaries, least)] if any(one.endpoints for one in summaries) else tables
 
 
-def more_tables(group: Group, summaries: list[Summary]) -> list[Table]:
+def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
     """What only the written report shows."""
-    tables = [_exploratory(summaries), _precision(summaries), _extensions(group, summaries), _others(summaries)]
+    tables = [
+        _exploratory(summaries),
+        _precision(group, summaries, least),
+        _extensions(group, summaries),
+        _others(summaries),
+    ]
     return [table for table in [*tables, _not_done(group)] if table.rows]
 
 
@@ -72,7 +82,7 @@ def _property(measured: Measured) -> Value:
 
 
 def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
-    columns = ["scheme", "runs", "params", "PE params", "tokens", "nll", "SD seeds", "SE blocks"]
+    columns = ["scheme", "runs", "params", "PE params", "tokens", "nll", "SD seeds", "SE text"]
     columns += ["ppl", "bits/byte", "tokens/s", "vs none"]
     rows = [
         [
@@ -82,8 +92,8 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
             short(_first(one, lambda run: run.parameters("encoding"))),
             short(_first(one, lambda run: number(run.record.get("tokens")))),
             decimal(one.nll.mean if one.nll else None),
-            decimal(one.nll.sd if one.nll and one.nll.over == "seeds" else None),
-            decimal(one.nll_se_block),
+            decimal(sd_of_seeds(one.nll_on_text)),
+            decimal(one.nll_of_checkpoints.error if one.nll_of_checkpoints else None),
             decimal(math.exp(one.nll.mean) if one.nll and one.nll.mean < 700 else None, 2),
             decimal(one.bits_per_byte),
             whole(one.tokens_per_second),
@@ -93,8 +103,9 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
     ]
     note = (
         "PE params: those of the encoding; nll in nats per token; ppl: exp(nll); bits per byte of the original text; "
-        "SE blocks: the text's own error, common to all schemes and so absent from paired differences; tokens/s by "
-        "wall clock of training, as busy as the machine was."
+        "SD seeds: of one seed, on this text; SE text: standard error over documents, common to all schemes and so "
+        "largely absent from paired differences; tokens/s by wall clock of training, as busy as the machine was."
+        + _ceiling(summaries)
     )
     return Table(f"In distribution, at {group.train_length} tokens of context", columns, rows, note)
 
@@ -116,26 +127,29 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
     return Table("Beyond the training length", columns, rows, note)
 
 
-def _against(group: Group, summaries: list[Summary]) -> Table:
+def _against(group: Group, summaries: list[Summary], least: float) -> Table:
     reference = group.reference
     assert reference is not None
-    columns = ["scheme", "nll at 1x", "p equal", f"rise at {ENDPOINT_RATIO}x", "p rise", "verdict"]
+    columns = ["scheme", "nll at 1x", "p differs", "p within", f"rise at {ENDPOINT_RATIO}x", "p differs", "verdict"]
     rows = [
         [
             Value(one.scheme.label),
             signed(found.nll),
+            p_value(found.nll_p),
             p_value(found.equivalence_p),
             signed(found.rise),
             p_value(found.rise_p),
-            Value(found.verdict + _runs_missing(one)),
+            Value(found.verdict.text + _runs_missing(one)),
         ]
         for one in summaries
         if (found := one.endpoints)
     ]
     note = (
-        f"Differences from {reference.label}, paired by seed; below 0 is better. p equal: equivalence at 1x within "
-        f"{MARGIN:g} (TOST); p rise: t-test; both adjusted over the schemes (Holm). 'Extrapolates better' also asks "
-        f"that nll at 1x is not worse by {summary.NOT_WORSE:g}. These two endpoints are primary, all else is "
+        f"Differences from {reference.label}, paired by seed and target; below 0 is better. ± is half of one 95 % "
+        "interval over seeds and documents. p differs: t-test; p within: two one-sided t-tests for a difference of "
+        f"less than {MARGIN:g}; all p of this table are adjusted together (Holm), and the verdicts go by them. Better "
+        f"and worse take a difference of at least {least:g} nats; 'extrapolates better' also asks that nll at 1x is "
+        f"not worse by {summary.NOT_WORSE:g}; not resolved is not equal. These two endpoints are primary, all else is "
         f"exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
     )
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note)
@@ -164,18 +178,32 @@ def _exploratory(summaries: list[Summary]) -> Table:
     return Table("Exploratory", columns, rows, note)
 
 
-def _precision(summaries: list[Summary]) -> Table:
-    columns = ["scheme", "SD seeds", "SE blocks", "SD of a block", "seeds needed", "blocks needed"]
+def _precision(group: Group, summaries: list[Summary], least: float) -> Table:
+    columns = ["scheme", "± seeds", "± documents", "± both", "SD of a seed", "seeds needed", "SD of a document"]
+    columns += ["documents needed"]
     rows = []
     for one in summaries:
-        seeds = statistics.seeds_needed(one.rise_sd_seed, WISHED) if one.rise_sd_seed is not None else None
-        blocks = statistics.blocks_needed(one.rise_sd_block, WISHED) if one.rise_sd_block is not None else None
-        spread = [decimal(value, 4) for value in (one.rise_sd_seed, one.rise_se_block, one.rise_sd_block)]
-        rows.append([Value(one.scheme.label), *spread, whole(seeds), whole(blocks)])
+        found = one.endpoints
+        if found is None or found.rise is None:
+            continue
+        each = (found.rise_on_text, found.rise_of_checkpoints, found.rise)
+        seed, document = sd_of_seeds(found.rise_on_text), sd_of_documents(found.rise_of_checkpoints)
+        rows.append(
+            [
+                Value(one.scheme.label),
+                *(decimal(interval.half if interval else None) for interval in each),
+                decimal(seed, 4),
+                whole(None if seed is None else statistics.needed(seed, least)),
+                decimal(document, 4),
+                whole(None if document is None else statistics.needed(document, least)),
+            ]
+        )
+    reference = group.reference.label if group.reference else ""
     note = (
-        f"Of the rise at {ENDPOINT_RATIO}x. SD seeds: between trained models; SE blocks: of one model's figure, over "
-        f"the text. Needed: to find a difference of {WISHED:g} nats with 80 % power at the 5 % level, "
-        "n = (2.8 SD / difference)², with t-quantiles for seeds."
+        f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a 95 % interval: "
+        "over seeds, for this very text; over documents, for these very checkpoints; over both, for the verdicts. "
+        f"Needed: seeds on this text, or documents for these checkpoints, to find a difference of {least:g} nats with "
+        "80 % power at the 5 % level, n = ((t.975 + t.80) SD / difference)²."
     )
     return Table("Precision, and what more of it takes", columns, rows, note)
 
@@ -211,22 +239,34 @@ def _others(summaries: list[Summary]) -> Table:
     return Table("Other protocols and tasks", ["scheme", "protocol", *(f"{ratio:g}x" for ratio in ratios)], rows, note)
 
 
-def _other_values(one: Summary) -> dict[tuple[str, float], list[float]]:
-    """By protocol or task and length ratio, one value per seed."""
-    found: dict[tuple[str, float], list[float]] = {}
+def _other_values(one: Summary) -> dict[tuple[str, float], list[EvaluationRow]]:
+    """By protocol or task and length ratio, one row per seed: of its newest checkpoint."""
+    found: dict[tuple[str, float], list[EvaluationRow]] = {}
     for run in one.scheme.by_seed.values():
+        newest = max((row.checkpoint_step for row in run.rows), default=0)
         for row in run.rows:
-            name = row.task or row.protocol
-            value = row.nll if row.accuracy is None else row.accuracy
-            if row.kind == PLAIN and name not in ("fixed_target", "per_position") and value is not None:
-                found.setdefault((name, row.length_ratio), []).append(value)
+            other = row.kind == PLAIN and (row.task or row.protocol) not in ("fixed_target", "per_position")
+            if other and row.measured and row.checkpoint_step == newest:
+                found.setdefault((_other_name(row, run.split), row.length_ratio), []).append(row)
     return found
 
 
-def _mean(values: list[float]) -> Value:
+def _other_name(row: EvaluationRow, split: str) -> str:
+    """What tells such rows of one run apart, the text where it is not that of the headline."""
+    parts = [row.task or row.protocol]
+    parts += [f"stride {row.stride}"] if row.stride else []
+    parts += [row.split] if row.split != split else []
+    return ", ".join(parts)
+
+
+def _mean(rows: list[EvaluationRow]) -> Value:
+    """Over seeds, if all were scored on the same targets; a model's own choice of them (key_tokens_self) is no such."""
+    values = [value for row in rows if (value := row.nll if row.accuracy is None else row.accuracy) is not None]
     if not values:
         return Value("")
-    spread = f" ±{statistics.t_interval(values).sd:.3f}" if len(values) > 1 else ""
+    if len({row.targets_sha256 for row in rows}) > 1 and not (rows[0].task or "").endswith("_self"):
+        return Value("other targets per seed")
+    spread = f" ±{sd_of_seeds(over_seeds(values)):.3f}" if len(values) > 1 else ""
     mean = sum(values) / len(values)
     return Value(f"{mean:.3f}{spread}", mean)
 
@@ -266,15 +306,14 @@ def p_value(p: float | None) -> Value:
 
 
 def signed(found: Interval | None) -> Value:
-    """A difference with its half width, and n.s. where its interval holds zero."""
+    """A difference with its half width."""
     if found is None:
         return Value("")
-    not_significant = "" if found.excludes_zero else " n.s."
-    return Value(f"{round(found.mean, 3) + 0.0:+.3f} ±{_half(found)}{_mark(found)}{not_significant}", found.mean)
+    return Value(f"{round(found.mean, 3) + 0.0:+.3f} ±{found.half:.3f}{_mark(found)}", found.mean)
 
 
 def level(found: Interval | None) -> Value:
-    return Value("") if found is None else Value(f"{found.mean:.3f} ±{_half(found)}{_mark(found)}", found.mean)
+    return Value("") if found is None else Value(f"{found.mean:.3f} ±{found.half:.3f}{_mark(found)}", found.mean)
 
 
 def runs_ended(one: Summary) -> Value:
@@ -289,14 +328,28 @@ def outcomes(runs: list[RunData]) -> str:
     return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {each}"
 
 
-def _half(found: Interval) -> str:
-    return f"{(found.high - found.low) / 2:.3f}"
-
-
 def _mark(found: Interval) -> str:
-    if found.over == "blocks":
-        return ONE
-    return FEW if found.n < SEEDS_FOR_A_CLAIM else ""
+    mark = ONE if found.seeds == 1 else FEW if found.seeds < SEEDS_FOR_A_CLAIM else ""
+    return mark + ("" if found.over in USUAL else f" (over {found.over})")
+
+
+def sd_of_seeds(found: Interval | None) -> float | None:
+    """Of one seed, from an interval over seeds."""
+    return None if found is None else found.error * math.sqrt(found.seeds)
+
+
+def sd_of_documents(found: Interval | None) -> float | None:
+    """Of one document (or segment), from an interval over them."""
+    return None if found is None else found.error * math.sqrt(found.units)
+
+
+def _ceiling(summaries: list[Summary]) -> str:
+    gates = [one.learned for one in summaries if one.learned]
+    if not gates:
+        return ""
+    low, high = min(gate.ceiling for gate in gates), max(gate.ceiling for gate in gates)
+    said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
+    return f" A bigram model of the training tokens has {said} on the same targets: above it nothing is ranked."
 
 
 def _rise(point: Point | None) -> Value:
@@ -315,7 +368,7 @@ def _reach(one: Summary) -> Value:
     if one.reach is None:
         return Value("")
     at_least = "≥ " if one.reach.longest_measured else ""
-    mark = ONE if one.reach_over == "blocks" else FEW if one.n_done < SEEDS_FOR_A_CLAIM else ""
+    mark = ONE if one.n_done == 1 else FEW if one.n_done < SEEDS_FOR_A_CLAIM else ""
     return Value(f"{at_least}{one.reach.length}{mark}", one.reach.length)
 
 

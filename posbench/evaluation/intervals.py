@@ -1,0 +1,234 @@
+"""95 % intervals of token-weighted means: over the documents of a text, over seeds, or over both at once.
+
+The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
+take them for independent cover far less than they say (tests/test_coverage.py, on the losses of trained models). Of
+fewer than `FEW_DOCUMENTS` the units are contiguous segments; then an interval speaks for these very documents.
+
+What an interval conditions on is said by what it goes over:
+- documents (or segments): one checkpoint, other text like this;
+- seeds: this very text, other seeds;
+- seeds and documents: other seeds on other text. Statements about schemes are of this kind.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Units = Literal["documents", "segments", "blocks"]
+
+FEW_DOCUMENTS = 8  # fewer are no units to go by
+SEGMENTS = 16  # that the text of few documents is cut into, in all
+ENOUGH_DOCUMENTS = 30  # fewer, or one with more than `LARGEST_SHARE` of the tokens, are worth a warning
+LARGEST_SHARE = 1 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its two-sided 95 % t-interval; in the unit of what was averaged, here nats per token."""
+
+    mean: float
+    error: float  # standard error
+    df: float  # degrees of freedom of the error
+    seeds: int
+    units: int = 0  # of text; 0: the interval is for this very text
+    kind: Units | None = None  # of those units
+
+    @property
+    def over(self) -> str:
+        """documents, seeds, seeds and documents ..."""
+        text = [self.kind] if self.kind else []
+        return " and ".join([*(["seeds"] if self.seeds > 1 else []), *text])
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    @property
+    def half(self) -> float:
+        """Half of the interval's width."""
+        return _quantile(self.df, 0.975) * self.error if self.error else 0.0
+
+    @property
+    def upper(self) -> float:
+        """One-sided upper 95 % bound."""
+        return self.mean + (_quantile(self.df, 0.95) * self.error if self.error else 0.0)
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def difference_p(self) -> float:
+        """Two-sided p of "the mean is zero" (t-test)."""
+        return min(1.0, 2 * self._below(-abs(self.mean)))
+
+    def equivalence_p(self, margin: float) -> float:
+        """p of "the mean lies outside -margin .. margin": two one-sided t-tests (TOST), the larger p of both."""
+        return self._below(abs(self.mean) - margin)
+
+    def negated(self) -> "Interval":
+        return dataclasses.replace(self, mean=-self.mean)
+
+    def _below(self, distance: float) -> float:
+        """Chance of a t-value below a distance in nats."""
+        from scipy import special
+
+        if self.error == 0:  # values that agree to the last bit leave nothing to estimate
+            return 0.0 if distance < 0 else 1.0
+        return float(special.stdtr(self.df, distance / self.error))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """Per block of text: sums of nll in nats (or of their differences), tokens, and the document it stands in."""
+
+    sums: Floats
+    counts: Floats
+    documents: Integers | None  # None: not known, as in files of earlier versions
+
+    def same_text(self, other: "Blocks") -> bool:
+        if self.documents is None or other.documents is None:
+            documents = self.documents is other.documents
+        else:
+            documents = np.array_equal(self.documents, other.documents)
+        return documents and np.array_equal(self.counts, other.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """How many documents stand behind a figure, and how evenly."""
+
+    number: int
+    effective: float  # as many of equal size would be as good: (sum of tokens)^2 / sum of squares (Kish, 1965)
+    largest: float  # share of the tokens in one document
+
+    @property
+    def warning(self) -> str | None:
+        """A line for the reader where they are few or one of them is most of the text."""
+        if self.number >= ENOUGH_DOCUMENTS and self.largest <= LARGEST_SHARE:
+            return None
+        alone = "one document stands" if self.number == 1 else f"{self.number} documents stand"
+        share = f", {self.largest:.0%} of the targets in one of them" if self.largest > LARGEST_SHARE else ""
+        same = "" if self.number == 1 else f" (as good as {self.effective:.1f} of equal size)"
+        speaks = " Intervals are over segments of them and speak for no other text." if self.few else ""
+        return f"Only {alone} behind each figure{share}{same}: intervals are less certain than they say.{speaks}"
+
+    @property
+    def few(self) -> bool:
+        return self.number < FEW_DOCUMENTS
+
+
+def documents_of(blocks: Blocks) -> Documents | None:
+    """None where the documents are not known."""
+    if blocks.documents is None:
+        return None
+    tokens = np.bincount(np.unique(blocks.documents, return_inverse=True)[1], blocks.counts)
+    share = tokens[tokens > 0] / tokens.sum()
+    return Documents(len(share), float(1 / (share**2).sum()), float(share.max()))
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def over_text(blocks: Blocks) -> Interval | None:
+    """Of one checkpoint's mean, `sums.sum() / counts.sum()`, or of a paired difference; None with less than two units.
+
+    A t-interval over units of text of different sizes: the ratio of sums, linearised. Source: Cochran (1977),
+    "Sampling Techniques", section 6.5, and section 9A.1 on whole clusters.
+    """
+    sums, counts, kind = _by_unit([blocks])
+    if len(counts) < 2:
+        return None
+    mean, residuals = _linearised(sums, counts)
+    variance = float(residuals[0].var(ddof=1)) / len(counts)
+    return Interval(mean, math.sqrt(variance), len(counts) - 1, 1, len(counts), kind)
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Of a mean over seeds, one value each (for a comparison: the paired difference), on this very text.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError("an interval over seeds needs at least two of them")
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(float(np.mean(values)), error, len(values) - 1, len(values))
+
+
+def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
+    """Of a mean over seeds, for other seeds on other text; the blocks of every seed are those of the same text.
+
+    Seeds and units of text are crossed random factors: the variance of the mean is that over seeds and that over units,
+    less that of what is left, which both contain (Cameron, Gelbach & Miller, 2011, "Robust Inference With Multiway
+    Clustering", section 2.1). Degrees of freedom: Satterthwaite (1946), as for readers and cases in Hillis (2007).
+
+    Returns:
+        None with less than two units.
+
+    Raises:
+        ValueError: fewer than two seeds, or blocks of different texts.
+    """
+    if len(each) < 2 or not all(one.same_text(each[0]) for one in each):
+        raise ValueError("an interval over seeds and text needs two seeds or more on the same text")
+    sums, counts, kind = _by_unit(each)
+    n_seeds, n_units = sums.shape
+    if n_units < 2:
+        return None
+    mean, residuals = _linearised(sums, counts)
+    of_seed, of_unit = residuals.mean(1), residuals.mean(0)
+    left = residuals - of_seed[:, None] - of_unit + residuals.mean()
+    df_seeds, df_units = n_seeds - 1, n_units - 1
+    seeds = float(of_seed.var(ddof=1)) / n_seeds
+    units = float(of_unit.var(ddof=1)) / n_units
+    both = float((left**2).sum()) / (df_seeds * df_units) / (n_seeds * n_units)
+    variance = max(seeds + units - both, seeds, units)
+    spread = seeds**2 / df_seeds + units**2 / df_units
+    df = variance**2 / spread if spread else df_seeds
+    return Interval(mean, math.sqrt(variance), df, n_seeds, n_units, kind)
+
+
+def _by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
+    """(seeds, units) sums and (units,) tokens, and what a unit is."""
+    counts, documents = each[0].counts, each[0].documents
+    unit, kind = _units(documents) if documents is not None else _blocks(len(counts))
+    *sums, tokens = (np.bincount(unit, values).astype(np.float64) for values in (*(one.sums for one in each), counts))
+    return np.stack(sums), tokens, kind
+
+
+def _blocks(number: int) -> tuple[Integers, Units]:
+    return np.arange(number), "blocks"
+
+
+def _units(documents: Integers) -> tuple[Integers, Units]:
+    """Of each block, which come in the order of the text, the unit that it is in, from 0 on."""
+    numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
+    if len(numbers) >= FEW_DOCUMENTS:
+        return document, "documents"
+    parts = np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64))
+    parts = np.minimum(parts, blocks)
+    place = np.empty(len(documents), np.int64)  # of a block in its document
+    place[np.argsort(document, kind="stable")] = np.concatenate([np.arange(n) for n in blocks])
+    return np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document], "segments"
+
+
+def _linearised(sums: Floats, counts: Floats) -> tuple[float, Floats]:
+    """The token-weighted mean, and per seed and unit what it adds to it: residuals of mean 0, linear in the sums."""
+    mean = float(sums.sum() / (len(sums) * counts.sum()))
+    return mean, (sums - mean * counts) / counts.mean()
+
+
+def _quantile(df: float, share: float) -> float:
+    from scipy import special
+
+    return float(special.stdtrit(df, share))
