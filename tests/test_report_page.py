@@ -95,7 +95,7 @@ def test_the_browser_has_nothing_to_complain_about(opened: Any) -> None:
 def test_a_click_on_a_header_sorts_and_another_turns_it_round(opened: Any) -> None:
     def column(number: int) -> list[str]:
         script = (
-            "return [...document.querySelector('table').tBodies[0].rows].map(r => r.levels[arguments[0]].textContent)"
+            "return [...document.querySelector('table').tBodies[0].rows].map(r => r.cells[arguments[0]].textContent)"
         )
         return [str(text) for text in opened.execute_script(script, number)]
 
