@@ -1,0 +1,207 @@
+"""How often posbench's 95 % intervals hold the truth, on the losses of trained models.
+
+    python scripts/coverage.py measure outputs/six/rope-s* outputs/six/alibi-s* --out tests/data/losses.npz
+    python scripts/coverage.py table tests/data/losses.npz
+
+`measure` scores every document of a corpus that is long enough, whatever split it is in: blocks of targets at 1, 4 and
+16 times the training length, as `fixed_target` takes them. These documents are the population, their mean the truth.
+`table` draws documents from it (and runs, as other seeds), deals blocks to them as `fixed_target` does, and counts how
+often an interval holds that mean. tests/test_coverage.py asserts the same figures.
+"""
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from posbench import machine
+from posbench.data import tokens as data
+from posbench.evaluation import intervals
+from posbench.evaluation.intervals import Blocks, Interval
+from posbench.evaluation.protocols import Windows
+from posbench.evaluation.score import score
+from posbench.evaluation.trained import TrainedGPT
+from posbench.model import build
+from posbench.runs import checkpoint
+from posbench.runs.folder import load_config
+
+Floats = NDArray[np.float64]
+
+RATIOS = (1, 4, 16)
+MOST = 16  # blocks measured per document
+BLOCKS = 128  # behind a headline figure
+TARGETS = 32  # tokens per block
+QUANTITIES = ("1x", "rise 4x", "rise 16x")
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(folders: list[Path], out: Path) -> None:
+    """Write nll per block at 1x and its rises at 4x and 16x, of every run, and the document of each block."""
+    config = load_config(folders[0])
+    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    splits = (tokens.train, tokens.validation, tokens.test)
+    longest = RATIOS[-1] * config.training.train_length
+    placed = [list(_placed(split.starts, longest)) for split in splits]
+    sizes = np.cumsum([0, *(len(starts) for starts in placed)])
+    document = [np.full(len(f), i + d) for i, each in zip(sizes, placed, strict=False) for d, f in enumerate(each)]
+    found = []
+    for folder in folders:
+        of_splits = [_losses(folder, np.concatenate(each), i) for i, each in enumerate(placed) if each]
+        found.append(np.concatenate(of_splits, axis=1))
+        print(folder.name, found[-1].mean(1).round(3), flush=True)
+    nll = np.stack(found)  # (runs, ratios, blocks)
+    nll[:, 1:] -= nll[:, :1]  # rises, which are small, keep more digits
+    schemes = [load_config(folder).encoding.name for folder in folders]
+    np.savez_compressed(
+        out, nll=nll.astype(np.float16), document=np.concatenate(document).astype(np.uint16), scheme=np.array(schemes)
+    )
+
+
+def _placed(starts: NDArray[np.int64], longest: int) -> Iterator[NDArray[np.int64]]:
+    """Of every document with two blocks or more their first targets, at most `MOST`, spread evenly."""
+    for first, end in itertools.pairwise(starts):
+        candidates = np.arange(first + longest - TARGETS + 1, end - TARGETS + 1, TARGETS)
+        if len(candidates) >= 2:
+            n = min(MOST, len(candidates))
+            yield candidates[(2 * np.arange(n) + 1) * len(candidates) // (2 * n)]
+
+
+def _losses(folder: Path, firsts: NDArray[np.int64], split: int) -> Floats:
+    """(ratios, blocks) nats per token."""
+    config = load_config(folder)
+    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts)
+    model.load_state_dict(checkpoint.load_model(folder)[1])
+    device = machine.resolve("auto")
+    dtype = machine.resolve_precision(config.training.precision, device)
+    length = config.training.train_length
+    subject = TrainedGPT(model.to(device).eval(), folder.name, length, device, dtype, config.seed)
+    text = (tokens.train, tokens.validation, tokens.test)[split]
+    block = np.arange(len(firsts))
+    each = [Windows(r * length, TARGETS, firsts + TARGETS - 1 - r * length, block, "doc") for r in RATIOS]
+    with torch.no_grad():
+        return np.stack([score(subject, text, windows, 16384).mean(1) for windows in each])
+
+
+# -- simulating --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Population:
+    """Measured losses: of each quantity (runs, blocks), a run's being those of one seed; blocks sorted by document."""
+
+    values: dict[str, Floats]
+    document: NDArray[np.int64]
+
+    @property
+    def blocks_of(self) -> list[NDArray[np.int64]]:
+        return [np.flatnonzero(self.document == d) for d in np.unique(self.document)]
+
+
+def population(path: Path, scheme: str, less: str | None = None) -> Population:
+    """Of a scheme, or of its paired difference from another."""
+    with np.load(path) as held:
+        nll, names = held["nll"].astype(np.float64), held["scheme"]
+        values = nll[names == scheme] - (nll[names == less] if less else 0.0)
+        return Population(dict(zip(QUANTITIES, values.swapaxes(0, 1), strict=True)), held["document"].astype(np.int64))
+
+
+Method = Callable[[list[Blocks]], Interval | None]
+
+
+def coverage(
+    whole: Population, quantity: str, documents: int, seeds: int, method: Method, trials: int, seed: int = 0
+) -> tuple[float, float]:
+    """Share of trials whose interval holds the truth, and the mean half width.
+
+    Args:
+        documents: drawn with replacement, as from all that could have been the test text.
+        seeds: runs drawn with replacement; 1: that one checkpoint's mean is the truth.
+        method: from the blocks of each seed to an interval.
+    """
+    rng = np.random.default_rng([seed, documents, seeds, QUANTITIES.index(quantity)])
+    values, blocks_of = whole.values[quantity], whole.blocks_of
+    share = -(-BLOCKS // documents)  # that a document gets if it has as many
+    weight = np.array([min(share, len(blocks)) for blocks in blocks_of], dtype=np.float64)
+    means = np.stack([values[:, blocks].mean(1) for blocks in blocks_of], axis=1)  # (runs, documents)
+    truths = means @ weight / weight.sum()
+    hits, width = 0, 0.0
+    for _ in range(trials):
+        runs = rng.integers(len(values), size=seeds)
+        drawn = rng.integers(len(blocks_of), size=documents)
+        taken = [rng.permutation(blocks_of[d])[:share] for d in drawn]
+        document = np.repeat(np.arange(documents), [len(blocks) for blocks in taken])
+        index = np.concatenate(taken)
+        counts = np.full(len(index), float(TARGETS))
+        found = method([Blocks(values[run, index] * TARGETS, counts, document) for run in runs])
+        assert found is not None
+        truth = truths[runs[0]] if seeds == 1 else truths.mean()
+        hits += found.low <= truth <= found.high
+        width += found.half
+    return hits / trials, width / trials
+
+
+def one_checkpoint(each: list[Blocks]) -> Interval | None:
+    return intervals.over_text(each[0])
+
+
+def blocks_alone(each: list[Blocks]) -> Interval | None:
+    """What posbench did before: every block a unit, whatever document it is from."""
+    return intervals.over_text(dataclasses.replace(each[0], documents=None))
+
+
+def one_text(each: list[Blocks]) -> Interval | None:
+    """As if the documents were the chapters of one: segments."""
+    return intervals.over_text(dataclasses.replace(each[0], documents=np.zeros(len(each[0].counts), np.int64)))
+
+
+def seeds_alone(each: list[Blocks]) -> Interval | None:
+    """As before, too: seeds vary, the text does not."""
+    return intervals.over_seeds([float(one.sums.sum() / one.counts.sum()) for one in each])
+
+
+METHODS: dict[str, tuple[Method, int]] = {
+    "one checkpoint, blocks": (blocks_alone, 1),
+    "one checkpoint, documents": (one_checkpoint, 1),
+    "one checkpoint, segments (documents as chapters of one)": (one_text, 1),
+    "five seeds, seeds": (seeds_alone, 5),
+    "five seeds, seeds and documents": (intervals.over_seeds_and_text, 5),
+}
+
+
+def table(path: Path, trials: int) -> None:
+    print("| figure | interval over | documents | " + " | ".join(QUANTITIES) + " |\n|---" * 3 + "|---:" * 3 + "|")
+    for name, whole in _populations(path):
+        for method, (made, seeds) in METHODS.items():
+            for documents in (8, 20, 60):
+                each = [coverage(whole, q, documents, seeds, made, trials) for q in QUANTITIES]
+                shown = " | ".join(f"{100 * rate:.1f} % ±{width:.3f}" for rate, width in each)
+                print(f"| {name} | {method} | {documents} | {shown} |", flush=True)
+
+
+def _populations(path: Path) -> Iterator[tuple[str, Population]]:
+    for scheme, less in (("rope", None), ("alibi", None), ("alibi", "rope")):
+        yield f"{scheme} - {less}" if less else scheme, population(path, scheme, less)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measured = commands.add_parser("measure")
+    measured.add_argument("runs", nargs="+", type=Path)
+    measured.add_argument("--out", type=Path, required=True)
+    shown = commands.add_parser("table")
+    shown.add_argument("losses", type=Path)
+    shown.add_argument("--trials", type=int, default=2000)
+    asked = parser.parse_args()
+    if asked.command == "measure":
+        measure(asked.runs, asked.out)
+    else:
+        table(asked.losses, asked.trials)

@@ -1,0 +1,58 @@
+"""How often intervals hold the truth on the losses of trained models: documents of the built-in corpus are drawn from
+those measured, blocks dealt to them, seeds drawn from the runs. tests/data/losses.npz is made by scripts/coverage.py.
+"""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "coverage.py"
+LOSSES = Path(__file__).parent / "data" / "losses.npz"
+TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
+POPULATIONS = [("rope", None), ("alibi", "rope")]
+QUANTITIES = ("1x", "rise 4x", "rise 16x")
+
+
+@functools.cache
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("coverage_script", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rate(scheme: str, less: str | None, quantity: str, documents: int, method: str) -> float:
+    made, seeds = script().METHODS[method]
+    whole = script().population(LOSSES, scheme, less)
+    found, _ = script().coverage(whole, quantity, documents, seeds, made, TRIALS)
+    return float(found)
+
+
+@pytest.mark.parametrize("method", ["one checkpoint, documents", "five seeds, seeds and documents"])
+@pytest.mark.parametrize("documents", [20, 60])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize(("scheme", "less"), POPULATIONS)
+def test_intervals_hold_the_truth_as_often_as_they_say(
+    scheme: str, less: str | None, quantity: str, documents: int, method: str
+) -> None:
+    assert 0.92 <= rate(scheme, less, quantity, documents, method) <= 0.97
+
+
+@pytest.mark.parametrize("method", ["one checkpoint, documents", "five seeds, seeds and documents"])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_with_eight_documents_they_come_near(quantity: str, method: str) -> None:
+    assert rate("rope", None, quantity, 8, method) >= 0.88
+
+
+@pytest.mark.parametrize("quantity", ["1x", "rise 16x"])
+def test_blocks_taken_for_independent_would_not(quantity: str) -> None:
+    assert rate("rope", None, quantity, 8, "one checkpoint, blocks") < 0.85
+    assert rate("rope", None, quantity, 20, "one checkpoint, blocks") < 0.92
+
+
+def test_seeds_alone_would_not_hold_for_other_text() -> None:
+    assert rate("alibi", "rope", "rise 16x", 20, "five seeds, seeds") < 0.92
