@@ -33,7 +33,7 @@ def rate(scheme: str, less: str | None, quantity: str, documents: int, method: s
 
 
 @pytest.mark.parametrize("method", ["one checkpoint, documents", "five seeds, seeds and documents"])
-@pytest.mark.parametrize("documents", [20, 60])
+@pytest.mark.parametrize("documents", [8, 20, 60])
 @pytest.mark.parametrize("quantity", QUANTITIES)
 @pytest.mark.parametrize(("scheme", "less"), POPULATIONS)
 def test_intervals_hold_the_truth_as_often_as_they_say(
@@ -42,17 +42,17 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     assert 0.92 <= rate(scheme, less, quantity, documents, method) <= 0.97
 
 
-@pytest.mark.parametrize("method", ["one checkpoint, documents", "five seeds, seeds and documents"])
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_with_eight_documents_they_come_near(quantity: str, method: str) -> None:
-    assert rate("rope", None, quantity, 8, method) >= 0.88
+def test_segments_of_a_text_of_twenty_chapters_come_near(quantity: str) -> None:
+    assert rate("rope", None, quantity, 20, "one checkpoint, segments (documents as chapters of one)") >= 0.9
 
 
-@pytest.mark.parametrize("quantity", ["1x", "rise 16x"])
-def test_blocks_taken_for_independent_would_not(quantity: str) -> None:
-    assert rate("rope", None, quantity, 8, "one checkpoint, blocks") < 0.85
-    assert rate("rope", None, quantity, 20, "one checkpoint, blocks") < 0.92
+def test_blocks_taken_for_independent_would_not() -> None:
+    assert rate("rope", None, "1x", 8, "one checkpoint, blocks") < 0.86
+    assert rate("rope", None, "1x", 20, "one checkpoint, blocks") < 0.9
+    assert rate("rope", None, "rise 16x", 8, "one checkpoint, blocks") < 0.92
 
 
 def test_seeds_alone_would_not_hold_for_other_text() -> None:
-    assert rate("alibi", "rope", "rise 16x", 20, "five seeds, seeds") < 0.92
+    assert rate("rope", None, "1x", 20, "five seeds, seeds") < 0.5
+    assert rate("alibi", "rope", "rise 16x", 20, "five seeds, seeds") < 0.85
