@@ -189,6 +189,71 @@ def test_equal_documents_never_part_between_splits(tmp_path: Path) -> None:
     assert len(set.union(*sets)) == sum(map(len, sets)) == 20
 
 
+def prose(n: int, n_words: int = 200) -> dict[str, str]:
+    """Documents that share no passage."""
+    return {f"{i:03}.txt": " ".join(f"{word}of{i}" for word in range(n_words)) for i in range(n)}
+
+
+def test_training_documents_with_a_held_out_passage_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clean = load(config(path=write(tmp_path / "many", prose(60))), tmp_path)
+    assert clean.record["copies"] == {
+        "passage_words": 64, "shared": 0.0, "dropped_documents": 0, "dropped_text": 0.0,
+        "held_out_checked": 1.0, "train_checked": 1.0,
+    }  # fmt: skip
+    assert "held-out" not in caplog.text
+    quoted = [" \n".join(clean.documents[split][0].split()[80:180]) for split in ("validation", "test")]
+    write(tmp_path / "many", {f"quoting{i}.txt": f"{i} says: {quote}" for i, quote in enumerate(quoted)})
+    copied = load(config(path=tmp_path / "many"), tmp_path)
+    assert {split: list(copied.documents[split]) for split in corpus.SPLITS} == {
+        split: list(clean.documents[split]) for split in corpus.SPLITS
+    }
+    assert copied.record["sha256"] == clean.record["sha256"]
+    shared = copied.record["copies"]
+    assert shared["shared"] == pytest.approx(2 * 37 / (6 * 137), abs=1e-6)
+    assert shared["dropped_documents"] == 2
+    size = sum(len(f"0 says: {quote}") for quote in quoted)
+    assert shared["dropped_text"] == pytest.approx(size / (size + sum(map(len, clean.documents["train"]))), abs=1e-6)
+    assert "left out 2 of 56 training documents (2.2 % of the text) that share passages of 64 words" in caplog.text
+    assert {record.levelname for record in caplog.records if "left out" in record.message} == {"INFO"}
+
+
+def test_a_licence_in_every_document_is_one_line_since_nothing_would_be_left(tmp_path: Path) -> None:
+    licence = " ".join(f"term{i}" for i in range(70))
+    folder = write(tmp_path / "many", {name: f"{text} {licence}" for name, text in prose(40).items()})
+    with pytest.raises(UserError, match=r"data .text.: every training document shares passages of 64 words .* licence"):
+        load(config(path=folder), tmp_path)
+
+
+@pytest.mark.parametrize("split", ["given", "contiguous"])
+def test_training_text_that_is_left_alone_and_holds_held_out_passages_is_a_warning(
+    tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    novel, other = prose(2, n_words=4000).values()
+    words = novel.split()
+    for n_shared, warned in ((0, False), (65, False), (100, True)):
+        caplog.clear()
+        if split == "given":
+            held_out = " ".join(other.split()[:400] + words[200 : 200 + n_shared])
+            texts = {"train.txt": novel, "valid.txt": "of its own", "test.txt": held_out}
+        else:
+            texts = {"one.txt": " ".join(words[:3900] + words[200 : 200 + n_shared] + words[3900:])}
+        folder = write(tmp_path / f"{n_shared}", texts)
+        result = load(config(path=folder), tmp_path)
+        assert result.record["split"] == split
+        joined = "".join(result.documents["train"])
+        assert joined == (novel if split == "given" else texts["one.txt"][: len(joined)])
+        shared = result.record["copies"]
+        assert (shared["dropped_documents"], shared["dropped_text"]) == (0, 0.0)
+        assert (shared["shared"] > 0) == (n_shared > 0) and (shared["shared"] > 0.01) == warned
+        lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        percent = f"{100 * shared['shared']:.1f} %"
+        told = f"data 'text': {percent} of the held-out passages of 64 words stand in the training text, too"
+        assert lines == ([told] if warned else [])
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -556,7 +621,7 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path
         ]
     assert sorted(found) == sorted(texts.values())
     assert made.record["tokens"] == {s: len(getattr(made, s).ids) for s in corpus.SPLITS}
-    assert set(made.record) == {"name", "revision", "sha256", "split", "documents", "tokens"}
+    assert set(made.record) == {"name", "revision", "sha256", "split", "documents", "copies", "tokens"}
 
 
 def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) -> None:

@@ -308,6 +308,16 @@ def test_runs_of_another_corpus_or_initialisation_are_a_set_of_their_own(
     assert (tmp_path / "fake" / "report" / "set-2" / "curves.png").is_file()
 
 
+def test_runs_from_before_copies_were_recorded_are_compared_with_later_ones(template: Config, tmp_path: Path) -> None:
+    before = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    data = load.read(before).record["data"]
+    assert "copies" not in data
+    later = data | {"copies": {"shared": 0.01, "dropped_documents": 3}}
+    write_run(tmp_path, configured(template, "alibi", 0), SCHEMES["alibi"], data=later)
+    assert set(summarised(tmp_path)) == {"rope", "alibi"}
+    report.main([tmp_path])
+
+
 def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_it(
     template: Config, tmp_path: Path
 ) -> None:

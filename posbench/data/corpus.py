@@ -6,9 +6,11 @@ digest of the files, or the hub's commit), `load` reads it and splits it.
 How documents are split (`record["split"]`):
 - `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
 - `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. Of
-  the built-in corpus 6 % and 20 %, chosen by the hash of module names, and training is cleared of what the others hold
-  too.
+  the built-in corpus 6 % and 20 %, chosen by the hash of module names. Training documents that share a passage of 64
+  words with validation or test text are dropped.
 - `contiguous`, under 20 documents: the last 5 % and 5 % of each one's text. The pieces join to the original.
+
+What training text shares with the held-out text stands in `record["copies"]`, as it was before anything was dropped.
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ from typing import Any
 
 from posbench import files
 from posbench.config.schema import DataConfig
-from posbench.data import hub, reading
+from posbench.data import copies, hub, reading
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ HELD_OUT = (0.05, 0.05)  # shares of validation and test
 # The built-in corpus is small: a larger share, for some fifty test documents of more than a thousand tokens.
 BUILTIN_HELD_OUT = (0.06, 0.20)
 FEWEST_DOCUMENTS = 20  # to split by document
-SHINGLE_WORDS = 64  # a training document that shares a passage this long with a held-out one is dropped
+MUCH_SHARED = 0.01  # of the held-out passages, in training text that is left alone: worth a warning
+MUCH_DROPPED = 0.10  # of the training text: worth a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +97,19 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
         split, documents = "given", _complete(documents, config.name)
     elif config.source == "builtin":
         names = list(source.files[""])[: len(documents[""])]
-        split, documents = "document", _without_copies(_by_document(documents[""], names, BUILTIN_HELD_OUT))
+        split, documents = "document", _by_document(documents[""], names, BUILTIN_HELD_OUT)
     elif len(documents[""]) >= FEWEST_DOCUMENTS:
         split, documents = "document", _by_document(documents[""], documents[""], HELD_OUT)
     else:
         split, documents = "contiguous", _contiguous(documents[""])
+    documents, shared = _without_copies(documents, split, config.name)
     record = {
         "name": config.name,
         "revision": source.revision,
         "sha256": _digest(part.encode() for s in SPLITS for part in itertools.chain([s], documents[s])),
         "split": split,
         "documents": {s: len(documents[s]) for s in SPLITS},
+        "copies": shared,
     }
     return Corpus({s: documents[s] for s in SPLITS}, record)
 
@@ -198,18 +203,45 @@ def _contiguous(texts: Sequence[str]) -> dict[str, Sequence[str]]:
     return dict(pieces)
 
 
-def _without_copies(documents: dict[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Drop training documents that share a passage of `SHINGLE_WORDS` words with a validation or test document."""
-    held_out = {s for split in ("validation", "test") for text in documents[split] for s in _shingles(text)}
+def _without_copies(
+    documents: dict[str, Sequence[str]], split: str, name: str
+) -> tuple[dict[str, Sequence[str]], dict[str, Any]]:
+    """Drop training documents that share a passage with held-out text, if whole documents were split by us.
+
+    Returns:
+        The documents, and what `record["copies"]` says: the shares are of 1, and of before anything was dropped.
+
+    Raises:
+        UserError: nothing would be left to train on.
+    """
     train = documents["train"]
-    kept = [i for i, text in enumerate(train) if held_out.isdisjoint(_shingles(text))]
-    return {**documents, "train": _select(train, kept)}
-
-
-def _shingles(text: str) -> Iterable[int]:
-    words = text.split()
-    last = max(0, len(words) - SHINGLE_WORDS)  # a shorter text is one shingle
-    return (hash(tuple(words[i : i + SHINGLE_WORDS])) for i in range(last + 1))
+    found = copies.find([documents["validation"], documents["test"]], train)
+    dropped = found.documents if split == "document" else []
+    what = f"passages of {copies.PASSAGE_WORDS} words"
+    looked = f"; {found.train_checked:.0%} of the training text was looked through" if found.train_checked < 1 else ""
+    if dropped:
+        if len(dropped) == len(train):
+            raise UserError(
+                f"data '{name}': every training document shares {what} with validation or test text, as a licence in "
+                "each would: take it out, or give splits of your own in folders train, validation and test"
+            )
+        documents = {**documents, "train": _select(train, set(range(len(train))).difference(dropped))}
+        line = (
+            "data '%s': left out %d of %d training documents (%.1f %% of the text) that share %s with held-out text%s"
+        )
+        level = logging.WARNING if found.text > MUCH_DROPPED else logging.INFO
+        logger.log(level, line, name, len(dropped), len(train), 100 * found.text, what, looked)
+    elif found.shared > MUCH_SHARED:
+        line = "data '%s': %.1f %% of the held-out %s stand in the training text, too%s"
+        logger.warning(line, name, 100 * found.shared, what, looked)
+    return documents, {
+        "passage_words": copies.PASSAGE_WORDS,
+        "shared": round(found.shared, 6),
+        "dropped_documents": len(dropped),
+        "dropped_text": round(found.text, 6) if dropped else 0.0,
+        "held_out_checked": round(found.held_out_checked, 6),
+        "train_checked": round(found.train_checked, 6),
+    }
 
 
 def _digest(parts: Iterable[bytes]) -> str:
