@@ -561,6 +561,19 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 
+def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config, pathlib.Path]) -> None:
+    config, folder = trained
+    records = ("run.json", "evaluation.jsonl", "evaluation_blocks.jsonl")
+    before = [(folder / name).read_bytes() for name in records]
+    with open(str(config.data.path), "a", encoding="utf-8") as text:
+        text.write(" more")
+    settings, _, _ = apply(config, ["length=96"])
+    with pytest.raises(UserError, match=r"trained on another text \(sha256 .*: bring that text back") as caught:
+        evaluate_run(folder, settings)
+    assert "\n" not in str(caught.value)
+    assert [(folder / name).read_bytes() for name in records] == before
+
+
 def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
     trained: tuple[Config, pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,13 @@
 """Training as a whole, in processes of its own where signals are concerned."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from support import snapshot
 
 from posbench.config.schema import Config, to_container
 from posbench.data.batches import validation_batches
@@ -145,6 +148,68 @@ def test_restart_moves_the_old_run_aside(config: Config, tmp_path: pathlib.Path)
     train(config, folder, [], restart=True)
     assert len(list(folder.parent.iterdir())) == 2
     assert len(record_of(folder)["attempts"]) == 1
+
+
+def reword(config: Config, word: str) -> None:
+    """Append a word to the text that a configuration names."""
+    with open(str(config.data.path), "a", encoding="utf-8") as file:
+        file.write(f" {word}")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_trained_run_whose_text_is_another_now_is_refused_in_one_line_and_left_as_it_is(
+    config: Config, tmp_path: pathlib.Path, finished: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        if not finished:  # it fails after its checkpoint at step 10
+            patch.setattr("posbench.training.train.evaluate_into", lambda *_: 1 / 0)
+        with contextlib.nullcontext() if finished else pytest.raises(ZeroDivisionError):
+            train(config, folder, [])
+    before = snapshot(folder)
+    reword(config, "more")
+    with pytest.raises(UserError) as caught:
+        train(config, folder, [])
+    message = str(caught.value)
+    assert "\n" not in message
+    assert re.search(
+        r"trained on another text \(sha256 \w{12}\) than .* now \(\w{12}\): .*study=NAME.*--restart", message
+    )
+    after = snapshot(folder)
+    changed = {name for name in after if after[name] != before.get(name)} - {".lock", "log.txt"}
+    assert changed == (set() if finished else {"run.json"})
+    was, now = (json.loads(files["run.json"]) for files in (before, after))
+    assert {key for key in was if was[key] != now[key]} <= {"message"}
+    train(config, folder, [], restart=True)
+    assert record_of(folder)["data"]["sha256"] != was["data"]["sha256"] and record_of(folder)["status"] == "done"
+
+
+def test_a_trained_run_whose_tokenizer_is_another_now_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
+    train(config, tmp_path / "run", [])
+    record = record_of(tmp_path / "run") | {"tokenizer_sha256": "beef" * 16}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(UserError, match=r"another tokenizer \(sha256 beefbeefbeef\) than its configuration"):
+        train(config, tmp_path / "run", [])
+
+
+def test_a_run_that_was_not_trained_yet_takes_the_text_as_it_is_now(config: Config, tmp_path: pathlib.Path) -> None:
+    text = pathlib.Path(str(config.data.path))
+    content = text.read_text(encoding="utf-8")
+    text.write_text("too short", encoding="utf-8")
+    with pytest.raises(UserError, match="a block of 16"):
+        train(config, tmp_path / "run", [])
+    text.write_text(content, encoding="utf-8")
+    train(config, tmp_path / "run", [])
+    assert record_of(tmp_path / "run")["status"] == "done"
+
+
+def test_a_finished_run_whose_text_is_gone_stays_done(config: Config, tmp_path: pathlib.Path) -> None:
+    train(config, tmp_path / "run", [])
+    before = record_of(tmp_path / "run")
+    pathlib.Path(str(config.data.path)).unlink()
+    with pytest.raises(UserError, match=r"text\.txt"):
+        train(config, tmp_path / "run", [])
+    assert record_of(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("at_step", [2, 7, 11])

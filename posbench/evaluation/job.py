@@ -31,7 +31,8 @@ def evaluate_run(
     An evaluation is no attempt at the run: `run.json` keeps how that ended. What goes wrong here stands in `log.txt`.
 
     Raises:
-        UserError: the folder holds no run or no complete checkpoint, or the settings cannot be met.
+        UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
+            configuration gives now, or the settings cannot be met.
     """
     config = dataclasses.replace(load_config(folder), evaluation=settings)
     check(config)
@@ -44,8 +45,7 @@ def evaluate_run(
         tracker = tracking.start(config, run)
         try:
             tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
-            if run.record["tokenizer_sha256"] not in (None, tokens.tokenizer.sha256):
-                raise UserError(f"the data of {folder} gives another tokenizer than the run was trained with")
+            run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
             model = _trained(config, tokens, weights, chosen)
             evaluate_into(run, tracker, model, tokens, config, step, chosen)
         except BaseException as error:

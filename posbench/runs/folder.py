@@ -134,12 +134,37 @@ class Run:
         self.update(attempts=[*before, {**current, **fields}])
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
-        """Record how the attempt ended: status `done`, `failed` or `stopped`."""
+        """Record how the attempt ended: status `done`, `failed` or `stopped`. What ended before it began stays done."""
+        if self.record["status"] == "done":
+            return
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
-        if self.record["attempts"]:
+        if any(attempt["ended"] is None for attempt in self.record["attempts"][-1:]):
             self.update_attempt(ended=now())
         else:
             self.update()
+
+    def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
+        """A trained run goes on and is evaluated on the text and with the tokenizer that it was trained with.
+
+        Args:
+            sha256: of the corpus that the run's configuration means now.
+
+        Raises:
+            UserError: one of them is another.
+        """
+        if not _is_trained(self.folder):
+            return
+        data = self.record["data"]
+        for what, before, here in (
+            ("text", data.get("sha256") if isinstance(data, dict) else None, sha256),
+            ("tokenizer", self.record["tokenizer_sha256"], tokenizer_sha256),
+        ):
+            if before not in (None, here):
+                raise UserError(
+                    f"{self.folder} was trained on another {what} (sha256 {str(before)[:12]}) than its configuration "
+                    f"gives now ({here[:12]}): bring that {what} back, or train anew, with study=NAME in another "
+                    "study, or with --restart, which moves this run aside"
+                )
 
     def _first_record(self, config: Config) -> dict[str, Any]:
         path = self.folder / RECORD

@@ -47,7 +47,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         restart: move an existing run aside and begin anew.
 
     Raises:
-        UserError: the data or the configuration cannot be used, or another process owns the folder.
+        UserError: the data or the configuration cannot be used, the run in the folder was trained on another text, or
+            another process owns it.
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
@@ -58,8 +59,9 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     machine.keep_freed_memory()
     with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
         run.log_to_file()
-        run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+        run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / "tokenizer.json")
         run.update(
