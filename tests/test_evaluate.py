@@ -18,12 +18,15 @@ from torch import Tensor
 
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, EncodingConfig
+from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, protocols
+from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
+from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
@@ -572,6 +575,39 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
         evaluate_run(folder, settings)
     assert "\n" not in str(caught.value)
     assert [(folder / name).read_bytes() for name in records] == before
+
+
+def test_rows_say_what_a_bigram_model_of_the_training_tokens_has_on_their_targets(
+    trained: tuple[Config, pathlib.Path],
+) -> None:
+    config, folder = trained
+    settings, _, _ = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
+    evaluate_run(folder, settings)
+    rows = evaluation_rows(folder)
+    assert {row.bigram_nll for row in rows if row.task} == {None}
+    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    model = BigramModel(tokens.train.ids, 257)
+    for protocol in settings.protocols:
+        targets = targets_of(protocols.plan(protocol, tokens.test, [16, 32, 64], 8, 16, "auto")[16])
+        (nll,) = {row.bigram_nll for row in rows if row.protocol == protocol}
+        assert {row.targets_sha256 for row in rows if row.protocol == protocol} == {targets.sha256(tokens.test)}
+        at = targets.indices
+        assert nll == pytest.approx(np.mean([model.nll(tokens.test.ids[[i - 1]], tokens.test.ids[[i]]) for i in at]))
+        assert 1 < nll < math.log(9)  # words of random letters and spaces
+
+
+def test_rows_from_before_bigram_models_are_not_computed_again(trained: tuple[Config, pathlib.Path]) -> None:
+    config, folder = trained
+    lines = [{k: v for k, v in row.to_json().items() if k != "bigram_nll"} for row in evaluation_rows(folder)]
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = (folder / "evaluation.jsonl").read_bytes()
+    evaluate_run(folder, config.evaluation)
+    assert (folder / "evaluation.jsonl").read_bytes() == before
+
+
+def test_without_a_training_text_rows_have_no_bigram_model(config: Config) -> None:
+    rows, _ = rows_of(Planted(None), periodic(48), config)
+    assert {row.bigram_nll for row in rows} == {None}
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(

@@ -32,6 +32,8 @@ def print_curves(folder: Path) -> None:
     rows = evaluation_rows(folder)
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     out.print(_table(rows, title, out))
+    for line in _not_learned(rows):
+        out.print(line, soft_wrap=True)
     series = {name: _points(rows, name) for name in SERIES}
     if any(len(points) > 1 for points in series.values()):
         out.print(_draw({name: points for name, points in series.items() if points}, plain))
@@ -42,6 +44,15 @@ def print_curves(folder: Path) -> None:
     for line in _about_intervals(folder, rows):
         out.print(line, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def _not_learned(rows: list[EvaluationRow]) -> list[str]:
+    """A line about a run that is no better at its training length than a bigram model, whose curve says nothing."""
+    row = {row.length_ratio: row for row in rows if row.curve_name == "fixed_target"}.get(1.0)
+    if row is None or row.nll is None or row.bigram_nll is None or row.nll < row.bigram_nll:
+        return []
+    others = f"a bigram model of the training tokens has {row.bigram_nll:.3f} on the same targets"
+    return [f"Not learned: {row.nll:.3f} nats at 1x, {others}."]
 
 
 def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:

@@ -14,6 +14,7 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import intervals, protocols
+from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
@@ -38,6 +39,7 @@ class Evaluation:
     dtype: str  # what the subject runs in, for the rows: bf16, fp32
     device: torch.device  # whose memory is measured
     reference: Subject | None = None  # whose key tokens count; None = the subject's own
+    bigram: BigramModel | None = None  # of the training text; None: that is not known
 
     @property
     def chooser(self) -> Subject:
@@ -159,7 +161,16 @@ def _measured(
         row,
         seconds=round(time.monotonic() - started, 3),  # of what this row computed: next to none if all was cached
         peak_memory_bytes=machine.peak_memory(evaluation.device),
+        bigram_nll=_bigram_nll(evaluation, row, targets),
     ), blocks
+
+
+def _bigram_nll(evaluation: Evaluation, row: EvaluationRow, targets: Targets) -> float | None:
+    """Of a row that has a number. A probe rewrites the text or chooses its targets: there it would say nothing."""
+    if evaluation.bigram is None or row.nll is None or row.task is not None:
+        return None
+    ids = evaluation.split.ids
+    return float(evaluation.bigram.nll(ids[targets.indices - 1], ids[targets.indices]).mean())
 
 
 def _with_numbers(

@@ -12,6 +12,7 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import UserError
+from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.trained import TrainedGPT
@@ -77,6 +78,7 @@ def evaluate_into(
         dtype=machine.dtype_name(dtype),
         device=device,
         reference=_reference(subject, tokens, settings) if settings.tasks else None,
+        bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
     )
     started = time.monotonic()
     try:

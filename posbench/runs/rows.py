@@ -68,7 +68,7 @@ class EvaluationRow:
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None
     ci_over: str | None = None  # documents, segments; rows of earlier versions: None, of blocks
-    bigram_nll: float | None = None  # of a bigram model of the training tokens, on the same targets
+    bigram_nll: float | None = None  # nats per token of a bigram model of the training tokens, on the same targets
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
