@@ -91,6 +91,7 @@ def test_peak_memory_holds_weights_gradients_and_optimizer_state(rows: dict[str,
     [
         (["ropee"], "error: unknown encoding 'ropee': did you mean 'rope'? ('posbench list' shows all)"),
         (["rope", "length=512"], "error: bench scores 1, 4 and 16 training lengths: --length sets the training length"),
+        (["precision=fp32"], "error: bench trains and evaluates in one precision: training.precision sets it"),
         (["rope", "--shape", "3n"], "error: unknown shape '3n': did you mean '3m'? (there are demo, 3m, 12m, 124m)"),
     ],
 )

@@ -21,6 +21,7 @@ from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Encoding
+from posbench.runs.rows import evaluation_rows
 from posbench.terminal import exits
 from posbench.training import job
 
@@ -484,6 +485,21 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
     }.items():
         assert posbench("evaluate", folder, override) == 2
         assert message in error_line(capsys)
+
+
+def test_an_evaluation_has_a_precision_of_its_own() -> None:
+    def dtypes(folder: Path) -> set[str | None]:
+        return {row.dtype for row in evaluation_rows(folder)}
+
+    given = ["training.precision=fp32", "protocol=fixed_target", "windowed=false"]
+    assert train(*given, "precision=bf16") == 0
+    (folder,) = Path("outputs/demo").iterdir()
+    assert dtypes(folder) == {"bf16"}
+    assert json.loads((folder / "run.json").read_text())["attempts"][0]["dtype"] == "fp32"
+    assert posbench("evaluate", str(folder), "precision=fp32") == 0
+    assert dtypes(folder) == {"fp32"}
+    assert train(*given, "precision=bf16") == 0 and runs() == [folder.name]  # it makes no other run
+    assert dtypes(folder) == {"bf16"}
 
 
 MISTYPED = {

@@ -280,6 +280,8 @@ SETTINGS = {
     "reference=on": {"reference": "on"},
     "targets=1_6": {"targets": 16},
     "batch_tokens=2e4": {"batch_tokens": 20000},
+    "precision=fp32": {"precision": "fp32"},
+    "evaluation.precision=bf16": {"precision": "bf16"},
 }
 
 

@@ -33,7 +33,7 @@ from posbench.evaluation.variants import Variant
 from posbench.model import build
 from posbench.runs import tracking
 from posbench.runs.folder import load_record
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
 from posbench.training.train import train
 
 V = 37
@@ -407,6 +407,7 @@ def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: 
         ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
         ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
         ("protocol=slidng", "did you mean 'sliding'?"),
+        ("precision=fp16", "evaluation.precision is 'fp16': expected auto or fp32 or bf16"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
@@ -575,6 +576,31 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
         evaluate_run(folder, settings)
     assert "\n" not in str(caught.value)
     assert [(folder / name).read_bytes() for name in records] == before
+
+
+def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
+    trained: tuple[Config, pathlib.Path],
+) -> None:
+    config, folder = trained
+    first = evaluation_rows(folder)
+    assert {row.dtype for row in first} == {"fp32"}  # as trained
+
+    def evaluated(*overrides: str) -> tuple[list[EvaluationRow], bool]:
+        before = (folder / "evaluation.jsonl").read_bytes()
+        evaluate_run(folder, apply(config, list(overrides))[0])
+        return evaluation_rows(folder), (folder / "evaluation.jsonl").read_bytes() != before
+
+    assert evaluated("precision=fp32") == (first, False)
+    half, _ = evaluated("precision=bf16")
+    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [row.key for row in first]
+    gaps = [abs(row.nll - other.nll) for row, other in zip(half, first, strict=True)]
+    assert 0 < max(gaps) < 0.02
+    assert evaluated() == (half, False) == evaluated("precision=bf16")
+    again, _ = evaluated("precision=fp32", "length=16,32", "windowed=false")
+    assert collections.Counter(row.dtype for row in again) == {"fp32": 4, "bf16": 4}
+    fp32 = [(row, other) for row, other in zip(again, first, strict=True) if row.dtype == "fp32"]
+    assert [row.nll for row, _ in fp32] == [other.nll for _, other in fp32]
+    assert len(evaluation_blocks(folder)) == len(again)
 
 
 def test_rows_say_what_a_bigram_model_of_the_training_tokens_has_on_their_targets(

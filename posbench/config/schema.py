@@ -146,6 +146,7 @@ class EvaluationConfig:
     targets: int  # fixed_target: tokens per block
     blocks: int  # of targets
     batch_tokens: int  # tokens per forward pass
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
         at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")

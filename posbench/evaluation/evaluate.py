@@ -66,7 +66,7 @@ def evaluate(
 
     planned = measurements(settings, evaluation.split, subject.train_length)
     for measurement, row in [(measurement, _described(evaluation, measurement)) for measurement in planned]:
-        if any(_same(row, other) for other in known):
+        if any(_same(row, other, settings) for other in known):
             continue
         yield _measured(evaluation, measurement, row, nll_of) if row.status == "ok" else (row, [])
 
@@ -127,9 +127,14 @@ def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
     return targets.where(chosen), chosen
 
 
-def _same(row: EvaluationRow, other: EvaluationRow) -> bool:
-    """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count."""
+def _same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
+    """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count.
+
+    A precision that is named counts. With `auto` it does not: another machine may have another one.
+    """
     columns = [*EVALUATION_KEY, "reason", "extension_options"]
+    if settings.precision != "auto":
+        columns.append("dtype")
     if row.targets_sha256:
         columns += ["status", "targets_sha256"]
     return all(getattr(row, column) == getattr(other, column) for column in columns)

@@ -67,7 +67,8 @@ def evaluate_into(
 ) -> None:
     """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost."""
     settings = config.evaluation
-    dtype = machine.resolve_precision(config.training.precision, device)
+    precision = config.training.precision if settings.precision == "auto" else settings.precision
+    dtype = machine.resolve_precision(precision, device)
     subject = TrainedGPT(model.eval(), run.id, config.training.train_length, device, dtype, config.seed)
     asked = Evaluation(
         subject=subject,

@@ -117,8 +117,11 @@ def main(
     """
     console.log_to_terminal()
     names, overrides = names_and_overrides(words)
-    if any(parted(override)[0] == LENGTH for override in overrides):
+    keys = [parted(override)[0] for override in overrides]
+    if LENGTH in keys:
         raise UserError("bench scores 1, 4 and 16 training lengths: --length sets the training length")
+    if "evaluation.precision" in keys:
+        raise UserError("bench trains and evaluates in one precision: training.precision sets it")
     results = measure(names, shape, length, rounds, threads, overrides)
     if style == "json":
         print(json.dumps([dataclasses.asdict(result) for result in results], indent=2, allow_nan=False))
