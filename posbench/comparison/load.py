@@ -246,29 +246,18 @@ def lost(runs: list[RunData]) -> list[str]:
     """Cells of the studies' `sweep.json` that left no run folder behind, each in one line."""
     return [
         f"{level.get('id')}: {level.get('reason') or level.get('status')}"
-        for study in _studies(runs)
-        for level in _listed(study / "sweep.json", "cells")
+        for study in studies(runs)
+        for level in listed(study / "sweep.json", "cells")
         if not (study / str(level.get("id")) / "run.json").is_file()
     ]
 
 
-def tuned(runs: list[RunData]) -> list[str]:
-    """What `tuning.json` of the studies says: the learning rate chosen per scheme, and what the choice was worth."""
-    lines = []
-    for study in _studies(runs):
-        for row in _listed(study / "tuning.json", "schemes"):
-            chosen, spread, tried = number(row.get("chosen")), number(row.get("spread")), row.get("tried")
-            rates = len(tried) if isinstance(tried, list) else 0
-            worth = "" if spread is None else f", spread {spread:.3f} nats over {rates} rates"
-            lines.append(f"{row.get('encoding')} {chosen}{worth}{', at the edge' if row.get('at_edge') else ''}")
-    return lines
-
-
-def _studies(runs: list[RunData]) -> list[Path]:
+def studies(runs: list[RunData]) -> list[Path]:
+    """The folders that the runs lie in."""
     return sorted({run.folder.parent for run in runs})
 
 
-def _listed(path: Path, key: str) -> list[dict[str, Any]]:
+def listed(path: Path, key: str) -> list[dict[str, Any]]:
     """The objects of a list in a JSON file; none if it is not such a file."""
     try:
         content = json.loads(path.read_bytes())

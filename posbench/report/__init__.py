@@ -180,7 +180,6 @@ def _protocol(rows: list[EvaluationRow]) -> list[str]:
 
 
 def _notes(group: "Group") -> list[str]:
-    from posbench.comparison import load
     from posbench.evaluation.intervals import documents_of
 
     notes = []
@@ -208,9 +207,25 @@ def _notes(group: "Group") -> list[str]:
     if len(rates) > 1:
         each = "; ".join(f"{rate:g} for {', '.join(labels)}" for rate, labels in rates.items())
         notes.append(f"Learning rates differ: {each}.")
-    if lines := load.tuned(group.runs):
-        notes.append(f"Learning rates chosen on validation text at the training length: {'; '.join(lines)}.")
+    if tuned := _tuned(group):
+        notes.append(tuned)
     return notes
+
+
+def _tuned(group: "Group") -> str:
+    """Whose learning rate is the best of those tried, and whose is not; empty where nothing was tried."""
+    from posbench.comparison import rates
+
+    known = rates.of_schemes(group)
+    if not any(found.tried for _, found in known):
+        return ""
+    said = {
+        "the best of those tried": [scheme.label for scheme, found in known if found.best == found.ran],
+        "not the best": [scheme.label for scheme, found in known if found.best not in (None, found.ran)],
+        "not tuned": [scheme.label for scheme, found in known if found.best is None],
+    }
+    each = "; ".join(f"{what} for {', '.join(labels)}" for what, labels in said.items() if labels)
+    return f"Learning rates, by nll on validation text at the training length: {each}."
 
 
 def _all(rows: list[EvaluationRow], column: str) -> str:
