@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +22,16 @@ from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
 from posbench import encodings, machine, sweep
-from posbench.config.identity import run_ids
+from posbench.comparison import load
+from posbench.comparison import rates as rates_of
+from posbench.config import compose
+from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs, launcher, pool, table, tuning
+from posbench.sweep import jobs, launcher, pool, rates, table, tuning
 from posbench.sweep.jobs import Job, Status
 from posbench.terminal import exits
 from posbench.training.job import _command_line as run_by_command_line
@@ -148,6 +152,8 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
+        (["encoding=rope", "rates=demo", "tune=true"], "tune=true finds learning rates and rates=NAME gives them"),
+        (["encoding=rope", "rates=demo", "training.learning_rate=1"], "and so does training.learning_rate: leave one"),
         (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
         (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=joblib"),
         (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
@@ -424,7 +430,7 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     overrides: list[str], tmp_path: Path
 ) -> None:
     todo = jobs.expand([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
-    chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process)
+    chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003] * 4
     assert [(job.config.encoding.name, job.config.seed) for job in chosen] == [
         (job.config.encoding.name, job.config.seed) for job in todo
@@ -449,8 +455,88 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
 
 def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> None:
     todo = jobs.expand([["encoding=rope", "training.learning_rate=0.003", *overrides]])
-    chosen = tuning.tuned(todo, [1.0, 2.0], lambda trials: {c.id: Status("failed", "error") for c in trials})
+    chosen = tuning.tuned(todo, [1.0, 2.0], all_fail, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003]
+
+
+def all_fail(todo: list[Job]) -> dict[str, Status]:
+    return {job.id: Status("failed", "error") for job in todo}
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps train one run after the other in this process."""
+    monkeypatch.setattr(sweep, "_run", lambda todo, *others: in_this_process(todo))
+
+
+def runs_in(study: Path) -> set[str]:
+    return {path.name for path in study.glob("*-s*")}
+
+
+@pytest.mark.usefixtures("no_processes")
+def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_path: Path) -> None:
+    sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
+    tuned, again = tmp_path / "outputs/demo", tmp_path / "outputs/again"
+    mine = tmp_path / "mine"
+    (mine / "rates").mkdir(parents=True)
+    shutil.copy(tuned / "rates.yaml", mine / "rates/tiny.yaml")
+    sweep.sweep(["encoding=alibi,rope", "seed=1", "rates=tiny", "study=again", *overrides], config_dir=mine)
+    assert runs_in(again) == runs_in(tuned) and len(runs_in(again)) == 2
+    single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.003", *overrides])
+    assert run_id(single) in runs_in(again)
+    assert not (again / "tuning").exists()  # nothing was tried again
+    (group,) = load.groups([load.read(folder) for folder in load.find([again])])
+    of_alibi, of_rope = (found for _, found in rates_of.of_schemes(group))
+    assert of_rope.ran == of_rope.best == 0.003
+    assert list(of_alibi.tried) == [0.00003, 0.003] and of_alibi.at_edge
+
+
+def test_a_scheme_tuned_later_stands_beside_those_of_before_and_a_wider_grid_takes_their_place(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    rope, alibi = jobs.expand([["encoding=rope,alibi", *overrides]])
+    for job, grid in ((rope, [1.0, 2.0]), (alibi, [1.0]), (rope, [1.0, 2.0, 4.0])):
+        tuning.tuned([job], grid, all_fail, "posbench sweep")
+    record = json.loads((tmp_path / "outputs/demo/tuning.json").read_text())
+    assert [(row["encoding"], len(row["tried"])) for row in record["schemes"]] == [("alibi", 1), ("rope", 3)]
+
+
+def write_rates(folder: Path, text: str) -> None:
+    (folder / "rates").mkdir()
+    (folder / "rates/mine.yaml").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schemes: []\n", "mine.yaml has no learning rates: expected 'schemes'"),
+        ("- rope\n", "mine.yaml has no learning rates: expected 'schemes'"),
+        ("schemes: [rope]\n", "expected of scheme 1 its 'encoding' and a 'chosen' learning rate above 0"),
+        ("schemes: [{encoding: [rope], chosen: 1}]\n", "expected of scheme 1 its 'encoding'"),
+        ("schemes: [{encoding: rope, chosen: 0}]\n", "expected of scheme 1 its 'encoding'"),
+        ("schemes: [{encoding: rope, chosen: .inf}]\n", "expected of scheme 1 its 'encoding'"),
+        ("schemes: [{encoding: rope, chosen: '1'}]\n", "expected of scheme 1 its 'encoding'"),
+        ("schemes: [{encoding: alibi, chosen: 1.0}]\n", "rates=mine has no learning rate of 'rope' (it has alibi)"),
+        ("schemes: [{encoding: rope, chosen: '${study}'}]\n", "holds an interpolation"),
+        ("schemes: [{_target_: os.system}]\n", "_target_ is not allowed"),
+    ],
+)
+def test_learning_rates_of_another_form_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    write_rates(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        sweep.sweep(["encoding=rope", "rates=mine", "tracking=none"], config_dir=tmp_path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("outputs*"))
+
+
+def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
+    overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_rates(tmp_path, "schemes: [{encoding: rope, chosen: 2, tried: [{id: rope-s0-00000000, learning_rate: 2}]}]\n")
+    todo = jobs.expand([["encoding=rope", "encoding.base=64,99", *overrides]])
+    assert [job.config.training.learning_rate for job in rates.reused(todo, "mine", tmp_path)] == [2.0, 2.0]
+    assert "rates=mine was tuned at other settings than these, for rope" in caplog.text
+    assert not (tmp_path / "outputs").exists()
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

@@ -143,9 +143,9 @@ def sweep(
 ) -> None:
     """Compare: run every combination, such as encoding=rope,alibi seed=0,1,2, and report.
 
-    sweep=NAME takes the list from configs/sweep; tune=true chooses each encoding's learning rate first. A run that
-    fails does not stop the others; the same command does what is missing or failed. hydra/launcher=submitit_slurm
-    runs them elsewhere.
+    sweep=NAME takes the list from configs/sweep; tune=true chooses each encoding's learning rate first, rates=NAME
+    takes those that were chosen before from configs/rates. A run that fails does not stop the others; the same command
+    does what is missing or failed. hydra/launcher=submitit_slurm runs them elsewhere.
     """
     from posbench import sweep as comparison
 

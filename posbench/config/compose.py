@@ -324,7 +324,7 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
     found: list[str] = loader.get_group_options(group, kind, overrides=search)
-    hidden = {"hydra", "tuned", "sweep"} if not group else {name for name in found if name.startswith("_")}
+    hidden = {"hydra", "tuned", "sweep", "rates"} if not group else {name for name in found if name.startswith("_")}
     return sorted(set(found) - hidden)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from posbench.errors import UserError, did_you_mean
+
 
 def configs_dir() -> Path:
     """Where the YAML files are: inside the package when installed from a wheel, beside it in a checkout."""
@@ -19,3 +21,15 @@ def choices(group: str, own: Path | None = None) -> dict[str, Path]:
     folders = [configs_dir(), *([own] if own else [])]
     found = {path.stem: path for folder in folders for path in (folder / group).glob("[!_]*.yaml")}
     return dict(sorted(found.items()))
+
+
+def chosen(group: str, name: str, own: Path | None = None) -> Path:
+    """The file of one choice.
+
+    Raises:
+        UserError: there is no such choice.
+    """
+    found = choices(group, own)
+    if name not in found:
+        raise UserError(f"unknown {group} '{name}'{did_you_mean(name, found)} (choices: {', '.join(found)})")
+    return found[name]

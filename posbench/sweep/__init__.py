@@ -14,21 +14,21 @@ from posbench import files, machine
 from posbench.config.overrides import parted, value
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.redaction import redact
-from posbench.sweep import jobs, launcher, pool, table, tuning
+from posbench.sweep import jobs, launcher, pool, rates, table, tuning
 from posbench.sweep.jobs import Job, Status
 from posbench.terminal import console
 
 RECORD = "sweep.json"
 _TUNE_GRID = [0.5, 1.0, 2.0]
-_OWN = ("sweep", "tune", "tune_grid")
+_OWN = ("sweep", "tune", "tune_grid", "rates")
 
 
 def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None) -> None:
     """Run every combination of the arguments, then write the report.
 
     Args:
-        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`,
-            `hydra/launcher=...` and its settings.
+        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `rates=NAME` (configs/rates), `tune=true`,
+            `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
 
@@ -45,10 +45,13 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
     todo = jobs.expand(jobs.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
-    if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra))
     options = ["--config-dir", str(config_dir)] if config_dir else []
-    status = _run(todo, n_jobs, hydra, shlex.join(["posbench", "sweep", *options, *arguments]))
+    command = shlex.join(["posbench", "sweep", *options, *arguments])
+    if grid:
+        todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra), command)
+    elif "rates" in own:
+        todo = rates.reused(todo, own["rates"], config_dir)
+    status = _run(todo, n_jobs, hydra, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
@@ -85,6 +88,8 @@ def _grid(own: dict[str, str]) -> list[float]:
         if "tune_grid" in own:
             raise UserError("tune_grid goes with tune=true")
         return []
+    if "rates" in own:
+        raise UserError("tune=true finds learning rates and rates=NAME gives them: leave one of them out")
     given = own.get("tune_grid")
     grid = _TUNE_GRID if given is None else value(f"[{given.strip('[]')}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
@@ -133,8 +138,8 @@ def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
 
     def follow(status: dict[str, Status]) -> None:
         if status != last:
-            for study in dict.fromkeys(job.folder.parent for job in todo):
-                _write(study, [job for job in todo if job.folder.parent == study], command, status)
+            for study, own in jobs.by_study(todo).items():
+                _write(study, own, command, status)
             last.update(status)
         show(status)
 

@@ -14,7 +14,7 @@ from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key
 from posbench.config.schema import Config, to_container
-from posbench.config.shipped import choices
+from posbench.config.shipped import chosen
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
@@ -89,6 +89,14 @@ def expand(sets: list[list[str]], config_dir: Path | None = None) -> list[Job]:
     return list(found.values())
 
 
+def by_study(todo: Iterable[Job]) -> dict[Path, list[Job]]:
+    """Jobs by the folder that their study's runs share."""
+    found: dict[Path, list[Job]] = {}
+    for job in todo:
+        found.setdefault(job.folder.parent, []).append(job)
+    return found
+
+
 # -- sweep files -------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +111,7 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     """
     if name is None:
         return [overrides]
-    path = _sweep_file(name, config_dir)
+    path = chosen("sweep", name, config_dir)
     sets, shared = _parts(path)
     given = {_key(override) for override in overrides}
     for one in sets:
@@ -113,13 +121,6 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
             )
     kept = [override for override in shared if _key(override) not in given]
     return [[*kept, *overrides, *one] for one in sets]
-
-
-def _sweep_file(name: str, config_dir: Path | None) -> Path:
-    found = choices("sweep", config_dir)
-    if name not in found:
-        raise UserError(f"unknown sweep '{name}'{did_you_mean(name, found)} (choices: {', '.join(found)})")
-    return found[name]
 
 
 def _parts(path: Path) -> tuple[list[list[str]], list[str]]:

@@ -5,32 +5,30 @@ it does beyond its training length, and the test text, play no part in the choic
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from posbench import files
+from posbench.comparison.rates import Rates, at_rate
 from posbench.config.identity import run_id
-from posbench.config.schema import Config
-from posbench.sweep import jobs
+from posbench.sweep import jobs, rates
 from posbench.sweep.jobs import Job, Status
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"  # below the study's
-RECORD = "tuning.json"
 
 
-def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]]) -> list[Job]:
+def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]], command: str) -> list[Job]:
     """The jobs of a sweep at the learning rates that were best, having trained what the choice needs.
 
-    Writes `tuning.json` into each study: per encoding the rates tried with their nll, the choice and the spread.
+    Writes into each study, per encoding, the rates tried with their nll, the choice and the spread: `tuning.json`,
+    which the report reads, and `rates.yaml`, which other sweeps can use.
 
     Args:
         grid: multiples of each encoding's configured learning rate.
         run: runs jobs and returns what became of them.
+        command: the sweep's own, for the record.
     """
     groups: dict[str, Job] = {}
     for job in todo:
@@ -38,12 +36,12 @@ def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[st
     trials = {group: [_trial(job, factor) for factor in grid] for group, job in groups.items()}
     status = run([trial for several in trials.values() for trial in several])
     rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
-    for study in dict.fromkeys(job.folder.parent for job in todo):
-        own = dict.fromkeys(_group(job) for job in todo if job.folder.parent == study)
-        _write(study, grid, [rows[group] for group in own])
     for row in rows.values():
         _tell(row)
-    return [_at_rate(job, rows[_group(job)]["chosen"]) for job in todo]
+    for study, own in jobs.by_study(todo).items():
+        rates.write(study, [rows[group] for group in dict.fromkeys(map(_group, own))])
+        rates.write_reusable(study, command)
+    return rates.applied([(job, rows[_group(job)]["chosen"]) for job in todo])
 
 
 def _group(job: Job) -> str:
@@ -60,18 +58,8 @@ def _trial(job: Job, factor: float) -> Job:
     )
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
-    config = dataclasses.replace(_with_rate(config, rate), seed=0, evaluation=evaluation, tracking=tracking)
+    config = dataclasses.replace(at_rate(config, rate, seed=0), evaluation=evaluation, tracking=tracking)
     return jobs.job_of((), config, job.folder.parent / FOLDER)
-
-
-def _with_rate(config: Config, rate: float) -> Config:
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate))
-
-
-def _at_rate(job: Job, rate: float) -> Job:
-    kept = [override for override in job.overrides if not override.startswith("training.learning_rate=")]
-    overrides = [*kept, f"training.learning_rate={rate!r}"]
-    return jobs.job_of(overrides, _with_rate(job.config, rate), job.folder.parent)
 
 
 def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, Any]:
@@ -85,29 +73,16 @@ def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, An
         }
         for trial in trials
     ]
-    measured = [one for one in tried if one["nll"] is not None]
-    best = min(measured, key=lambda one: one["nll"]) if measured else None
-    rates = [one["learning_rate"] for one in tried]
+    found = Rates(job.config.training.learning_rate, {one["learning_rate"]: one["nll"] for one in tried})
     return {
         "encoding": job.config.encoding.name,
         "options": job.config.encoding.options,
-        "configured": job.config.training.learning_rate,
-        "chosen": best["learning_rate"] if best else job.config.training.learning_rate,
-        "at_edge": best is not None and len(rates) > 1 and best["learning_rate"] in (min(rates), max(rates)),
-        "spread": max(one["nll"] for one in measured) - best["nll"] if best else None,  # nats per token
+        "configured": found.ran,
+        "chosen": found.best or found.ran,
+        "at_edge": found.at_edge,
+        "spread": found.spread,  # nats per token
         "tried": tried,
     }
-
-
-def _write(study: Path, grid: list[float], rows: list[dict[str, Any]]) -> None:
-    content = {
-        "schema": 1,
-        "chosen_by": "nll per token on validation text at the training length (nonoverlap), seed 0",
-        "grid": grid,
-        "schemes": rows,
-    }
-    study.mkdir(parents=True, exist_ok=True)
-    files.write(study / RECORD, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _tell(row: dict[str, Any]) -> None:
