@@ -450,6 +450,7 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     for row in (low, middle):
         evaluated = evaluation_rows(study / "tuning" / row["id"])
         assert {(row.split, row.length_ratio) for row in evaluated} == {("validation", 1.0)}
+        assert all(row.n_blocks > 200 for row in evaluated)  # all validation text, though evaluation.blocks is 8
     assert not list(study.glob("rope-*"))  # the sweep's own runs are apart
 
 

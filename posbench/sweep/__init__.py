@@ -19,7 +19,7 @@ from posbench.sweep.jobs import Job, Status
 from posbench.terminal import console
 
 RECORD = "sweep.json"
-_TUNE_GRID = [0.5, 1.0, 2.0]
+_TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 _OWN = ("sweep", "tune", "tune_grid", "rates")
 
 

@@ -17,6 +17,7 @@ from posbench.sweep.jobs import Job, Status
 logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"  # below the study's
+_BLOCKS = 4096  # of which nonoverlap takes a quarter as windows: neighbouring rates differ by little
 
 
 def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]], command: str) -> list[Job]:
@@ -54,7 +55,16 @@ def _trial(job: Job, factor: float) -> Job:
     config = job.config
     rate = float(f"{config.training.learning_rate * factor:.6g}")
     evaluation = dataclasses.replace(
-        config.evaluation, protocols=("nonoverlap",), ratios=(1.0,), windowed=False, split="validation"
+        config.evaluation,
+        protocols=("nonoverlap",),
+        ratios=(1.0,),
+        longest=None,
+        windowed=False,
+        sinks=0,
+        extensions=(),
+        tasks=(),
+        split="validation",
+        blocks=_BLOCKS,
     )
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
