@@ -250,6 +250,16 @@ def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(templat
     }
 
 
+def test_levels_of_different_precision_are_not_subtracted(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
+    for path in folder.glob("*/evaluation.jsonl"):
+        path.write_text(path.read_text().replace('"dtype": "fp32"', '"dtype": "bf16"', 1))
+    points = summarised(folder)["rope"].plain.points
+    assert all(point.nll is not None for point in points) and points[2].rise is None
+    report.main([folder])
+    assert "Evaluated in bf16, fp32: levels of different" in (folder / "report" / "report.md").read_text()
+
+
 def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
     for path in folder.glob("*/evaluation_blocks.jsonl"):

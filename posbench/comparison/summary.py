@@ -57,9 +57,9 @@ class Contrast:
 
 
 def contrast(parts: Sequence[tuple[float, Level | None]]) -> Contrast | None:
-    """The weighted sum of levels; None if one is missing or has no value, or if their target tokens differ."""
+    """The weighted sum of levels; None if one is missing or has no value, or if target tokens or precisions differ."""
     levels = [level for _, level in parts if level is not None and level.status == "ok"]
-    if len(levels) < len(parts) or len({level.targets for level in levels}) != 1:
+    if len(levels) < len(parts) or len({(level.targets, level.row.dtype) for level in levels}) != 1:
         return None
     weights = [weight for weight, _ in parts]
     value = sum(weight * level.nll for weight, level in zip(weights, levels, strict=True) if level.nll is not None)
@@ -406,7 +406,7 @@ def _paired(a: RunData, b: RunData, measure: Measure) -> Contrast | None:
 
 def _targets(run: RunData) -> object:
     level = run.levels.get((PLAIN, run.config.training.train_length))
-    return None if level is None else level.targets
+    return None if level is None else (level.targets, level.row.dtype)
 
 
 def _verdict(scheme: Scheme, reference: Scheme, found: Endpoints, train_length: int, least: float) -> Verdict:

@@ -193,6 +193,12 @@ def _notes(group: "Group") -> list[str]:
             "a cell says so their intervals are over blocks, which makes them too narrow, or over seeds on this very "
             "text. 'posbench evaluate' gives them new ones."
         )
+    measured = [level.row for run in group.runs if run.done for level in run.levels.values() if level.row.measured]
+    if len(precisions := sorted({str(row.dtype) for row in measured})) > 1:
+        notes.append(
+            f"Evaluated in {_listed(precisions)}: levels of different precision are not subtracted from each other. "
+            "evaluation.precision=fp32 gives all of them one."
+        )
     if group.reference is None:
         notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
     levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]
