@@ -1,0 +1,466 @@
+"""Recompute what a run printed, from the raw text and the weights, without posbench: docs/protocol.md in plain torch.
+
+    python scripts/recompute.py outputs/demo/rope-s0-21bc4a21
+    python scripts/recompute.py RUN --text novels/ --lengths 64,1024 --threads 2
+
+Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl, evaluation_blocks.jsonl and weights, and
+the text. Splits, tokenises and places targets anew, runs the model in fp32 with whole attention matrices, and compares
+every row of `fixed_target`, its windowed baseline, `nonoverlap` and `sliding`, and every block of theirs. Exits with 1
+where anything differs; nll may by 2e-3 nats per token where the run computed in bf16, by 5e-5 where in fp32.
+
+It covers what a proof needs and no more: the built-in corpus and folders of .txt, models of `model=gpt`, and the
+encodings rope and alibi. Imports nothing of posbench (a test sees to it), so that neither can repeat the other's error.
+"""
+
+import argparse
+import bisect
+import dataclasses
+import glob
+import hashlib
+import itertools
+import json
+import math
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import tokenizers
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+MODULES = Path(__file__).parents[1] / "posbench" / "data" / "builtin.txt"  # read as text
+SEPARATOR = "<|endoftext|>"
+FEWEST_BLOCKS = 8
+TOLERANCE = {"bf16": 2e-3, "fp32": 5e-5}  # nats per token, of a row
+BLOCK_TOLERANCE = {"bf16": 0.05, "fp32": 5e-4}  # of a block: fewer tokens, and one mistaken block hides in a row
+BATCH_TOKENS = 8192
+
+
+# -- from text to documents --------------------------------------------------------------------------------------------
+
+
+def builtin_documents(library: Path) -> dict[str, str]:
+    """Source of the listed modules that this library has and that are not blank, in the list's order."""
+    lines = MODULES.read_text(encoding="utf-8").splitlines()
+    found = {}
+    for name in " ".join(line for line in lines if not line.startswith("#")).split():
+        module = library.joinpath(*name.split("."))
+        for file in (Path(f"{module}.py"), module / "__init__.py"):
+            if file.is_file() and (text := decoded(file)).strip():
+                found[name] = text
+                break
+    return found
+
+
+def text_documents(path: Path) -> list[str]:
+    """One per .txt file of a folder, to its bottom, or of a glob, in the order of their paths."""
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+    else:
+        files = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+    files = [file for file in files if file.is_file()]
+    if any(file.suffix in (".jsonl", ".parquet") for file in files):
+        sys.exit(f"{path}: this script reads .txt files only")
+    texts = (decoded(file) for file in sorted(files) if file.suffix == ".txt")
+    return [text for text in texts if text.strip()]
+
+
+def decoded(file: Path) -> str:
+    """Strict UTF-8, line ends as they are, without a byte-order mark."""
+    return file.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+
+
+def held_out(keys: Sequence[str], shares: tuple[float, float]) -> dict[str, list[int]]:
+    """Which documents are validation and test: those whose keys hash lowest, then the next; equal keys together."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    order = sorted(range(len(keys)), key=lambda i: digests[i])
+    cuts = [0]
+    for share in (shares[0], shares[0] + shares[1]):
+        cut = max(cuts[-1] + 1, round(share * len(order)))
+        while cut < len(order) and digests[order[cut]] == digests[order[cut - 1]]:
+            cut += 1
+        cuts.append(cut)
+    return {"validation": sorted(order[: cuts[1]]), "test": sorted(order[cuts[1] : cuts[2]])}
+
+
+def contiguous(text: str) -> dict[str, str]:
+    """The last 5 % of a text's characters are test text, the 5 % before them validation."""
+    share = int(0.05 * len(text))
+    return {"validation": text[len(text) - 2 * share : len(text) - share], "test": text[len(text) - share :]}
+
+
+def split_documents(data: dict[str, Any], how: str, split: str, text: Path | None) -> list[str]:
+    """The documents of one split, in their own order."""
+    if data["source"] == "builtin":
+        modules = builtin_documents(text or Path(sysconfig.get_path("stdlib")))
+        names = list(modules)[: data["max_documents"]]
+        return [modules[names[i]] for i in held_out(names, (0.06, 0.20))[split]]
+    if data["source"] != "text" or data["articles"] or how not in ("document", "contiguous"):
+        sys.exit("this script reads the built-in corpus and .txt files that posbench split itself")
+    texts = text_documents(text or Path(data["path"]).expanduser())[: data["max_documents"]]
+    if len(texts) < 20:
+        return [contiguous(text)[split] for text in texts]
+    return [texts[i] for i in held_out(texts, (0.05, 0.05))[split]]
+
+
+# -- from documents to tokens ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """The tokens of a split, one document after the other, each with its separator first."""
+
+    ids: np.ndarray  # (tokens,) int64
+    starts: list[int]  # of each document, and the end of the last
+
+
+def stream(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> Stream:
+    separator = tokenizer.token_to_id(SEPARATOR)
+    tokenizer.encode_special_tokens = True  # the separator's characters in a text are ordinary characters
+    ids, starts = [], [0]
+    for document in documents:
+        ids += [separator, *tokenizer.encode(document, add_special_tokens=False).ids]
+        starts.append(len(ids))
+    return Stream(np.array(ids, dtype=np.int64), starts)
+
+
+def bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
+    """UTF-8 bytes of text behind each id: byte-level BPE writes one character for a byte. The separator has none."""
+    vocabulary = tokenizer.get_vocab()
+    sizes = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
+    for token, i in vocabulary.items():
+        sizes[i] = 0 if token == SEPARATOR else len(token)
+    return sizes
+
+
+# -- where targets stand -----------------------------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """Reads `length` tokens from `start` on, and scores the last `scored` of the tokens that follow each of them."""
+
+    start: int
+    length: int
+    scored: int
+
+    @property
+    def targets(self) -> range:
+        return range(self.start + self.length - self.scored + 1, self.start + self.length + 1)
+
+
+Blocks = list[list[Window]]  # of each block of targets its windows
+
+
+class Placement(NamedTuple):
+    """First tokens of a protocol's blocks (of the first target, or of a span), and the context that they allow."""
+
+    firsts: list[int]
+    reach: int
+
+
+def evenly(n: int, k: int) -> list[int]:
+    """k of n places, each in the middle of its equal share."""
+    return [(2 * j + 1) * n // (2 * k) for j in range(k)]
+
+
+def dealt(candidates: list[range], wanted: int) -> list[int]:
+    """So many candidates in all, as many of every document as of any other while it has more; in text order."""
+    counts = [len(each) for each in candidates]
+    total = min(wanted, sum(counts))
+    level = max(m for m in range(total + 1) if sum(min(n, m) for n in counts) <= total)
+    shares = [min(n, level) for n in counts]
+    more = [document for document, n in enumerate(counts) if n > level]
+    for place in evenly(len(more), total - sum(shares)):
+        shares[more[place]] += 1
+    return [each[i] for each, share in zip(candidates, shares, strict=True) for i in evenly(len(each), share)]
+
+
+def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> Placement:
+    """At the longest of `reaches` for which there are enough blocks."""
+    targets, blocks = settings["targets"], settings["blocks"]
+    choices = ["doc", "concat"] if settings["documents"] == "auto" else [settings["documents"]]
+    for reach in sorted(reaches, reverse=True):
+        for boundaries in choices:
+            edges = text.starts if boundaries == "doc" else [0, text.starts[-1]]
+            pieces = list(itertools.pairwise(edges))
+            if protocol == "fixed_target":
+                wanted = blocks
+                candidates = [range(a + reach - targets + 1, b - targets + 1, targets) for a, b in pieces]
+            else:
+                span, share = (2 * reach, 16) if protocol == "sliding" else (reach, 4)
+                wanted = max(FEWEST_BLOCKS, blocks // share)
+                candidates = [range(a, b - span, span) for a, b in pieces]
+            firsts = dealt(candidates, wanted)
+            if len(firsts) >= FEWEST_BLOCKS:
+                return Placement(firsts, reach)
+    sys.exit(f"the text here is too short for {protocol}")
+
+
+def blocks_of(protocol: str, placed: Placement, length: int, targets: int, stride: int) -> Blocks:
+    """What a protocol reads and scores at one length."""
+    if protocol == "fixed_target":
+        return [[Window(first + targets - 1 - length, length, targets)] for first in placed.firsts]
+    if protocol == "nonoverlap":
+        return [
+            [Window(first + i * length, length, length) for i in range(placed.reach // length)]
+            for first in placed.firsts
+        ]
+    return [slide(first, first + 2 * placed.reach, length, stride) for first in placed.firsts]
+
+
+def slide(first: int, last: int, length: int, stride: int) -> list[Window]:
+    """From token `first` to `last`: one window whole, then each scores the next `stride` tokens, or what is left."""
+    windows, scored = [Window(first, length, length)], first + length
+    while scored < last:
+        step = min(stride, last - scored)
+        scored += step
+        windows.append(Window(scored - length, length, step))
+    return windows
+
+
+def places(block: list[Window]) -> list[int]:
+    return sorted(target for window in block for target in window.targets)
+
+
+def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
+    """Over the places of all targets in ascending order, then their blocks, then their ids: int64, little-endian."""
+    scored = sorted((place, number) for number, block in enumerate(blocks) for place in places(block))
+    where, numbers = np.array(scored, dtype="<i8").T
+    return hashlib.sha256(where.tobytes() + numbers.tobytes() + ids[where].astype("<i8").tobytes()).hexdigest()
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """The GPT of `model=gpt`: LayerNorm, attention, LayerNorm, exact GELU, no biases, the token table as head."""
+
+    def __init__(self, weights: dict[str, Tensor], model: dict[str, Any], encoding: dict[str, Any]) -> None:
+        expected = {"norm": "layernorm", "mlp": "gelu", "tie_embeddings": True}
+        if any(model[key] != value for key, value in expected.items()) or model["attention"]["window"] is not None:
+            sys.exit("this script knows the GPT block only: layernorm, gelu, a tied head, no window of its own")
+        if encoding["name"] not in ("rope", "alibi"):
+            sys.exit(f"this script knows rope and alibi, not {encoding['name']}")
+        self.weights = {name: weight.float() for name, weight in weights.items()}
+        self.layers, self.heads, self.encoding = model["n_layers"], model["n_heads"], encoding
+
+    def nll(self, ids: Tensor, scored: int, window: int | None) -> Tensor:
+        """Nats of the last `scored` of ids (B, T + 1), read with at most `window` keys per query: (B, scored)."""
+        x = F.embedding(ids[:, :-1], self.weights["tokens.weight"])
+        mask = self.mask(x.shape[1], window)
+        for layer in range(self.layers):
+            x = x + self.attention(f"blocks.{layer}.attention", self.norm(f"blocks.{layer}.attention_norm", x), mask)
+            hidden = F.gelu(self.linear(f"blocks.{layer}.mlp.up", self.norm(f"blocks.{layer}.mlp_norm", x)))
+            x = x + self.linear(f"blocks.{layer}.mlp.down", hidden)
+        logits = self.linear("tokens", self.norm("norm", x[:, -scored:]))
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, -scored:], reduction="none")
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return F.layer_norm(x, weight.shape, weight)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.weights[f"{name}.weight"].T
+
+    def attention(self, name: str, x: Tensor, mask: Tensor) -> Tensor:
+        """softmax(q k / sqrt(d) + mask) v; of the packed projection's channels first q's, then k's, then v's."""
+        q, k, v = self.linear(f"{name}.qkv", x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))  # (B, H, T, d)
+        if self.encoding["name"] == "rope":
+            q, k = self.turned(q), self.turned(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Each pair of channels turned by position · base^(-2p/d), as RoFormer's equation 34 has it."""
+        length, width = x.shape[-2:]
+        pair = torch.arange(width // 2, dtype=torch.float64)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * float(self.encoding["base"]) ** (-2 * pair / width)
+        cosine, sine = angle.cos().float(), angle.sin().float()
+        if self.encoding["layout"] == "half":
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
+
+    def mask(self, length: int, window: int | None) -> Tensor:
+        """What is added to the logits, (H, T, T) or (1, T, T): -inf where a query may not look, and ALiBi's penalty."""
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        hidden = (distance < 0) | (distance >= (window or length))
+        mask = torch.zeros(1, length, length)
+        if self.encoding["name"] == "alibi":
+            slopes = torch.tensor(self.encoding["slopes"] or alibi_slopes(self.heads))
+            mask = -slopes[:, None, None] * distance
+        return mask.masked_fill(hidden, -math.inf)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """As get_slopes of Press et al.'s code: beyond a power of two of heads, every other slope of twice as many."""
+    if math.log2(heads).is_integer():
+        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+    below = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(below) + alibi_slopes(2 * below)[0::2][: heads - below]
+
+
+@torch.inference_mode()
+def nll_of_blocks(model: Model, blocks: Blocks, ids: np.ndarray, window: int | None) -> np.ndarray:
+    """Nats of each block's targets: summed, in double precision."""
+    totals = np.zeros(len(blocks))
+    numbered = sorted((w.scored, number, w) for number, block in enumerate(blocks) for w in block)
+    for scored, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
+        alike = list(group)
+        step = max(1, BATCH_TOKENS // alike[0][2].length)
+        for batch in (alike[i : i + step] for i in range(0, len(alike), step)):
+            read = torch.from_numpy(np.stack([ids[w.start : w.start + w.length + 1] for _, _, w in batch]))
+            sums = model.nll(read, scored, window).double().sum(dim=1)
+            np.add.at(totals, [number for _, number, _ in batch], sums.numpy())
+    return totals
+
+
+# -- against what the run printed --------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
+
+
+class Comparison(NamedTuple):
+    """A row beside what came out here."""
+
+    row: Row
+    same_targets: bool
+    same_blocks: bool  # documents, tokens and bytes of each
+    nll: float
+    worst_block: float  # nats per token that a block's nll differs by
+
+    @property
+    def difference(self) -> float:
+        return self.nll - self.row["nll"]
+
+    @property
+    def agrees(self) -> bool:
+        dtype = self.row["dtype"]
+        near = abs(self.difference) <= TOLERANCE[dtype] and self.worst_block <= BLOCK_TOLERANCE[dtype]
+        return near and self.same_targets and self.same_blocks
+
+
+class Run:
+    """A run folder, and the text it was evaluated on."""
+
+    def __init__(self, folder: Path, text: Path | None) -> None:
+        self.text = text
+        self.config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        if self.config["data"]["tokenizer"] not in ("bpe", "bytes"):
+            sys.exit("this script knows posbench's own tokenizers: data.tokenizer bpe and bytes")
+        self.record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.bytes = bytes_of_tokens(self.tokenizer)
+        newest = max((folder / "checkpoint").glob("step-*"))
+        weights = safetensors.torch.load_file(newest / "model.safetensors")
+        self.model = Model(weights, self.config["model"], self.config["encoding"])
+        self.rows = list({key(row): row for row in lines_of(folder / "evaluation.jsonl")}.values())
+        self.blocks = lines_of(folder / "evaluation_blocks.jsonl")
+        self.streams: dict[str, Stream] = {}
+
+    def stream(self, split: str) -> Stream:
+        """The tokens of a split, made once."""
+        if split not in self.streams:
+            data = self.record["data"]
+            documents = split_documents(self.config["data"], data["split"], split, self.text)
+            made = self.streams[split] = stream(self.tokenizer, documents)
+            was, here = (data["documents"][split], data["tokens"][split]), (len(documents), len(made.ids))
+            if was != here:
+                print(f"another text: {was[0]} {split} documents of {was[1]} tokens then, {here[0]} of {here[1]} here")
+        return self.streams[split]
+
+    def reaches(self, row: Row) -> set[int]:
+        """Contexts that the row's targets may be placed for: lengths that were asked for, and halvings."""
+        settings, trained = self.config["evaluation"], self.config["training"]["train_length"]
+        longest = round((settings["longest"] or 1) * trained)
+        halvings = {longest >> times for times in range(longest.bit_length())}
+        paired = {other["length"] for other in self.rows if other["targets_sha256"] == row["targets_sha256"]}
+        return {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
+
+    def compared(self, row: Row) -> Comparison:
+        text, settings = self.stream(row["split"]), self.config["evaluation"]
+        placed = placement(row["protocol"], text, self.reaches(row), settings)
+        if placed.reach < row["length"]:
+            sys.exit(f"the text here is too short for {row['protocol']} at {row['length']} tokens")
+        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], row["stride"] or 1)
+        sums, facts = nll_of_blocks(self.model, blocks, text.ids, row["window"]), [self.facts(text, b) for b in blocks]
+        counts = np.array([fact["n_tokens"] for fact in facts])
+        totals = {name: sum(fact[name] for fact in facts) for name in ("n_tokens", "n_bytes")}
+        printed = self.printed_blocks(row)
+        same_blocks = [{name: line.get(name) for name in facts[0]} for line in printed] == facts
+        apart = np.abs(sums - [line["nll_sum"] for line in printed]) / counts if same_blocks else [math.inf]
+        return Comparison(
+            row,
+            same_targets=targets_sha256(blocks, text.ids) == row["targets_sha256"],
+            same_blocks=same_blocks and {name: row[name] for name in totals} == totals,
+            nll=float(sums.sum() / counts.sum()),
+            worst_block=float(max(apart)),
+        )
+
+    def facts(self, text: Stream, block: list[Window]) -> dict[str, int]:
+        """What a block row says beside its nll."""
+        where = places(block)
+        n_bytes = int(self.bytes[text.ids[where]].sum())
+        return {"document": bisect.bisect(text.starts, where[0]) - 1, "n_tokens": len(where), "n_bytes": n_bytes}
+
+    def printed_blocks(self, row: Row) -> list[Row]:
+        """In their order; where blocks of a row were written twice, the later ones."""
+        identity = key(row), row["targets_sha256"]
+        lines = (line for line in self.blocks if (key(line), line["targets_sha256"]) == identity)
+        return list({line["block"]: line for line in lines}.values())
+
+
+def key(line: Row) -> tuple[object, ...]:
+    return tuple(line[column] for column in KEY)
+
+
+def lines_of(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def covered(row: Row) -> bool:
+    """Whether this script can recompute it, and it has a number."""
+    known = row["protocol"] in ("fixed_target", "nonoverlap", "sliding")
+    return known and row["task"] is None and row["extension"] is None and row["nll"] is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--text", type=Path, help="default: the run's data.path, or the running Python's library")
+    parser.add_argument("--lengths", help="only these, such as 64,1024")
+    parser.add_argument("--threads", type=int, help="default: as torch chooses")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    run = Run(arguments.run, arguments.text)
+    wanted = {int(length) for length in arguments.lengths.split(",")} if arguments.lengths else None
+    asked = [row for row in run.rows if wanted is None or row["length"] in wanted]
+    print(f"{'protocol':24} length  targets_sha256   blocks  printed nll  recomputed  difference  worst block")
+    failed = 0
+    for row in filter(covered, asked):
+        one = run.compared(row)
+        failed += not one.agrees
+        name = row["protocol"] + (f", window {row['window']}" if row["window"] else "")
+        targets, blocks = ("equal" if same else "DIFFER" for same in (one.same_targets, one.same_blocks))
+        print(
+            f"{name:24} {row['length']:6}  {row['targets_sha256'][:8]} {targets:6}  {blocks:6}  {row['nll']:11.5f}  "
+            f"{one.nll:10.5f}  {one.difference:+10.5f}  {one.worst_block:11.5f}{'' if one.agrees else '  <-'}",
+            flush=True,
+        )
+    compared = sum(map(covered, asked))
+    print(f"{compared - failed} of {compared} rows agree; {len(asked) - compared} are of kinds that are not recomputed")
+    return int(failed > 0 or compared == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
