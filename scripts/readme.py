@@ -7,7 +7,7 @@ from posbench import encodings
 from posbench.cli import listing
 from posbench.config.shipped import configs_dir
 from posbench.encodings._wrapper import Wrapper
-from posbench.encodings.base import Encoding
+from posbench.portrait import places
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- encodings: written by `make readme` -->\n"
@@ -28,17 +28,16 @@ def table() -> str:
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
         groups.setdefault(_acts(path.stem), []).append(f"`{path.stem}`")
-    order = ["nowhere", *(listing.acts(frozenset({hook})) for hook in Encoding.HOOKS)]
 
     def place(group: str) -> list[int]:
-        return [order.index(part) if part in order else len(order) for part in group.split(", ")]
+        return [places.FAMILIES.index(part) for part in group.split(", ")]
 
     rows = [f"| {group} | {' '.join(groups[group])} |" for group in sorted(groups, key=place)]
     return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 def _acts(name: str) -> str:
-    return "other encodings" if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
+    return places.OTHERS if issubclass(encodings.load(name), Wrapper) else listing.describe(name)["acts"]
 
 
 if __name__ == "__main__":

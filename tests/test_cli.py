@@ -21,6 +21,7 @@ from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Encoding
+from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
 from posbench.terminal import exits
 from posbench.training import job
@@ -301,7 +302,15 @@ def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pyt
 
 def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:
     silent = {"prepare", "additions"}  # state for other hooks, and what those add once more as data
-    assert {hook for hook in Encoding.HOOKS if listing.acts(frozenset({hook})) == "nowhere"} == silent
+    assert {hook for hook in Encoding.HOOKS if places.acts(frozenset({hook})) == "nowhere"} == silent
+
+
+def test_every_encoding_is_of_a_family_and_one_that_is_not_installed_is_of_the_rest() -> None:
+    families = {name: places.family(name) for name in encodings.names()}
+    assert set(families.values()) <= set(places.FAMILIES)
+    assert (families["none"], families["learned"], families["rope"]) == ("nowhere", "input", "queries and keys")
+    assert families["shaw"] == "scores"  # the first of its places
+    assert families["randomized"] == families["layered"] == places.family("not_installed") == "other encodings"
 
 
 def test_parameters_are_listed_at_the_size_of_the_demo() -> None:

@@ -11,21 +11,8 @@ from posbench import encodings
 from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.evaluation import probes
+from posbench.portrait import places
 
-# Where a hook acts, in the order of the forward pass.
-_ACTS = {
-    "positions": "positions",
-    "token_dim": "input",
-    "embed": "input",
-    "rotate": "queries and keys",
-    "logit_scale": "scale",
-    "distance_bias": "scores",
-    "bias": "scores",
-    "scores": "scores",
-    "attend": "weights or values",
-    "map_values": "values",
-    "map_outputs": "values",
-}
 # Parameters are counted at the size of experiment=demo.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 _LENGTH_DEPENDENT = "A longer input changes its beginning."
@@ -71,7 +58,7 @@ def describe(name: str) -> dict[str, Any]:
     except UserError as error:  # it needs an option without a default
         row["note"] = str(error)
     else:
-        row["acts"] = acts(encoding.hooks)
+        row["acts"] = places.acts(encoding.hooks)
         row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
         row["max_length"] = encoding.max_length
         row["length_dependent"] = encoding.length_dependent
@@ -82,12 +69,6 @@ def describe(name: str) -> dict[str, Any]:
     ):
         row[key] = _section(document, label)
     return row
-
-
-def acts(hooks: frozenset[str]) -> str:
-    """Where an encoding with these hooks acts: input, queries and keys, scores, weights or values, nowhere."""
-    places = dict.fromkeys(place for hook, place in _ACTS.items() if hook in hooks)
-    return ", ".join(places) or "nowhere"
 
 
 def _section(document: str, label: str) -> str | None:

@@ -83,11 +83,11 @@ class Encoding(nn.Module):
         "distance_bias", "bias", "scores", "attend", "additions",
     )  # fmt: skip
 
-    _overridden: ClassVar[frozenset[str]] = frozenset()  # found once per class: dispatch asks in every layer
+    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class: dispatch asks in every layer
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._overridden = frozenset(name for name in cls.HOOKS if getattr(cls, name) is not getattr(Encoding, name))
+        cls.overridden = frozenset(name for name in cls.HOOKS if getattr(cls, name) is not getattr(Encoding, name))
         cls.name = cls.__module__.rpartition(".")[2]  # the file; the registry knows better where it found the class
 
     def __init__(self, shape: Shape) -> None:
@@ -97,7 +97,7 @@ class Encoding(nn.Module):
     @property
     def hooks(self) -> frozenset[str]:
         """Names of the hooks this encoding overrides; of one around others, also theirs."""
-        return self._overridden
+        return self.overridden
 
     def at(self, layer: int) -> "tuple[Encoding, int]":
         """The encoding that a layer of the model uses, and which of that encoding's own layers it is.
