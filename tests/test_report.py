@@ -18,7 +18,7 @@ from posbench.comparison import load, summary
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.portrait import properties
-from posbench.report import figures, styles, tables, text
+from posbench.report import figures, tables, text
 from posbench.report.answer import answer
 
 MEASURE = properties.measure
@@ -579,21 +579,6 @@ def test_secrets_in_a_strangers_command_are_not_shown(template: Config, tmp_path
     report.main([tmp_path])
     for path in (tmp_path / "report").iterdir():
         assert secret.encode() not in path.read_bytes(), path.name
-
-
-# -- colours -----------------------------------------------------------------------------------------------------------
-
-
-def test_no_two_of_the_named_schemes_look_the_same() -> None:
-    looks = [styles.style(name, name) for name in styles._ASSIGNED]
-    assert len(set(looks)) == len(looks)
-
-
-def test_a_schemes_look_depends_on_its_name_alone() -> None:
-    assert styles.style("rope", "rope") == styles.Style("#0072B2", "o", "")
-    assert styles.style("mine", "mine") == styles.style("mine", "mine")
-    variant = styles.style("rope", "rope base=64")
-    assert variant.colour == "#0072B2" and variant.dash != ""
 
 
 @pytest.mark.usefixtures("without_pictures")

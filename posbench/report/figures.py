@@ -1,5 +1,10 @@
-"""The curves as a picture: nll against context, its rise, and every seed a point at 4x. PNG and SVG."""
+"""The curves as a picture: nll against context, its rise, and every seed a point at 4x. PNG and SVG.
 
+Up to eight schemes stand in one row of panels; more get a row for each family, beside the reference in grey, on axes
+that all rows share. Names stand beside the panels, never in them.
+"""
+
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,21 +12,22 @@ import numpy as np
 
 from posbench.comparison.load import Group
 from posbench.comparison.summary import ENDPOINT_RATIO, Curve, Summary
-from posbench.evaluation.intervals import Interval
-from posbench.report.styles import Style, style
+from posbench.report import ends, families, lines, styles
+from posbench.report.lines import Line
+from posbench.report.styles import Style
 from posbench.runs.rows import WINDOWED
-from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
-STOP = "#B00020"
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",
     "svg.hashsalt": "posbench",  # the same runs give the same file
-    "font.size": 11,
-    "axes.titlesize": 12,
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -29,119 +35,91 @@ SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.7,
 }
 DPI = 160
+WIDTHS = (4.8, 4.8, 2.6)  # inches, of the columns: level, rise, every seed
+LOW, HIGH = 2.3, 4.4  # inches, of one row among many and of the only one, at least
+NAME_LINE = 0.175  # inches
+DARK, GREY = "#333333", "#8C8C8C"  # what is drawn for comparison: once, and in every row
+HEADINGS = ("Level: does it hold, and from how good a start?", "Rise on the same targets, paired")
+UNITS = (("nll, nats per token", "nll, nats"), ("rise against 1x, nats per token", "rise, nats"))  # for low rows, too
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The schemes that share a row of panels, and what is drawn of them."""
+
+    title: str
+    members: list[Summary]
+    level: list[Line]
+    rise: list[Line]
+
+    @property
+    def height(self) -> float:
+        """Inches, room for the names below each other included."""
+        most = max(sum(ends.lines_of_text(line) for line in shown) for shown in (self.level, self.rise))
+        return max(LOW if self.title else HIGH, NAME_LINE * (most + 1))
 
 
 def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
     """Write `curves.png` and `curves.svg` of a group into a folder; nothing if no run has a curve."""
     import matplotlib
-    from matplotlib.figure import Figure
 
     drawn = [one for one in summaries if any(point.nll is not None for point in one.plain.points)]
     if not drawn:
         return []
     with matplotlib.rc_context(SETTINGS):
-        strip = any(one.n_done > 1 for one in drawn)
-        figure = Figure(figsize=(14.5 if strip else 11.5, 5.4), layout="constrained")
-        left, middle, *right = figure.subplots(1, 2 + strip, width_ratios=[4, 4, 2.6][: 2 + strip])
-        _levels(left, group, drawn)
-        _rises(middle, group, drawn)
-        if strip:
-            _strip(right[0], drawn)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
+        figure = draw(group, drawn)
         paths = [folder / "curves.png", folder / "curves.svg"]
         figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
 
 
-def _levels(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
-    for one in summaries:
-        chosen = style(one.scheme.name, one.scheme.label)
-        label = one_line(one.scheme.label)
-        points = [(p.ratio, p.nll) for p in one.plain.points if p.nll is not None]
-        if one.bimodal:
-            _seeds(axis, [(p.ratio, p.levels) for p in one.plain.points], chosen, f"{label} (every seed)")
-        else:
-            _line(axis, points, chosen, label)
-            _band(axis, [(p.ratio, p.band) for p in one.plain.points if p.band], chosen)
-        _stop(axis, one.plain, points[-1])
-    _windowed(axis, group, summaries)
-    axis.set_ylabel("nll, nats per token")
-    axis.set_title("Level: does it hold, and from how good a start?")
-    _context_axis(axis, group, summaries)
+def draw(group: Group, summaries: list[Summary]) -> "Figure":
+    """The picture of schemes that all have a curve, its layout final."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
+    rows = _rows(group, summaries, looks)
+    widths = WIDTHS if any(one.n_done > 1 for one in summaries) else WIDTHS[:2]
+    heights, layout = [row.height for row in rows], ConstrainedLayoutEngine()
+    figure = Figure(figsize=(sum(widths), sum(heights) + 0.9), dpi=DPI, layout=layout)
+    FigureCanvasAgg(figure)  # measures texts
+    axes = figure.subplots(len(rows), len(widths), squeeze=False, width_ratios=widths, height_ratios=heights).T
+    outside = lines.outside(group, summaries)
+    named = []
+    for column, shown in enumerate(([row.level for row in rows], [row.rise for row in rows])):
+        named += _column(list(axes[column]), group, summaries, shown, outside)
+        _headings(list(axes[column]), rows, HEADINGS[column], UNITS[column][len(rows) > 1])
+    for axis in axes[1]:
+        axis.axhline(0, color="#555555", linewidth=0.9, zorder=1.5)
+    if len(widths) > 2:
+        _strips(list(axes[2]), rows, looks, outside)
+    layout.execute(figure)
+    figure.set_layout_engine(None)  # what is placed now stays where it is
+    for axis, drawn, names in named:
+        ends.place(axis, drawn, names)
+    return figure
 
 
-def _rises(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
-    axis.axhline(0, color="#555555", linewidth=0.9)
-    for one in summaries:
-        chosen = style(one.scheme.name, one.scheme.label)
-        if one.bimodal:
-            _seeds(axis, [(p.ratio, p.rises) for p in one.plain.points], chosen, None)
-            continue
-        _line(axis, [(p.ratio, p.rise.mean) for p in one.plain.points if p.rise], chosen, None)
-        _band(axis, [(p.ratio, p.rise) for p in one.plain.points if p.rise], chosen)
-    axis.set_ylabel("rise against 1x, nats per token")
-    axis.set_title("Rise on the same targets, paired")
-    _context_axis(axis, group, summaries)
+# -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
-def _strip(axis: "Axes", summaries: list[Summary]) -> None:
-    """Every seed a point: a mean hides two groups, and with them its bar is left out."""
-    shown = []
-    for one in summaries:
-        point = next((p for p in one.plain.points if p.ratio == ENDPOINT_RATIO), None)
-        if point is not None and point.rises:
-            shown.append((one, list(point.rises.values())))
-    for row, (one, values) in enumerate(reversed(shown)):
-        chosen = style(one.scheme.name, one.scheme.label)
-        offsets = np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [0.0]
-        axis.scatter(values, row + np.asarray(offsets), color=chosen.colour, marker=chosen.mark, s=26, alpha=0.85)
-        if len(values) > 1 and not one.bimodal:
-            axis.plot([np.mean(values)] * 2, [row - 0.34, row + 0.34], color=chosen.colour, linewidth=1.6)
-    axis.axvline(0, color="#555555", linewidth=0.9)
-    names = [one_line(one.scheme.label) + (" (two groups)" if one.bimodal else "") for one, _ in reversed(shown)]
-    axis.set_yticks(range(len(shown)), names)
-    axis.set_ylim(-0.7, max(len(shown), 1) - 0.3)
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel("rise, nats per token")
-    axis.set_title(f"Every seed at {ENDPOINT_RATIO}x")
-
-
-def _line(axis: "Axes", points: list[tuple[float, float]], chosen: Style, label: str | None) -> None:
-    if not points:
-        return
-    dash: Any = (0, [float(part) / 1.6 for part in chosen.dash.split()]) if chosen.dash else "-"
-    axis.plot(
-        *zip(*points, strict=True), color=chosen.colour, marker=chosen.mark, markersize=5.5, linewidth=1.7,
-        linestyle=dash, markeredgecolor="white", markeredgewidth=0.6, label=label,
-    )  # fmt: skip
-
-
-def _seeds(axis: "Axes", points: list[tuple[float, dict[int, float]]], chosen: Style, label: str | None) -> None:
-    """A thin line per seed in place of a mean that no seed is near."""
-    for number, seed in enumerate(sorted(points[0][1])):
-        known = [(ratio, values[seed]) for ratio, values in points if seed in values]
-        axis.plot(
-            *zip(*known, strict=True), color=chosen.colour, marker=chosen.mark, markersize=4, linewidth=0.9,
-            markeredgecolor="white", markeredgewidth=0.4, label=None if number else label,
-        )  # fmt: skip
-
-
-def _band(axis: "Axes", points: list[tuple[float, Interval]], chosen: Style) -> None:
-    low, high = [band.low for _, band in points], [band.high for _, band in points]
-    axis.fill_between([ratio for ratio, _ in points], low, high, color=chosen.colour, alpha=0.15, linewidth=0)
-
-
-def _stop(axis: "Axes", curve: Curve, last: tuple[float, float]) -> None:
-    """A stop sign where a scheme ends: beyond it, it is undefined."""
-    end = next((point for point in curve.points if point.status == "undefined"), None)
-    if end is None:
-        return
-    at, y = (last[0] * end.ratio) ** 0.5, last[1]
-    axis.plot([last[0], at], [y, y], color=STOP, linestyle=":", linewidth=1.4)
-    axis.plot(at, y, marker="8", markersize=13, color=STOP, markeredgecolor="white", zorder=5)
-    axis.plot(at, y, marker="_", markersize=7, color="white", markeredgewidth=2.2, zorder=6)
+def _rows(group: Group, summaries: list[Summary], looks: dict[str, Style]) -> list[Row]:
+    """The rows with the lines of their schemes, and for comparison the windowed baseline and the reference."""
+    rows = families.rows(summaries)
+    alone = len(rows) == 1
+    windowed = _windowed(group, summaries, DARK if alone else GREY)
+    reference = [] if alone else [one for one in summaries if one.scheme is group.reference]
+    found = []
+    for title, members in rows:
+        shown = [(one, looks[one.scheme.label]) for one in members]
+        shown += [(one, Style(GREY, "", "")) for one in reference if one not in members]
+        curves = [(one, one.plain, look) for one, look in shown] + windowed
+        level, rise = ([build(*curve) for curve in curves] for build in (lines.level, lines.rise))
+        found.append(Row(title, members, level, [line for line in rise if line.points and not line.ends_at_once]))
+    return found
 
 
 def baseline(group: Group, summaries: list[Summary]) -> Summary | None:
@@ -151,16 +129,52 @@ def baseline(group: Group, summaries: list[Summary]) -> Summary | None:
     return own or min(having, key=lambda one: one.nll.mean if one.nll else 0.0, default=None)
 
 
-def _windowed(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
+def _windowed(group: Group, summaries: list[Summary], colour: str) -> list[tuple[Summary, Curve, Style]]:
+    """The baseline, which starts where its scheme does at the training length; nothing if there is none."""
     one = baseline(group, summaries)
     if one is None:
-        return
-    start = [p for p in one.plain.points if p.ratio == 1]
-    curve = next(curve for curve in one.curves if curve.kind == WINDOWED)
-    points = [(p.ratio, p.nll) for p in [*start, *curve.points] if p.nll is not None]
-    x, y = zip(*points, strict=True)
-    label = f"{one_line(one.scheme.label)}, attention narrowed to {group.train_length}"
-    axis.plot(x, y, color="#333333", linestyle=(0, (5, 3)), linewidth=1.5, label=label, zorder=4)
+        return []
+    found = next(curve for curve in one.curves if curve.kind == WINDOWED)
+    start = [point for point in one.plain.points if point.ratio == 1]
+    curve = Curve(WINDOWED, [*start, *(point for point in found.points if point.ratio > 1)])
+    return [(one, curve, Style(colour, "", styles.DASHES[1]))]
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+def _column(
+    axes: "list[Axes]", group: Group, summaries: list[Summary], rows: list[list[Line]], outside: set[str]
+) -> "list[tuple[Axes, list[Line], list[Text]]]":
+    """Panels below each other that share an axis, each with its lines and their names, which have no height yet."""
+    shown = [line for row in rows for line in row]
+    limits = lines.limits(shown, outside) if shown else (0.0, 1.0)
+    named = []
+    for axis, row in zip(axes, rows, strict=True):
+        for line in row:
+            _draw(axis, line)
+        axis.set_ylim(limits)
+        _context_axis(axis, group, summaries)
+        named.append((axis, row, [ends.name(axis, line) for line in row]))
+    axes[-1].set_xlabel(f"context, tokens (log scale)\ndotted: trained at {group.train_length}")
+    return named
+
+
+def _draw(axis: "Axes", line: Line) -> None:
+    """A line with its band; in place of a mean that no seed is near, a thin line per seed."""
+    look = line.style
+    dash: Any = (0, [float(part) / 1.6 for part in look.dash.split()]) if look.dash else "-"
+    shape = {"linewidth": 1.7, "linestyle": dash, "markersize": 5.5, "markeredgecolor": "white"}
+    if line.seeds:
+        shape = {"linewidth": 0.9, "markersize": 4.0}
+    for points in line.seeds or [line.points]:
+        axis.plot(
+            *zip(*points, strict=True), color=look.colour, marker=look.mark or "None", markeredgewidth=0.5,
+            zorder=2 if look.mark else 1.9, **shape,
+        )  # fmt: skip
+    if line.band:
+        low, high = [band.low for _, band in line.band], [band.high for _, band in line.band]
+        axis.fill_between([ratio for ratio, _ in line.band], low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
 def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
@@ -170,9 +184,55 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
     axis.set_xticks(ratios, [f"{points[ratio]}\n{ratio:g}x" for ratio in ratios])
     axis.minorticks_off()
     axis.set_xlim(ratios[0] / 1.2, ratios[-1] * 1.2)
-    axis.axvline(1, color="#333333", linewidth=1.1, linestyle=":")
-    axis.annotate(
-        f"trained at {group.train_length}", (1, 1), xycoords=("data", "axes fraction"), xytext=(4, -3),
-        textcoords="offset points", va="top", fontsize=9, color="#333333",
+    axis.axvline(1, color=DARK, linewidth=1.1, linestyle=":")
+
+
+def _headings(axes: "list[Axes]", rows: list[Row], heading: str, unit: str) -> None:
+    """What a column shows, above it and beside it; and above each row its family, if there is more than one."""
+    for axis, row in zip(axes, rows, strict=True):
+        axis.set_title(row.title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
+        axis.set_ylabel(unit)
+    axes[0].annotate(
+        heading, (0, 1), xycoords="axes fraction", xytext=(0, 24 if len(rows) > 1 else 6), textcoords="offset points",
+        fontsize=SETTINGS["axes.titlesize"],
     )  # fmt: skip
-    axis.set_xlabel("context, tokens (log scale)")
+
+
+# -- every seed --------------------------------------------------------------------------------------------------------
+
+
+def _strips(axes: "list[Axes]", rows: list[Row], looks: dict[str, Style], outside: set[str]) -> None:
+    """Every seed a point: a mean hides two groups, and with them its bar is left out."""
+    known = {one.scheme.label: _seeds(one) for row in rows for one in row.members if _seeds(one)}
+    shown = [0.0, *(value for label, values in known.items() if label not in outside for value in values)]
+    room = 0.06 * max(max(shown) - min(shown), 0.02)
+    for axis, row in zip(axes, rows, strict=True):
+        axis.set_xlim(min(shown) - room, max(shown) + room)
+        _strip(axis, [one for one in row.members if one.scheme.label in known], looks)
+    axes[-1].set_xlabel("rise, nats per token")
+    _headings(axes, [dataclasses.replace(row, title="") for row in rows], f"Every seed at {ENDPOINT_RATIO}x", "")
+
+
+def _strip(axis: "Axes", members: list[Summary], looks: dict[str, Style]) -> None:
+    for row, one in enumerate(reversed(members)):
+        look, values = looks[one.scheme.label], _seeds(one)
+        offsets = np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else np.zeros(1)
+        axis.scatter(values, row + offsets, color=look.colour, marker=look.mark, s=22, alpha=0.85, linewidth=0)
+        if len(values) > 1 and not one.bimodal:
+            axis.plot([np.mean(values)] * 2, [row - 0.34, row + 0.34], color=look.colour, linewidth=1.6)
+        if max(values) > axis.get_xlim()[1]:
+            axis.text(
+                0.99, row, f"up to {max(values):.2f} \N{RIGHTWARDS ARROW}", transform=axis.get_yaxis_transform(),
+                ha="right", va="center", color=look.colour, fontsize=ends.FONT,
+            )  # fmt: skip
+    axis.axvline(0, color=DARK, linewidth=0.9)
+    names = [one.scheme.label + (" (two groups)" if one.bimodal else "") for one in reversed(members)]
+    axis.set_yticks(range(len(members)), [ends.wrapped(name) for name in names], fontsize=ends.FONT)
+    axis.set_ylim(-0.7, max(len(members), 1) - 0.3)
+    axis.grid(axis="y", visible=False)
+
+
+def _seeds(one: Summary) -> list[float]:
+    """The rise of each seed at the endpoint's length."""
+    point = next((point for point in one.plain.points if point.ratio == ENDPOINT_RATIO), None)
+    return list(point.rises.values()) if point else []

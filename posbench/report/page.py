@@ -20,7 +20,8 @@ from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import Curve, Point, Summary
 from posbench.config.schema import to_container
 from posbench.evaluation.intervals import Interval
-from posbench.report.styles import DASHES, style
+from posbench.report import families, lines, styles
+from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
 from posbench.runs.redaction import redact
 from posbench.runs.rows import PLAIN, WINDOWED
@@ -67,7 +68,15 @@ def render(
 def curves(group: Group, summaries: list[Summary], baseline: Summary | None) -> Markup:
     """The curves of a group as JSON that can stand inside a script element."""
     lengths = {point.ratio: point.length for one in summaries for curve in one.curves for point in curve.points}
-    series = [_series(one, curve, one is baseline) for one in summaries for curve in one.curves]
+    looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
+    outside = lines.outside(group, summaries)
+    series = [
+        _series(one, curve, looks[one.scheme.label], one is baseline)
+        | {"family": family, "outside": one.scheme.label in outside}
+        for family, members in families.rows(summaries)
+        for one in members
+        for curve in one.curves
+    ]
     series.sort(key=lambda one: one["mark"] is None)  # the plain curves first
     data = {
         "train_length": group.train_length,
@@ -83,15 +92,15 @@ def as_script_data(data: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _series(one: Summary, curve: Curve, is_baseline: bool) -> dict[str, Any]:
-    chosen, plain = style(one.scheme.name, one.scheme.label), curve.kind == PLAIN
+def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool) -> dict[str, Any]:
+    plain = curve.kind == PLAIN
     undefined = next((point.ratio for point in curve.points if point.status == "undefined"), None)
     points = [point for point in _with_start(one, curve) if point.nll is not None]
     return {
         "label": one_line(_label(one, curve)),
-        "colour": chosen.colour,
-        "mark": chosen.mark if plain else None,
-        "dash": chosen.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
+        "colour": look.colour,
+        "mark": look.mark if plain else None,
+        "dash": look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
         "on": plain or (curve.kind == WINDOWED and is_baseline),
         "undefined_at": undefined if plain else None,
         "points": [_point(point, one.bimodal, plain) for point in points],

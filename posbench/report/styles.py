@@ -1,26 +1,32 @@
-"""One colour, mark and dash per scheme, the same in every report whatever else is in it.
+"""A colour, mark and dash for each scheme of a report; no two of them share colour and mark.
 
-The colours are those of Okabe and Ito with black and grey, which the colour-blind tell apart; yellow is left out, being
-too light for a line on white. There are more schemes than colours: the mark tells those of one colour apart.
+Schemes listed here look the same in every report, whatever else is in it; the others take what is free there. The
+colours are those of Okabe and Ito with black, and Tol's wine in place of their yellow, which is too light for a line on
+white: the colour-blind tell them apart. Grey is left to what is drawn for comparison. There are more schemes than
+colours: the mark tells those of one colour apart.
 """
 
 import dataclasses
-import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterable
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 MARKS = "os^DvPX<>p"  # as matplotlib names them
 DASHES = ("", "6 2", "2 2", "8 2 2 2")  # lengths of strokes and gaps, as in SVG
 
-# Schemes that often meet in one picture differ in colour. What is not listed here gets its style from its name.
-_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK, _GREY = range(8)
-_ASSIGNED = {
+# Schemes that often meet in one picture differ in colour: those that are known best, and those of a family.
+_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK, _WINE = range(8)
+_LISTED = {
     "rope": (_BLUE, "o"), "alibi": (_RED, "s"), "t5": (_GREEN, "^"), "sinusoidal": (_PINK, "D"),
-    "kerple_log": (_ORANGE, "v"), "fire": (_SKY, "P"), "none": (_BLACK, "X"), "learned": (_GREY, "p"),
-    "xpos": (_BLUE, "s"), "partial_rope": (_BLUE, "^"), "p_rope": (_BLUE, "D"), "pope": (_BLUE, "v"),
-    "kerple_power": (_ORANGE, "s"), "sandwich": (_RED, "D"), "fox": (_ORANGE, "^"), "shaw": (_GREEN, "o"),
-    "deberta": (_GREEN, "D"), "transformer_xl": (_GREEN, "s"), "tupe": (_GREEN, "v"), "cope": (_BLACK, "o"),
-    "dape": (_SKY, "o"), "path": (_SKY, "s"), "stick_breaking": (_SKY, "^"), "randomized": (_ORANGE, "o"),
-    "sine": (_PINK, "s"), "index": (_GREY, "s"), "minmax": (_GREY, "^"), "binary": (_GREY, "D"),
+    "fox": (_ORANGE, "^"), "fire": (_SKY, "P"), "none": (_BLACK, "X"), "learned": (_WINE, "p"),
+    "binary": (_ORANGE, "D"), "index": (_RED, "p"), "minmax": (_GREEN, "o"), "sine": (_SKY, "s"),
+    "llama3": (_WINE, "^"), "longrope": (_SKY, "v"), "ntk": (_RED, "^"), "p_rope": (_PINK, "^"),
+    "partial_rope": (_GREEN, "v"), "pi": (_SKY, "D"), "xpos": (_ORANGE, "s"), "yarn": (_BLACK, "s"),
+    "cope": (_BLACK, "o"), "path": (_BLUE, "^"), "shaw": (_PINK, "s"), "stick_breaking": (_WINE, "o"),
+    "layered": (_GREEN, "D"), "randomized": (_ORANGE, "o"), "pope": (_BLUE, "v"), "deberta": (_GREEN, "s"),
+    "transformer_xl": (_WINE, "s"), "tupe": (_BLACK, "v"), "dape": (_SKY, "o"), "kerple_log": (_ORANGE, "v"),
+    "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"),
 }  # fmt: skip
 
 
@@ -31,14 +37,35 @@ class Style:
     dash: str
 
 
-def style(name: str, label: str) -> Style:
-    """The style of a scheme; a variant of it (`rope base=64`) has its colour and another mark and dash."""
-    colour, mark = _ASSIGNED.get(name, (_number(name) % len(COLOURS), MARKS[_number(name) // 8 % len(MARKS)]))
-    if label == name:
-        return Style(COLOURS[colour], mark, DASHES[0])
-    chosen = _number(label)
-    return Style(COLOURS[colour], MARKS[chosen % len(MARKS)], DASHES[1 + chosen // len(MARKS) % (len(DASHES) - 1)])
+def assign(schemes: Iterable[tuple[str, str]]) -> dict[str, Style]:
+    """Label -> style, for the name and the label of every scheme of a report.
+
+    A variant (`rope base=64`) has the colour of its name while that has marks left; without the scheme itself in the
+    report, the first of its variants takes the scheme's own look. Beyond eighty schemes their dash tells them apart.
+    """
+    known_first = sorted(schemes, key=lambda scheme: (scheme[0] not in _LISTED, scheme[0] != scheme[1], scheme))
+    taken: list[tuple[int, str]] = []
+    variants: Counter[str] = Counter()
+    found = {}
+    for name, label in known_first:
+        look = _free(_LISTED.get(name), taken)
+        dash = DASHES[(variants[name] + taken.count(look)) % len(DASHES)]
+        found[label] = Style(COLOURS[look[0]], look[1], dash)
+        taken.append(look)
+        variants[name] += 1
+    return found
 
 
-def _number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()[:4], "big")
+def _free(listed: tuple[int, str] | None, taken: list[tuple[int, str]]) -> tuple[int, str]:
+    """A look that nobody has: the one listed, else one of its colour, else what is seen least often."""
+    looks = list(itertools.product(range(len(COLOURS)), MARKS))
+    often = Counter(taken)
+    fewest = min(often[look] for look in looks)
+    colours, marks = Counter(colour for colour, _ in taken), Counter(mark for _, mark in taken)
+
+    def cost(look: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        colour, mark = look
+        own = listed is not None and colour == listed[0]
+        return look != listed, not own, colours[colour], marks[mark]
+
+    return min((look for look in looks if often[look] == fewest), key=cost)

@@ -1,0 +1,41 @@
+"""How many schemes are spread over the rows of a picture: by where they act on the forward pass."""
+
+import math
+
+from posbench.comparison.summary import Summary
+from posbench.portrait import places
+
+MOST_TOGETHER = 8  # schemes that can be told apart in one panel
+
+
+def rows(summaries: list[Summary]) -> list[tuple[str, list[Summary]]]:
+    """Titles and schemes of the rows: one without a title while the schemes can be told apart, else one per family.
+
+    A family of more than that is split evenly, and a family of one is drawn with its neighbour where there is room.
+    """
+    if len(summaries) <= MOST_TOGETHER:
+        return [("", summaries)]
+    joined: list[tuple[str, list[Summary]]] = []
+    for title, members in _by_family(summaries):
+        alone = joined and min(len(members), len(joined[-1][1])) == 1
+        if alone and len(members) + len(joined[-1][1]) <= MOST_TOGETHER:
+            before, others = joined.pop()
+            title, members = f"{before}, {title}", [*others, *members]
+        joined.append((title, members))
+    return [row for title, members in joined for row in _split(title, members)]
+
+
+def _by_family(summaries: list[Summary]) -> list[tuple[str, list[Summary]]]:
+    found: dict[str, list[Summary]] = {family: [] for family in places.FAMILIES}
+    for one in summaries:
+        found[places.family(one.scheme.name)].append(one)
+    return [(family, members) for family, members in found.items() if members]
+
+
+def _split(title: str, members: list[Summary]) -> list[tuple[str, list[Summary]]]:
+    pieces = math.ceil(len(members) / MOST_TOGETHER)
+    if pieces == 1:
+        return [(title, members)]
+    size = math.ceil(len(members) / pieces)
+    starts = range(0, len(members), size)
+    return [(f"{title} ({n} of {len(starts)})", members[at : at + size]) for n, at in enumerate(starts, start=1)]
