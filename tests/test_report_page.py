@@ -1,5 +1,6 @@
 """The HTML report in a real browser: it is clicked, it asks for nothing from the network, and no name in it runs."""
 
+import itertools
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import SCHEMES, configured, demo_config, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
 
 from posbench import report
 from posbench.report import figures
@@ -51,6 +52,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hostile = {"command": PAYLOAD, "data": {"sha256": "c0ffee" + "0" * 58, "split": "document", "name": PAYLOAD}}
     write_run(folder, configured(template, "alibi", 0, note=PAYLOAD), SCHEMES["alibi"], **hostile)
     write_run(folder, configured(template, "none", 0), None, "failed", reason="diverged", message=PAYLOAD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda group, summaries, folder: [])
+        report.main([folder])
+    return folder / "report" / "index.html"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten schemes, three of which end at the training length and one of which rises far above the others."""
+    folder, template = tmp_path_factory.mktemp("outputs") / "fake", demo_config()
+    short = Truth(3.9, 0.0, last_ratio=1)
+    schemes = {"alibi": 0.0, "t5": 0.1, "fox": 0.01, "none": 0.2, "sinusoidal": 0.3, "index": 0.9}
+    write_study(folder, template, {name: Truth(3.7, rise) for name, rise in schemes.items()}, seeds=1)
+    for rows in (64, 65, 66):
+        write_run(folder, configured(template, "learned", 0, rows=rows, a_long_name_of_an_option="x" * rows), short)
+    write_run(folder, configured(template, "rope", 0), Truth(3.7, 0.2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda group, summaries, folder: [])
         report.main([folder])
@@ -140,6 +157,44 @@ def test_an_undefined_scheme_ends_at_a_stop_sign(opened: Any) -> None:
     assert titles == ["learned: undefined from 2x"]
     click(opened, ".legend button", "learned")
     assert opened.find_elements("css selector", "svg g.end") == []
+
+
+def boxes(browser: Any, css: str) -> list[dict[str, float]]:
+    script = f"return [...document.querySelectorAll({css!r})].map(e => e.getBoundingClientRect().toJSON())"
+    return list(browser.execute_script(script))
+
+
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    return all(
+        one[low] < other[high] and other[low] < one[high] for low, high in (("left", "right"), ("top", "bottom"))
+    )
+
+
+@pytest.mark.parametrize("view", ["level", "rise against 1x"])
+def test_names_and_stop_signs_lie_within_the_chart_and_on_nothing_else(browser: Any, many: Path, view: str) -> None:
+    browser.get(many.as_uri())
+    click(browser, ".view", view)
+    (chart,) = boxes(browser, "figure.chart > svg")
+    names, signs = boxes(browser, "g.name text"), boxes(browser, "g.end path.stop")
+    (panel,) = boxes(browser, "figure.chart > svg > svg")
+    assert len(names) == 11 and len(signs) == 3
+    assert not any(overlap(one, other) for one, other in itertools.combinations(names, 2))
+    assert not any(overlap(one, other) for one, other in itertools.combinations(signs, 2))
+    assert all(panel["right"] < name["left"] and name["right"] <= chart["right"] for name in names)
+    assert all(chart["top"] <= name["top"] and name["bottom"] <= chart["bottom"] for name in names)
+    assert sum("index \u2191 " in text for text in all_texts(browser, "g.name text")) == 1
+
+
+def test_a_click_on_a_family_takes_all_of_it_away(browser: Any, many: Path) -> None:
+    browser.get(many.as_uri())
+    button = click(browser, ".legend .family", "scores")
+
+    def drawn() -> set[str]:
+        return {str(e.get_attribute("data-label")) for e in browser.find_elements("css selector", "svg g.series")}
+
+    assert not {"alibi", "t5", "fox"} & drawn() and "sinusoidal" in drawn()
+    button.click()
+    assert {"alibi", "t5", "fox"} <= drawn()
 
 
 def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
