@@ -190,6 +190,7 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     assert list(found) == ["alibi", "rope", "none"]  # last, although it rises least
     verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
     assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
+    assert found["none"].endpoints is not None and found["none"].endpoints.rise_p is None  # nor is it tested
     (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
     said = " ".join(answer(group, summary.summarise(group)))
     assert "Not learned, and so not ranked: none (6.3" in said and "none hold" not in said

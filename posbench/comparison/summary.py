@@ -366,7 +366,9 @@ def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
         for one in group.schemes
         if one is not reference
     }
-    raw = {(label, name): p for label, pair in pairs.items() for name, p in _tests(*pair).items()}
+    unlearned = {one.label for one in group.schemes if (gate := learned(one, length)) and not gate.passed}
+    tested = {} if reference.label in unlearned else {k: pair for k, pair in pairs.items() if k not in unlearned}
+    raw = {(label, name): p for label, pair in tested.items() for name, p in _tests(*pair).items()}
     adjusted = dict(zip(raw, statistics.holm(list(raw.values())), strict=True))
     found = {}
     for scheme in (one for one in group.schemes if one is not reference):
