@@ -75,12 +75,9 @@ def _few_seeds(ranked: list[Summary]) -> str:
 def _unlearned(unlearned: list[Summary]) -> str:
     if not unlearned:
         return ""
-    each = [
-        f"{one.scheme.label} ({one.nll.mean:.3f} nats at 1x, above the {one.learned.ceiling:.3f} of a bigram model)"
-        for one in unlearned
-        if one.nll and one.learned
-    ]
-    return f"Not learned, and so not ranked: {_listed(each)}."
+    each = [f"{one.scheme.label} ({one.nll.mean:.3f})" for one in unlearned if one.nll]
+    ceilings = sorted({f"{one.learned.ceiling:.3f}" for one in unlearned if one.learned})
+    return f"Not ranked, since a bigram model has no more nats at 1x ({', '.join(ceilings)}): {_listed(each)}."
 
 
 def _listed(names: Sequence[str]) -> str:
