@@ -24,10 +24,10 @@ import posbench.report
 from posbench import encodings, machine, sweep
 from posbench.comparison import load
 from posbench.comparison import rates as rates_of
-from posbench.config import compose
+from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
@@ -152,6 +152,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "tune=maybe"], "tune is 'maybe': expected true or false"),
         (["encoding=rope", "tune_grid=1,2"], "tune_grid goes with tune=true"),
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
+        (["encoding=rope", "rates=dem"], "unknown rates 'dem': did you mean 'demo'? (choices: demo"),
         (["encoding=rope", "rates=demo", "tune=true"], "tune=true finds learning rates and rates=NAME gives them"),
         (["encoding=rope", "rates=demo", "training.learning_rate=1"], "and so does training.learning_rate: leave one"),
         (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
@@ -538,6 +539,15 @@ def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
     assert [job.config.training.learning_rate for job in rates.reused(todo, "mine", tmp_path)] == [2.0, 2.0]
     assert "rates=mine was tuned at other settings than these, for rope" in caplog.text
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("name", choices("rates"))
+def test_learning_rates_that_come_with_posbench_are_those_of_the_experiment_as_it_is(name: str) -> None:
+    rows = plain_yaml.load(choices("rates")[name])["schemes"]
+    schemes = ",".join(row["encoding"] for row in rows)
+    for job, row in zip(jobs.expand([[f"experiment={name}", f"encoding={schemes}"]]), rows, strict=True):
+        found = rates_of.Rates(row["chosen"], rates_of.tried(job.config, [row]))
+        assert found.best == found.ran and not found.at_edge, row["encoding"]
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
