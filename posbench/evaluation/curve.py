@@ -33,7 +33,7 @@ def print_curves(folder: Path) -> None:
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     out.print(_table(rows, title, out))
     for line in _not_learned(rows):
-        out.print(line, soft_wrap=True)
+        out.print(line)
     series = {name: _points(rows, name) for name in SERIES}
     if any(len(points) > 1 for points in series.values()):
         out.print(_draw({name: points for name, points in series.items() if points}, plain))
@@ -42,7 +42,7 @@ def print_curves(folder: Path) -> None:
     if any(row.documents == "concat" for row in rows):
         out.print("Documents were too short to be scored whole: windows run across them.")
     for line in _about_intervals(folder, rows):
-        out.print(line, soft_wrap=True)
+        out.print(line)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
