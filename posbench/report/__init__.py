@@ -175,7 +175,8 @@ def _protocol(rows: list[EvaluationRow]) -> list[str]:
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
         f"original text, {_all(rows, 'n_bytes')}.",
         "Bands: 95 %; of levels over seeds on this text, which all schemes share; of rises over seeds and documents, "
-        "of a single run over documents. Dashed: attention narrowed to the training length; stop sign: undefined.",
+        "of a single run over documents. Dashed: attention narrowed to the training length; grey: for comparison; "
+        "arrow: leaves the picture, its highest value is said; stop sign: undefined.",
     ]
 
 
