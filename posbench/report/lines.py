@@ -9,7 +9,7 @@ from posbench.evaluation.intervals import Interval
 from posbench.report.styles import Style
 from posbench.runs.rows import PLAIN
 
-FAR = 2.5  # times as high as the next line, and
+FAR = 2.0  # times as high as the next line, and
 HUGE = 1.0  # nats per token above the lowest: such a line leaves the picture rather than flatten the others
 
 
