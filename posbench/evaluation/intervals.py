@@ -117,11 +117,16 @@ class Documents:
         """A line for the reader where they are few or one of them is most of the text."""
         if self.number >= ENOUGH_DOCUMENTS and self.largest <= LARGEST_SHARE:
             return None
-        alone = "one document stands" if self.number == 1 else f"{self.number} documents stand"
-        share = f", {self.largest:.0%} of the targets in one of them" if self.largest > LARGEST_SHARE else ""
-        same = "" if self.number == 1 else f" (as good as {self.effective:.1f} of equal size)"
-        speaks = " Intervals are over segments of them and speak for no other text." if self.few else ""
-        return f"Only {alone} behind each figure{share}{same}: intervals are less certain than they say.{speaks}"
+        if self.number == 1:
+            said = "Only one document stands behind each figure"
+        elif self.largest > LARGEST_SHARE:
+            said = f"{self.largest:.0%} of the targets behind each figure stand in one of {self.number} documents"
+        else:
+            said = f"Only {self.number} documents stand behind each figure"
+        good_as = f", as good as {self.effective:.1f} of equal size" if self.effective < 0.95 * self.number else ""
+        if self.few:
+            return f"{said}{good_as}: intervals are over segments of the text and speak for no other."
+        return f"{said}{good_as}: intervals are less certain than they say."
 
     @property
     def few(self) -> bool:
