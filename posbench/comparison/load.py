@@ -18,7 +18,7 @@ import numpy as np
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
-from posbench.evaluation.intervals import Blocks
+from posbench.evaluation.intervals import Blocks, blocks_of
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
@@ -196,12 +196,9 @@ def _headline_split(rows: list[EvaluationRow], config: Config) -> str:
 
 def _sums(blocks: list[BlockRow]) -> Blocks | None:
     """None where there are too few blocks for an interval, or one of them lacks its numbers."""
-    sums = np.array([block.nll_sum for block in blocks], dtype=np.float64)
-    counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
-    usable = len(blocks) >= 2 and bool(np.isfinite(sums).all() and (counts > 0).all())
-    documents = [block.document for block in blocks if block.document is not None]
-    known = np.array(documents, dtype=np.int64) if len(documents) == len(blocks) else None
-    return Blocks(sums, counts, known) if usable else None
+    found = blocks_of(blocks)
+    usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
+    return found if usable else None
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import itertools
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -61,12 +60,9 @@ def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:
     if row is None:
         return []
     blocks = [block for block in evaluation_blocks(folder).get(row.blocks_key, []) if block.n_tokens]
-    documents = [block.document for block in blocks if block.document is not None]
-    if len(documents) < len(blocks) or not blocks:
+    behind = intervals.documents_of(intervals.blocks_of(blocks)) if blocks else None
+    if behind is None:
         return ["95 %: over blocks of unknown documents, which is too narrow; 'posbench evaluate' makes it anew."]
-    counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
-    behind = intervals.documents_of(intervals.Blocks(counts, counts, np.array(documents, dtype=np.int64)))
-    assert behind is not None
     usual = f"95 %: over {behind.number} documents, for this checkpoint on other text like this; not for other seeds."
     return [behind.warning or usual]
 

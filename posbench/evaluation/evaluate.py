@@ -15,7 +15,6 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import intervals, protocols
 from posbench.evaluation.bigram import BigramModel
-from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import score
@@ -183,15 +182,12 @@ def _with_numbers(
 ) -> tuple[EvaluationRow, list[BlockRow]]:
     """The row with what there is to say of its scored tokens, and its block rows."""
     blocks = _blocks(targets, nll, evaluation)
-    sums = np.array([block.nll_sum for block in blocks], dtype=np.float64)
-    counts = np.array([block.n_tokens for block in blocks], dtype=np.float64)
-    if np.count_nonzero(counts) < MIN_BLOCKS:
+    filled = intervals.blocks_of([block for block in blocks if block.n_tokens])
+    if len(filled.counts) < MIN_BLOCKS:
         return dataclasses.replace(row, status="too_short"), []
     mean = float(nll.mean())
-    filled = counts > 0
-    stand_in = np.array([block.document for block in blocks if block.document is not None], dtype=np.int64)
-    interval = intervals.over_text(Blocks(sums[filled], counts[filled], stand_in))
-    assert interval is not None  # there are enough blocks
+    interval, behind = intervals.over_text(filled), intervals.documents_of(filled)
+    assert interval is not None and behind is not None  # there are enough blocks, each with its document
     n_bytes = None if evaluation.token_bytes is None else sum(block.n_bytes or 0 for block in blocks)
     row = dataclasses.replace(
         row,
@@ -199,7 +195,7 @@ def _with_numbers(
         n_tokens=nll.size,
         n_bytes=n_bytes,
         n_blocks=targets.n_blocks,
-        n_documents=len(np.unique(stand_in)),
+        n_documents=behind.number,
         mean_context=float(measurement.forward.variant.visible(targets.context).mean()),
         nll=mean,
         perplexity=math.exp(mean) if mean < 700 else None,

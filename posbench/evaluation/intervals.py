@@ -18,6 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from posbench.runs.rows import BlockRow
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Units = Literal["documents", "segments", "blocks"]
@@ -64,10 +66,6 @@ class Interval:
         return self.mean + (_quantile(self.df, 0.95) * self.error if self.error else 0.0)
 
     @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-    @property
     def difference_p(self) -> float:
         """Two-sided p of "the mean is zero" (t-test)."""
         return min(1.0, 2 * self._below(-abs(self.mean)))
@@ -102,6 +100,16 @@ class Blocks:
         else:
             documents = np.array_equal(self.documents, other.documents)
         return documents and np.array_equal(self.counts, other.counts)
+
+
+def blocks_of(rows: Sequence[BlockRow]) -> Blocks:
+    """Block rows as arrays, a number that a row lacks as NaN; the documents where every row has one."""
+    documents = [row.document for row in rows if row.document is not None]
+    return Blocks(
+        sums=np.array([row.nll_sum for row in rows], dtype=np.float64),
+        counts=np.array([row.n_tokens for row in rows], dtype=np.float64),
+        documents=np.array(documents, dtype=np.int64) if len(documents) == len(rows) else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
