@@ -229,6 +229,11 @@ class Summary:
         return self.curves[0]
 
     @property
+    def ranked(self) -> bool:
+        """Whether it has learned, as far as is known."""
+        return self.learned is None or self.learned.passed
+
+    @property
     def n_done(self) -> int:
         return self.outcomes.get("done", 0)
 
@@ -347,8 +352,7 @@ def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
 def _rank(one: Summary) -> tuple[bool, float, str]:
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.ratio > 1]
     undefined = any(point.status != "ok" for point in one.plain.points)
-    unlearned = one.learned is not None and not one.learned.passed
-    return (unlearned, math.inf if undefined or not rises else rises[-1], one.scheme.label)
+    return (not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
 
 
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
@@ -378,7 +382,8 @@ def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
             interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond), **p_values,
             verdict=Verdict(""),
         )  # fmt: skip
-        found[scheme.label] = dataclasses.replace(made, verdict=_verdict(scheme, reference, made, length, least))
+        verdict = _verdict(scheme, reference, unlearned, made, length, least)
+        found[scheme.label] = dataclasses.replace(made, verdict=verdict)
     return found
 
 
@@ -411,13 +416,14 @@ def _targets(run: RunData) -> object:
     return None if level is None else (level.targets, level.row.dtype)
 
 
-def _verdict(scheme: Scheme, reference: Scheme, found: Endpoints, train_length: int, least: float) -> Verdict:
+def _verdict(
+    scheme: Scheme, reference: Scheme, unlearned: set[str], found: Endpoints, train_length: int, least: float
+) -> Verdict:
     """From the two endpoints; what seeds and documents do not settle is said to be open."""
     if not scheme.by_seed:
         return Verdict("no run is done")
     for one, said in ((scheme, "not learned: not ranked"), (reference, f"{reference.label} has not learned")):
-        gate = learned(one, train_length)
-        if gate and not gate.passed:
+        if one.label in unlearned:
             return Verdict(said)
     levels = [run.levels.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in levels):

@@ -9,8 +9,8 @@ from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:
     """Two to four sentences from the verdicts of a group; of a scheme that has not learned only that."""
-    unlearned = [one for one in summaries if one.learned and not one.learned.passed]
-    ranked = [one for one in summaries if one not in unlearned and one.reach]
+    unlearned = [one for one in summaries if not one.ranked]
+    ranked = [one for one in summaries if one.ranked and one.reach]
     sentences = [_held(ranked, group.train_length), *_against(group, ranked), _few_seeds(ranked), _unlearned(unlearned)]
     return [sentence for sentence in sentences if sentence]
 
