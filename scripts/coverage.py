@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.data import tokens as data
+from posbench.data.tokens import Tokens, TokenSplit
 from posbench.evaluation import intervals
 from posbench.evaluation.intervals import Blocks, Interval
 from posbench.evaluation.protocols import Windows
@@ -51,10 +52,11 @@ def measure(folders: list[Path], out: Path) -> None:
     placed = [list(_placed(split.starts, longest)) for split in splits]
     sizes = np.cumsum([0, *(len(starts) for starts in placed)])
     document = [np.full(len(f), i + d) for i, each in zip(sizes, placed, strict=False) for d, f in enumerate(each)]
+    texts = [(split, np.concatenate(each)) for split, each in zip(splits, placed, strict=True) if each]
     found = []
     for folder in folders:
-        of_splits = [_losses(folder, np.concatenate(each), i) for i, each in enumerate(placed) if each]
-        found.append(np.concatenate(of_splits, axis=1))
+        subject = _subject(folder, tokens)
+        found.append(np.concatenate([_losses(subject, split, firsts) for split, firsts in texts], axis=1))
         print(folder.name, found[-1].mean(1).round(3), flush=True)
     nll = np.stack(found)  # (runs, ratios, blocks)
     nll[:, 1:] -= nll[:, :1]  # rises, which are small, keep more digits
@@ -73,21 +75,21 @@ def _placed(starts: NDArray[np.int64], longest: int) -> Iterator[NDArray[np.int6
             yield candidates[(2 * np.arange(n) + 1) * len(candidates) // (2 * n)]
 
 
-def _losses(folder: Path, firsts: NDArray[np.int64], split: int) -> Floats:
-    """(ratios, blocks) nats per token."""
+def _subject(folder: Path, tokens: Tokens) -> TrainedGPT:
     config = load_config(folder)
-    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts)
     model.load_state_dict(checkpoint.load_model(folder)[1])
     device = machine.resolve("auto")
     dtype = machine.resolve_precision(config.training.precision, device)
-    length = config.training.train_length
-    subject = TrainedGPT(model.to(device).eval(), folder.name, length, device, dtype, config.seed)
-    text = (tokens.train, tokens.validation, tokens.test)[split]
-    block = np.arange(len(firsts))
+    return TrainedGPT(model.to(device).eval(), folder.name, config.training.train_length, device, dtype, config.seed)
+
+
+def _losses(subject: TrainedGPT, split: TokenSplit, firsts: NDArray[np.int64]) -> Floats:
+    """(ratios, blocks) nats per token."""
+    length, block = subject.train_length, np.arange(len(firsts))
     each = [Windows(r * length, TARGETS, firsts + TARGETS - 1 - r * length, block, "doc") for r in RATIOS]
     with torch.no_grad():
-        return np.stack([score(subject, text, windows, 16384).mean(1) for windows in each])
+        return np.stack([score(subject, split, windows, 16384).mean(1) for windows in each])
 
 
 # -- simulating --------------------------------------------------------------------------------------------------------
