@@ -168,8 +168,10 @@ class Curve:
     kind: str  # plain, windowed, or an extension
     points: list[Point]
 
-    def at(self, length: int) -> Point | None:
-        return next((point for point in self.points if point.length == length), None)
+    @property
+    def undefined_at(self) -> float | None:
+        """The first multiple of the training length at which the scheme is undefined."""
+        return next((point.ratio for point in self.points if point.status == "undefined"), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ def _held(ranked: list[Summary], train_length: int) -> str:
     by_reach: dict[tuple[bool, int], list[str]] = {}
     for one in ranked:
         assert one.reach is not None
-        undefined = one.reach.length == train_length and any(p.status == "undefined" for p in one.plain.points)
+        undefined = one.reach.length == train_length and one.plain.undefined_at is not None
         by_reach.setdefault((undefined, one.reach.length), []).append(one.scheme.label)
     longest = max((p.length for one in ranked for p in one.plain.points if p.nll is not None), default=train_length)
     parts = []

@@ -60,11 +60,10 @@ def _line(
     band: list[tuple[float, Interval]],
     by_seed: list[dict[int, float]],
 ) -> Line:
-    end = next((point.ratio for point in curve.points if point.status == "undefined"), None)
     label = one.scheme.label if curve.kind == PLAIN else f"{one.scheme.label}, {curve.kind}"
     if one.bimodal and curve.kind == PLAIN:
-        return Line(label, style, means, [], _seeds(curve.points, by_seed), end)
-    return Line(label, style, means, band, [], end)
+        return Line(label, style, means, [], _seeds(curve.points, by_seed), curve.undefined_at)
+    return Line(label, style, means, band, [], curve.undefined_at)
 
 
 def _seeds(points: list[Point], values: list[dict[int, float]]) -> list[list[tuple[float, float]]]:

@@ -94,7 +94,6 @@ def as_script_data(data: Any) -> Markup:
 
 def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool) -> dict[str, Any]:
     plain = curve.kind == PLAIN
-    undefined = next((point.ratio for point in curve.points if point.status == "undefined"), None)
     points = [point for point in _with_start(one, curve) if point.nll is not None]
     return {
         "label": one_line(_label(one, curve)),
@@ -102,7 +101,7 @@ def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool) -> dict[
         "mark": look.mark if plain else None,
         "dash": look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
         "on": plain or (curve.kind == WINDOWED and is_baseline),
-        "undefined_at": undefined if plain else None,
+        "undefined_at": curve.undefined_at if plain else None,
         "points": [_point(point, one.bimodal, plain) for point in points],
     }
 
