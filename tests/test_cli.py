@@ -124,8 +124,9 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         (["train", "--cfg", "job", "-m"], "leave out --multirun"),
         (["train", "--config-dir", "nix"], "no folder"),
         (["evaluate"], "Missing argument"),
-        (["evaluate", "nix"], "nix is not a run folder"),
-        (["evaluate", "."], "is not a run folder: it has no config.yaml"),
+        (["evaluate", "nix"], "nix does not exist: expected run folders or study folders"),
+        (["evaluate", "."], "no run folder in ."),
+        (["evaluate", "length=128"], "which run? posbench evaluate outputs/STUDY/RUN length=128"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(
@@ -494,6 +495,30 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
     }.items():
         assert posbench("evaluate", folder, override) == 2
         assert message in error_line(capsys)
+
+
+def test_evaluate_takes_several_runs_a_study_and_a_glob(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("seed=0,1", "-m") == 0
+    names = runs()
+    lengths = iter([48, 64, 80])
+    for named in (["outputs/demo"], ["outputs/demo/rope-s*"], [f"outputs/demo/{name}" for name in names]):
+        length = next(lengths)
+        assert posbench("evaluate", *named, f"length={length}", "protocol=fixed_target", "windowed=false") == 0
+        for name in names:
+            assert length in {row.length for row in evaluation_rows(Path("outputs/demo") / name)}
+    capsys.readouterr()
+    assert posbench("evaluate", "outputs/demo", "length=3") == 2
+    assert "from the training length 16 on" in error_line(capsys)
+
+
+def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("seed=0,1", "-m") == 0
+    broken, whole = (Path("outputs/demo") / name for name in runs())
+    shutil.rmtree(broken / "checkpoint")
+    assert posbench("evaluate", "outputs/demo", "length=48", "windowed=false") == 1
+    assert 48 in {row.length for row in evaluation_rows(whole)}
+    why, last = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
 def test_an_evaluation_has_a_precision_of_its_own() -> None:

@@ -14,6 +14,7 @@ from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.portrait import properties
 from posbench.report import figures, tables
+from posbench.runs import finding
 
 HEADINGS = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
 
@@ -35,7 +36,7 @@ def trials(config: Config, nlls: dict[float, Any]) -> list[dict[str, Any]]:
 def shown(study: Path, record: object) -> dict[str, list[str]]:
     """The table's rows by their first cell, for a study with such a record."""
     (study / "tuning.json").write_text(record if isinstance(record, str) else json.dumps(record), encoding="utf-8")
-    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     found = [table for table in tables.more_tables(group, summary.summarise(group)) if table.title == "Learning rates"]
     assert [table.columns for table in found] == [HEADINGS]
     return {row[0].text: [value.text for value in row[1:]] for row in found[0].rows}

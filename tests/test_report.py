@@ -20,6 +20,7 @@ from posbench.errors import UserError
 from posbench.portrait import properties
 from posbench.report import figures, tables, text
 from posbench.report.answer import answer
+from posbench.runs import finding
 
 MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
@@ -56,7 +57,7 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def summarised(*paths: Path) -> dict[str, summary.Summary]:
-    (group,) = load.groups([load.read(folder) for folder in load.find(paths)])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders(paths)])
     return {one.scheme.label: one for one in summary.summarise(group)}
 
 
@@ -97,7 +98,7 @@ def test_verdicts_follow_from_the_two_primary_endpoints(
 
 
 def test_p_values_are_adjusted_over_schemes_and_endpoints_together(study: Path) -> None:
-    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     found = summary.endpoints(group)
     raw = {}
     for label, one in found.items():
@@ -191,7 +192,7 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
     assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
     assert found["none"].endpoints is not None and found["none"].endpoints.rise_p is None  # nor is it tested
-    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
     said = " ".join(answer(group, summary.summarise(group)))
     assert "Not ranked, since a bigram model has no more nats at 1x (5.100): none (6.3" in said
     assert "none hold" not in said
@@ -205,7 +206,7 @@ def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Co
     for scheme, truth in schemes.items():
         for seed in range(5):
             write_run(tmp_path / "fake", configured(template, scheme, seed), truth, seed_sd=0.0001)
-    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
 
     def verdict(label: str, least: float) -> summary.Verdict:
         return summary.endpoints(group, least)[label].verdict
@@ -241,7 +242,7 @@ def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(templat
         ]  # fmt: skip
         with (folder / "evaluation.jsonl").open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path / "fake"])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
     (table,) = [t for t in tables.more_tables(group, summary.summarise(group)) if t.title.startswith("Other protocols")]
     assert {row[1].text: row[2].text for row in table.rows} == {
         "nonoverlap": "4.500 ±0.707",
@@ -341,7 +342,7 @@ def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_
 def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path) -> None:
     for base in (10000, 16):
         write_run(tmp_path, configured(template, "rope", 0, base=base), SCHEMES["rope"])
-    (group,) = load.groups([load.read(folder) for folder in load.find([tmp_path])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path])])
     assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
 
@@ -363,7 +364,7 @@ def test_folders_moved_aside_and_what_tuning_tried_are_left_out(template: Config
     aside.rename(aside.with_name(f"{aside.name}.old-1"))
     write_run(tmp_path / "fake" / "tuning", configured(template, "rope", 2), SCHEMES["rope"])
     for named in (tmp_path / "fake", tmp_path, kept, tmp_path / "fake" / "rope-*", Path(f"{tmp_path}/*/rope-s0*")):
-        assert load.find([named]) == [kept]
+        assert finding.run_folders([named]) == [kept]
 
 
 def test_a_path_without_runs_is_one_clear_line(tmp_path: Path) -> None:
@@ -608,7 +609,7 @@ def test_a_table_without_unicode_is_still_readable(study: Path) -> None:
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     console = Console(file=out, markup=False, width=120)
-    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     for table in tables.main_tables(group, summary.summarise(group)):
         text.print_table(console, table)  # would raise on a character that ASCII lacks
     out.flush()
@@ -619,7 +620,7 @@ def test_a_table_without_unicode_is_still_readable(study: Path) -> None:
 def test_no_number_is_cut_in_a_narrow_terminal(found: dict[str, summary.Summary], study: Path, width: int) -> None:
     from rich.console import Console
 
-    (group,) = load.groups([load.read(folder) for folder in load.find([study])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     for table in tables.main_tables(group, list(found.values())):
         console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
         text.print_table(console, table)

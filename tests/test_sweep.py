@@ -29,6 +29,7 @@ from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
+from posbench.runs import finding
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
 from posbench.sweep import jobs, launcher, pool, rates, table, tuning
@@ -487,7 +488,7 @@ def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_p
     single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.003", *overrides])
     assert run_id(single) in runs_in(again)
     assert not (again / "tuning").exists()  # nothing was tried again
-    (group,) = load.groups([load.read(folder) for folder in load.find([again])])
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([again])])
     of_alibi, of_rope = (found for _, found in rates_of.of_schemes(group))
     assert of_rope.ran == of_rope.best == 0.003
     assert list(of_alibi.tried) == [0.00003, 0.003] and of_alibi.at_edge

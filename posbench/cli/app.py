@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -155,24 +156,28 @@ def sweep(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, outputs/STUDY/RUN.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value, e.g. length=128,256 protocol=fixed_target split=validation device=cpu"),
-    ] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUNS... [key=value]...",
+            help="Run folders (outputs/STUDY/RUN), study folders or globs; then settings, such as length=128,256 "
+            "protocol=sliding extension=yarn:factor=4,ntk split=validation device=cpu.",
+        ),
+    ],
 ) -> None:
-    """Evaluate a finished run beyond its training length; rows that exist are not computed again."""
-    from posbench.config.overrides import apply
-    from posbench.runs.folder import load_config
+    """Evaluate finished runs beyond their training length; rows that exist are not computed again."""
+    from posbench.config.overrides import full_key
+    from posbench.runs import finding
 
-    settings, device, threads = apply(load_config(run), overrides or [])
-    from posbench.evaluation import curve
-    from posbench.evaluation.job import evaluate_run
-    from posbench.terminal import console
+    paths = [word for word in words if Path(word).exists() or ("=" not in word and full_key(word) == word)]
+    overrides = [word for word in words if word not in paths]
+    if not paths:
+        raise UserError(f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(overrides)}")
 
-    console.log_to_terminal()
-    evaluate_run(run, settings, device=device, threads=threads)
-    curve.print_curves(run)
+    folders = finding.run_folders([Path(path) for path in paths])
+    from posbench.evaluation import job
+
+    job.evaluate_runs(folders, overrides)
 
 
 @app.command()

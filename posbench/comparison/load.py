@@ -5,11 +5,9 @@ one encoding with equal options are a `Scheme`, told apart by seed. Folders may 
 """
 
 import dataclasses
-import glob
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
-from posbench.errors import UserError
 from posbench.evaluation.intervals import Blocks, blocks_of
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
@@ -30,7 +27,6 @@ REFERENCE = "rope"
 _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
-_ASIDE = re.compile(r".+\.old-\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,40 +124,6 @@ class Group:
 
 
 # -- finding and reading -----------------------------------------------------------------------------------------------
-
-
-def find(paths: Iterable[Path]) -> list[Path]:
-    """Run folders under the given run folders, study folders and globs; those moved aside (`.old-1`) are left out.
-
-    Raises:
-        UserError: a path that does not exist, or no run folder at all.
-    """
-    found: dict[Path, Path] = {}
-    for path in _globbed(paths):
-        inside = [path] if (path / "run.json").is_file() else [p.parent for p in _records(path)]
-        found |= {folder.resolve(): folder for folder in inside if not _aside(folder, path)}
-    if not found:
-        raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a run.json in them")
-    return sorted(found.values())
-
-
-def _globbed(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path)))]
-        if not matches:
-            raise UserError(f"{path} does not exist: expected run folders or study folders, such as outputs/demo")
-        yield from (match for match in matches if match.is_dir())
-
-
-def _records(folder: Path) -> list[Path]:
-    """Of a study, its runs and nothing below them, such as what tuning tried; else those of the studies in it."""
-    return sorted(folder.glob("*/run.json")) or sorted(folder.glob("*/*/run.json"))
-
-
-def _aside(folder: Path, under: Path) -> bool:
-    """Whether the folder, or one between it and what the user named, was moved aside; what the user named counts."""
-    inner = folder.relative_to(under).parts
-    return any(_ASIDE.fullmatch(part) for part in (*inner, folder.name))
 
 
 def read(folder: Path) -> RunData:

@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 
 from posbench import machine
+from posbench.config.overrides import apply
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
-from posbench.errors import UserError
+from posbench.errors import PosbenchError, Stopped, UserError
+from posbench.evaluation import curve
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
@@ -20,8 +22,35 @@ from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.rows import evaluation_rows
+from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
+
+
+def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
+    """Evaluate finished runs, told on the terminal, and draw their curves; one that fails does not stop the others.
+
+    Args:
+        overrides: settings as they are typed, the same for all.
+
+    Raises:
+        UserError: a setting that one of the runs cannot meet; nothing was evaluated.
+        PosbenchError: some runs were not evaluated; with a single one, its own error.
+    """
+    asked = {folder: apply(load_config(folder), overrides) for folder in folders}
+    console.log_to_terminal()
+    failed = []
+    for folder, (settings, device, threads) in asked.items():
+        try:
+            evaluate_run(folder, settings, device, threads)
+            curve.print_curves(folder)
+        except PosbenchError as error:
+            if len(asked) == 1 or isinstance(error, Stopped):
+                raise
+            exits.report(error)
+            failed.append(str(folder))
+    if failed:
+        raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
 
 
 def evaluate_run(

@@ -52,9 +52,10 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None)
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     """Every run once, and what has to be said about those left out."""
     from posbench.comparison import load
+    from posbench.runs import finding
 
     runs, warnings = [], []
-    for folder in load.find(paths):
+    for folder in finding.run_folders(paths):
         try:
             runs.append(load.read(folder))
         except UserError as error:

@@ -1,0 +1,44 @@
+"""Which run folders are meant by what a command line names: run folders, study folders, globs."""
+
+import glob
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from posbench.errors import UserError
+
+_ASIDE = re.compile(r".+\.old-\d+")
+
+
+def run_folders(paths: Collection[Path]) -> list[Path]:
+    """Run folders under the given run folders, study folders and globs; those moved aside (`.old-1`) are left out.
+
+    Raises:
+        UserError: a path that does not exist, or no run folder at all.
+    """
+    found: dict[Path, Path] = {}
+    for path in _globbed(paths):
+        inside = [path] if (path / "run.json").is_file() else [p.parent for p in _records(path)]
+        found |= {folder.resolve(): folder for folder in inside if not _aside(folder, path)}
+    if not found:
+        raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a run.json in them")
+    return sorted(found.values())
+
+
+def _globbed(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path)))]
+        if not matches:
+            raise UserError(f"{path} does not exist: expected run folders or study folders, such as outputs/demo")
+        yield from (match for match in matches if match.is_dir())
+
+
+def _records(folder: Path) -> list[Path]:
+    """Of a study, its runs and nothing below them, such as what tuning tried; else those of the studies in it."""
+    return sorted(folder.glob("*/run.json")) or sorted(folder.glob("*/*/run.json"))
+
+
+def _aside(folder: Path, under: Path) -> bool:
+    """Whether the folder, or one between it and what the user named, was moved aside; what the user named counts."""
+    inner = folder.relative_to(under).parts
+    return any(_ASIDE.fullmatch(part) for part in (*inner, folder.name))
