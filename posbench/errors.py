@@ -62,7 +62,17 @@ class Stopped(PosbenchError):
         self.exit_code = 128 + signal_number
 
 
+def named(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that a name is but for upper case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
+    return next((choice for choice in choices if _bare(choice) == _bare(name)), None)
+
+
 def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
-    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
-    return f": did you mean '{close[0]}'?" if close else ""
+    by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
+    close = difflib.get_close_matches(_bare(name), by_bare, n=1, cutoff=cutoff)
+    return f": did you mean '{by_bare[close[0]]}'?" if close else ""
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "_")

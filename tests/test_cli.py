@@ -69,7 +69,7 @@ def runs(study: str = "demo") -> list[str]:
 # -- help, version, completion -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from posbench.cli.app import main; code = main(); "
@@ -115,6 +115,9 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     ("arguments", "message"),
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["rope"], "no command 'rope': did you mean 'posbench train encoding=rope' or 'posbench show rope'?"),
+        (["encoding=rope", "seed=1"], "did you mean 'posbench train encoding=rope seed=1'?"),
+        (["train", "--resume"], "there is no --resume: the same command again continues"),
         (["train", "--nix"], "No such option: --nix"),
         (["train", "encoding=rop"], "unknown encoding 'rop': did you mean 'rope'?"),
         (["train", "encoding=alibi", "encoding.base=2"], "'alibi' has no option 'base'"),

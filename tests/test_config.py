@@ -191,9 +191,21 @@ MISTAKES = {
     "training.lr=3": "unknown key 'training.lr': did you mean 'training.learning_rate'?",
     "training.learning_rat=3": "did you mean 'training.learning_rate'?",
     "lr=0.1": "unknown key 'lr': did you mean 'training.learning_rate'?",
-    "optimizer=adam": "unknown key 'optimizer' (the configuration has study, seed, runtime, encoding, model, data, ",
-    "model.dropout=0.1": "unknown key 'model.dropout' (model has n_layers, n_heads, ",
-    "optimizer.name=adam": "unknown key 'optimizer.name' (the configuration has study, ",
+    "optimizer=adam": "unknown key 'optimizer' (the optimizer is AdamW, set by training.learning_rate, betas, ",
+    "model.dropout=0.1": "unknown key 'model.dropout' (the models have no dropout",
+    "optimizer.name=adam": "unknown key 'optimizer.name' (the optimizer is AdamW, set by ",
+    "model.dim=3": "unknown key 'model.dim' (model has n_layers, n_heads, ",
+    "batch=3": "unknown key 'batch': did you mean 'training.batch_size'?",
+    "heads=2": "unknown key 'heads': did you mean 'model.n_heads'?",
+    "epochs=3": "unknown key 'epochs' (a budget is in tokens: training.tokens)",
+    "tune=true": "unknown key 'tune' (it is for posbench sweep)",
+    "wandb=offline": "unknown key 'wandb' (it is tracking: ",
+    "tracking=offline": "unknown tracking 'offline': did you mean 'tracking.mode=offline'? (choices: none, wandb)",
+    "evaluation=sliding": "did you mean 'evaluation.protocols=sliding'?",
+    "model=rope": "did you mean 'encoding=rope'?",
+    "experiment=six": "did you mean 'sweep=six'?",
+    "encoding=RoPE": "unknown encoding 'RoPE': did you mean 'rope'?",
+    "data=WikiText_2": "did you mean 'wikitext-2'?",
     "optimizer.clip=2": "did you mean 'training.clip'?",
     "dta.name=x": "did you mean 'data.name'?",
     "nothing.at_all=1": "unknown key 'nothing.at_all' (the configuration has study, ",
@@ -252,6 +264,12 @@ MISTAKES = {
     "hydra/launcher=slurmy": "unknown hydra/launcher 'slurmy'",
     "hydra.nothing=1": "hydra.nothing",
 }
+
+
+@pytest.mark.parametrize("override", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra/sweeper=basic"])
+def test_a_single_run_takes_neither_launcher_nor_sweeper(override: str) -> None:
+    with pytest.raises(UserError, match="er is for many runs, this is one: add -m, or use posbench sweep"):
+        compose.single([override])
 
 
 @pytest.mark.parametrize("override", MISTAKES)

@@ -12,12 +12,16 @@ import typer
 import posbench
 from posbench.cli.complete import complete
 from posbench.config.shipped import choices
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import PosbenchError, UserError, named
 from posbench.terminal import exits
 
 _CASES = ("job", "hydra", "all")
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main() -> int:
@@ -36,8 +40,23 @@ def _run(arguments: list[str], debug: bool) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
             raise
-        raise UserError(f"{error.format_message()} ('posbench --help' shows all)") from None
+        said = error.format_message()
+        raise UserError(_meant(arguments, said) or f"{said} ('posbench --help' shows all)") from None
     raise SystemExit(code)
+
+
+def _meant(arguments: list[str], said: str) -> str:
+    """What a command line that Typer refuses means, where posbench has it under another name; else nothing."""
+    first = arguments[0]
+    if said.startswith("No such option: --resume"):
+        return "there is no --resume: the same command again continues or completes the same run"
+    if not said.startswith("No such command"):
+        return ""
+    if "=" in first:
+        return f"no command '{first}': did you mean 'posbench train {shlex.join(arguments)}'?"
+    if name := named(first, choices("encoding")):
+        return f"no command '{first}': did you mean 'posbench train encoding={name}' or 'posbench show {name}'?"
+    return ""
 
 
 Overrides = Annotated[

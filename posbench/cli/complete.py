@@ -2,9 +2,7 @@
 
 import os
 
-from posbench.config.shipped import choices
-
-_GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")
+from posbench.config.shipped import GROUPS, choices
 
 
 def complete(incomplete: str) -> list[str]:
@@ -18,10 +16,10 @@ def complete(incomplete: str) -> list[str]:
     group, equals_sign, typed = incomplete.partition("=")
     if equals_sign:
         return [f"{group}={choice}" for choice in _choices(group, typed)]
-    return [f"{group}=" for group in _GROUPS if group.startswith(incomplete)]
+    return [f"{group}=" for group in GROUPS if group.startswith(incomplete)]
 
 
 def _choices(group: str, typed: str) -> list[str]:
     """`rope,al` completes to `rope,alibi`."""
     before, comma, last = typed.rpartition(",")
-    return [f"{before}{comma}{name}" for name in choices(group) if group in _GROUPS and name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in choices(group) if group in GROUPS and name.startswith(last)]

@@ -34,8 +34,9 @@ from posbench.config.identity import run_folder
 from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import LENGTH, WORDS, ratios, refuse_both, translated
 from posbench.config.schema import Config, from_container
+from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
-from posbench.config.shipped import configs_dir
+from posbench.config.shipped import GROUPS, choices, configs_dir
 from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml
@@ -57,6 +58,7 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
         UserError: the first mistake found, in one line.
     """
     refuse_code(overrides)
+    _refuse_of_a_multirun(overrides)
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         (combination,) = _combinations(own, multirun=False)
@@ -166,6 +168,18 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
         }
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error)) from None
+
+
+def _refuse_of_a_multirun(overrides: list[str]) -> None:
+    """What starts the runs of a multirun starts nothing where there is one run.
+
+    Raises:
+        UserError: a launcher or a sweeper, or a setting of one.
+    """
+    for text in overrides:
+        of = next((kind for kind in ("launcher", "sweeper") if text.startswith((f"hydra/{kind}", f"hydra.{kind}"))), "")
+        if of:
+            raise UserError(f"'{text}': a {of} is for many runs, this is one: add -m, or use posbench sweep")
 
 
 # -- what Hydra would do -----------------------------------------------------------------------------------------------
@@ -339,9 +353,19 @@ def _check_group(override: Override, options: list[str]) -> None:
             f"'{value}' is installed, but there is no encoding/{value}.yaml beside ours: --config-dir names its folder"
         )
     if value not in options:
-        near = did_you_mean(str(value), options)
+        near = did_you_mean(str(value), options, cutoff=0.6)
+        if elsewhere := _choice_elsewhere(group, str(value)):
+            near = f": did you mean '{elsewhere}'?"
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
         raise UserError(f"unknown {group} '{override.get_value_element_as_str()}'{near} ({listed})")
+
+
+def _choice_elsewhere(group: str, value: str) -> str | None:
+    """What a value that a group has not may be: one of a key in its section, or a choice of another group."""
+    if key := key_of(group, value):
+        return f"{key}={value}"
+    others = (other for other in sorted({*GROUPS, "sweep"} - {group}) if value in choices(other))
+    return next((f"{other}={value}" for other in others), None)
 
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:

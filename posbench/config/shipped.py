@@ -4,6 +4,8 @@ from pathlib import Path
 
 from posbench.errors import UserError, did_you_mean
 
+GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
+
 
 def configs_dir() -> Path:
     """Where the YAML files are: inside the package when installed from a wheel, beside it in a checkout."""
