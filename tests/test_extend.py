@@ -20,7 +20,8 @@ from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding, Shape
 from posbench.encodings.rope import RoPE
 from posbench.errors import UserError
-from posbench.extend import METHODS, extended, frequencies, methods_of
+from posbench.extend import frequencies
+from posbench.extend.methods import METHODS, extended, methods_of
 
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)

@@ -18,7 +18,7 @@ from posbench.config.schema import Config
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import Undefined, UserError
-from posbench.extend import extended, methods_of
+from posbench.extend.methods import extended, methods_of
 from posbench.portrait import codes, panels
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)

@@ -34,7 +34,7 @@ def show(as_json: bool) -> None:
 
 def listing() -> dict[str, list[dict[str, Any]]]:
     """Encodings, extensions, tasks, data sets and experiments, each a list of rows."""
-    from posbench.extend import METHODS
+    from posbench.extend.methods import METHODS
 
     return {
         "encodings": [describe(name) for name in encodings.names()],

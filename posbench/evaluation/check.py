@@ -3,13 +3,14 @@
 import contextlib
 import pathlib
 
-from posbench import encodings, extend
+from posbench import encodings
 from posbench.config.schema import Config
 from posbench.config.shape import shape_of
 from posbench.errors import Undefined
 from posbench.evaluation import probes
 from posbench.evaluation.plan import lengths_of
 from posbench.evaluation.variants import parse_extension
+from posbench.extend import methods
 from posbench.runs.folder import load_config
 
 
@@ -36,4 +37,4 @@ def _check_extensions(config: Config) -> None:
         method, options = parse_extension(text)
         for length in lengths_of(config.evaluation, train_length):
             with contextlib.suppress(Undefined):
-                extend.extended(encoding, method, length, train_length, **options)
+                methods.extended(encoding, method, length, train_length, **options)

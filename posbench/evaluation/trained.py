@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench import extend, machine
+from posbench import machine
 from posbench.encodings.base import check_length
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
 from posbench.evaluation.variants import Variant, parse_extension
+from posbench.extend import methods
 from posbench.model import GPT, Reading
 from posbench.randomness import generator
 
@@ -49,7 +50,7 @@ class TrainedGPT:
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
             method, options = parse_extension(variant.extension)
-            encoding, facts = extend.extended(encoding, method, length, self.train_length, **options)
+            encoding, facts = methods.extended(encoding, method, length, self.train_length, **options)
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
         return Varied(dataclasses.replace(self, reading=reading), facts)
