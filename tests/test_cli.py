@@ -1,5 +1,6 @@
 """The command line as a user meets it: output, one-line errors, exit codes, and real runs into an empty folder."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
-from posbench.config.schema import load_saved
+from posbench.config.schema import RuntimeConfig, load_saved
 from posbench.encodings.base import Encoding
 from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
@@ -100,12 +101,56 @@ def completion(words: str, at: int) -> list[str]:
     return done.stdout.split()
 
 
+def completed(line: str) -> list[str]:
+    """What fish and zsh are given for a line."""
+    environment = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    return process("-m", "posbench", _POSBENCH_COMPLETE="complete_fish", **environment).stdout.split()
+
+
 def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign() -> None:
-    assert completion("posbench train enc", 2) == ["encoding="]
+    assert completion("posbench train enc", 2) == ["encoding=", "encoding."]
     assert completion("posbench train encoding =", 3) == encodings.names()
     assert completion("posbench train encoding = al", 4) == ["alibi"]
     assert completion("posbench train encoding = rope,al", 4) == ["rope,alibi"]
     assert completion("posbench train seed=1 model = ll", 5) == ["llama"]
+    assert completion("posbench train encoding = t5 encoding.num", 5) == [
+        "encoding.num_buckets=",
+        "encoding.num_buckets=32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    {
+        "train training.prec": [f"training.precision={value}" for value in ("", "auto", "fp32", "bf16")],
+        "train experiment=small training.tok": ["training.tokens=", "training.tokens=8000000"],
+        "train data=wikitext-2 data.da": ["data.dataset=", "data.dataset=Salesforce/wikitext"],
+        "train run": [f"runtime.{field.name}=" for field in dataclasses.fields(RuntimeConfig)],
+        "train --cfg j": ["job"],
+        "sweep sweep=s": ["sweep=six"],
+        "sweep sw": ["sweep=compare", "sweep=rope_base", "sweep=six"],
+        "sweep tune=": ["tune=true", "tune=false"],
+        "evaluate outputs/": ["outputs/study"],
+        "evaluate outputs/study/": ["outputs/study/rope-s0-0"],
+        "evaluate RUN protocol=sliding,n": ["protocol=sliding,nonoverlap"],
+        "evaluate RUN task=": ["task=key_tokens", "task=repeat", "task=shuffle"],
+        "evaluate RUN extension=y": ["extension=yarn"],
+        "report out": ["outputs/study"],
+        "show al": ["alibi"],
+        "bench fo": ["fox"],
+        "properties t": ["t5"],
+    }.items(),
+)
+def test_names_keys_values_and_runs_are_completed(line: str, expected: list[str]) -> None:
+    run = Path("outputs/study/rope-s0-0")
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    assert completed(f"posbench {line}") == expected
+
+
+def test_every_extension_of_the_list_is_completed() -> None:
+    shown = json.loads(process("-m", "posbench", "list", "--json").stdout)["extensions"]
+    assert completed("posbench evaluate RUN extension=") == [f"extension={row['name']}" for row in shown]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

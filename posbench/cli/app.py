@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import posbench
-from posbench.cli.complete import complete
+from posbench.cli import complete
 from posbench.config.shipped import choices
 from posbench.errors import PosbenchError, UserError, named
 from posbench.terminal import exits
@@ -59,10 +59,7 @@ def _meant(arguments: list[str], said: str) -> str:
     return ""
 
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="key=value, e.g. encoding=alibi training.tokens=2000000", autocompletion=complete),
-]
+_OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' says more."
 
@@ -86,12 +83,17 @@ def _options(
 @app.command(epilog=_ENCODINGS)
 def train(
     context: typer.Context,
-    overrides: Overrides = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
     ] = False,
     cfg: Annotated[
-        str | None, typer.Option(metavar="|".join(_CASES), help="Print the configuration instead of running it.")
+        str | None,
+        typer.Option(
+            metavar="|".join(_CASES),
+            help="Print the configuration instead of running it.",
+            autocompletion=lambda: list(_CASES),
+        ),
     ] = None,
     resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: fill in ${references}.")] = False,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
@@ -157,7 +159,7 @@ def _multirun(arguments: list[str], outputs: Path, restart: bool) -> None:
 @app.command(epilog=_ENCODINGS)
 def sweep(
     context: typer.Context,
-    overrides: Overrides = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
 ) -> None:
@@ -181,6 +183,7 @@ def evaluate(
             metavar="RUNS... [key=value]...",
             help="Run folders (outputs/STUDY/RUN), study folders or globs; then settings, such as length=128,256 "
             "protocol=sliding extension=yarn:factor=4,ntk split=validation device=cpu.",
+            autocompletion=complete.evaluate,
         ),
     ],
 ) -> None:
@@ -201,7 +204,10 @@ def evaluate(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
+    ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files go; default: STUDY/report.")] = None,
     least: Annotated[
         float | None, typer.Option(help="Nats per token: less is not called better or worse; default: 0.02.", min=0.0)
@@ -223,7 +229,10 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command()
 def properties(
-    names: Annotated[list[str] | None, typer.Argument(help="Encodings; default: all.")] = None, as_json: AsJson = False
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Encodings; default: all.", autocompletion=complete.encodings)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what tutorials ask of an encoding: order, uniqueness, relative, continuous, and so on."""
     from posbench.portrait import properties
@@ -233,7 +242,9 @@ def properties(
 
 @app.command()
 def show(
-    names: Annotated[list[str], typer.Argument(help="Encodings, drawn side by side.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Encodings, drawn side by side.", autocompletion=complete.encodings)
+    ],
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
     words: Annotated[
@@ -251,7 +262,9 @@ def bench(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAMES]...", help="Encodings, default all; also key=value, e.g. training.precision=fp32."
+            metavar="[NAMES]...",
+            help="Encodings, default all; also key=value, e.g. training.precision=fp32.",
+            autocompletion=complete.encodings,
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",

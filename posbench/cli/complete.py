@@ -1,25 +1,168 @@
-"""Shell completion: groups and their choices, read from the YAML files."""
+"""Shell completion: what a word of the command line can become. Read from YAML files and dataclasses, so it is quick.
 
+A completion that would end in `=` is followed by its values, since shells put a space behind a single completion.
+"""
+
+import importlib.util
+import json
 import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from posbench.config.shipped import GROUPS, choices
+from posbench.config.overrides import OF_A_FINISHED_RUN, WORDS, full_key
+from posbench.config.settings import settings
+from posbench.config.shipped import GROUPS, choices, configs_dir
 
-
-def complete(incomplete: str) -> list[str]:
-    """Groups and their choices. Bash splits words at `=`, so there the part after it is completed alone."""
-    words = os.environ.get("COMP_WORDS", "").split()
-    at = int(os.environ.get("COMP_CWORD") or 0)
-    if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") and "=" in words[at - 1 : at + 1]:
-        equals = at if words[at : at + 1] == ["="] else at - 1
-        group, typed = words[equals - 1], words[at] if equals < at < len(words) else ""
-        return _choices(group, typed)
-    group, equals_sign, typed = incomplete.partition("=")
-    if equals_sign:
-        return [f"{group}={choice}" for choice in _choices(group, typed)]
-    return [f"{group}=" for group in GROUPS if group.startswith(incomplete)]
+_LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
+_OF_A_SWEEP = ("sweep", "rates", "tune", "tune_grid")
+_BREAKS = "=:"  # bash takes words apart at these
 
 
-def _choices(group: str, typed: str) -> list[str]:
-    """`rope,al` completes to `rope,alibi`."""
-    before, comma, last = typed.rpartition(",")
-    return [f"{before}{comma}{name}" for name in choices(group) if group in GROUPS and name.startswith(last)]
+def train(incomplete: str) -> list[str]:
+    """Groups, keys and their values."""
+    return _completed(incomplete, lambda typed: _overrides(typed, GROUPS))
+
+
+def sweep(incomplete: str) -> list[str]:
+    """As for `train`, and what only a sweep has."""
+    return _completed(incomplete, lambda typed: _overrides(typed, (*_OF_A_SWEEP, "hydra/launcher", *GROUPS)))
+
+
+def evaluate(incomplete: str) -> list[str]:
+    """Run folders, and settings of a finished run."""
+    return _completed(incomplete, lambda typed: [*_runs(typed), *_assignments(typed, OF_A_FINISHED_RUN)])
+
+
+def report(incomplete: str) -> list[str]:
+    """Study folders and run folders."""
+    return _completed(incomplete, _runs)
+
+
+def encodings(incomplete: str) -> list[str]:
+    """Names of encodings."""
+    return _completed(incomplete, lambda typed: [name for name in choices("encoding") if name.startswith(typed)])
+
+
+def _completed(incomplete: str, words: Callable[[str], Iterable[str]]) -> list[str]:
+    """What `words` gives for the word being typed, as the shell wants it: bash, only what stands behind a break."""
+    typed = _word_in_bash() if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") else incomplete
+    found = words(typed)
+    if typed == incomplete:
+        return list(found)
+    behind = max(typed.rfind(char) for char in _BREAKS) + 1
+    return [word[behind:] for word in found if word.startswith(typed[:behind])]
+
+
+def _word_in_bash() -> str:
+    """The whole word before the cursor, put together from the parts that bash has made of it."""
+    parts, at = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD") or 0)
+    word = parts[at] if at < len(parts) else ""
+    while at > 1 and (word[:1] in [*_BREAKS] or parts[at - 1][-1:] in [*_BREAKS]):
+        at -= 1
+        word = parts[at] + word
+    return word
+
+
+# -- key=value ---------------------------------------------------------------------------------------------------------
+
+
+def _overrides(typed: str, groups: Iterable[str]) -> list[str]:
+    """Without a dot, groups and sections; with one, the keys of its section."""
+    key, equals, _ = typed.partition("=")
+    if equals or "." in key:
+        return _assignments(typed, [*groups, *settings(), *WORDS, *_options()])
+    sections = {key.partition(".")[0] for key in settings() if "." in key}
+    names = [*groups, "seed", "study", *sorted(f"{section}." for section in {*sections, "encoding"})]
+    found = [name if name.endswith(".") else f"{name}=" for name in names if name.startswith(typed)]
+    if found and found[0].endswith(".") and len(found) == 1:
+        return _overrides(found[0], groups)
+    return found if len(found) != 1 else _assignments(found[0], names)
+
+
+def _assignments(typed: str, keys: Iterable[str]) -> list[str]:
+    """`key=` for every key that begins so; of a single one, and behind its `=`, its values."""
+    key, equals, value = typed.partition("=")
+    found = [key] if equals else list(dict.fromkeys(known for known in keys if known.startswith(key)))
+    if len(found) != 1:
+        return [f"{known}=" for known in found]
+    before, comma, last = value.rpartition(",")  # `rope,al` becomes `rope,alibi`
+    values = [f"{found[0]}={before}{comma}{one}" for one in _values(found[0]) if one.startswith(last)]
+    return values if equals else [f"{found[0]}=", *values]
+
+
+def _values(key: str) -> list[str]:
+    """What a group or a key can be given; of what has no list, the value that it has by default."""
+    if key in (*GROUPS, "sweep", "rates"):
+        return list(choices(key))
+    if key == "hydra/launcher":
+        return [name for name, plugin in _LAUNCHERS.items() if _installed(f"hydra_plugins.hydra_{plugin}_launcher")]
+    full = full_key(key)
+    if full == "evaluation.tasks":
+        from posbench.evaluation import probes
+
+        return probes.names()
+    if full == "evaluation.extensions":
+        from posbench.extend import NAMES
+
+        return list(NAMES)
+    if key == "tune":
+        return ["true", "false"]
+    return list(settings().get(full, ())) or _default(full)
+
+
+def _options() -> list[str]:
+    """Keys of the encoding that the command line chooses."""
+    path = choices("encoding")[_chosen("encoding", "rope")]
+    return [f"encoding.{name}" for name in _read(path) if name != "name"]
+
+
+def _default(key: str) -> list[str]:
+    """The value that a key has if it is not given, with the encoding and the experiment that the line chooses."""
+    primary = _read(configs_dir() / "train.yaml")
+    sources = [_read(choices("experiment")[_chosen("experiment", "demo")]), primary]
+    section = key.partition(".")[0]
+    if section in GROUPS:
+        usual = next(entry[section] for entry in primary["defaults"] if isinstance(entry, dict) and section in entry)
+        sources.insert(1, {section: _read(choices(section)[_chosen(section, usual)])})
+    for source in sources:
+        for name in key.split("."):
+            source = source.get(name, {}) if isinstance(source, dict) else {}
+        if source != {}:
+            return [json.dumps(source, separators=(",", ":")).replace('"', "")]
+    return []
+
+
+def _chosen(group: str, usual: str) -> str:
+    """What the command line chooses of a group."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = " ".join(line.split()).replace(" = ", "=").split()  # bash takes them apart
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
+    return next((name for name in reversed(given) if name in choices(group)), usual)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A YAML file of ours with those in its folder that it builds upon."""
+    import yaml
+
+    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    bases = [name for name in own.get("defaults", []) if isinstance(name, str) and name != "_self_"]
+    return {key: value for base in bases for key, value in _read(path.parent / f"{base}.yaml").items()} | own
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def _runs(typed: str) -> Iterator[str]:
+    """Folders of studies and runs under the folder being typed, or under `outputs`."""
+    above = Path(typed.rpartition("/")[0] or ".") if "/" in typed else Path("outputs")
+    for folder in sorted(above.glob("*/")):
+        if (str(folder).startswith(typed) and (folder / "run.json").is_file()) or any(folder.glob("*/run.json")):
+            yield str(folder)

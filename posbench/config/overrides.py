@@ -25,7 +25,7 @@ WORDS = {**_EVALUATION, **_RUNTIME}  # what may be typed without its section, an
 _KEYS = (
     WORDS | {f"evaluation.{w}": k for w, k in _EVALUATION.items()} | {f"runtime.{w}": k for w, k in _RUNTIME.items()}
 )
-_OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
+OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
 
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
 _DIGITS = r"\d(?:_?\d)*"
@@ -139,9 +139,9 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
     for text in overrides:
         key, typed = parted(text, "length=128,256")
         section, _, field = key.partition(".")
-        if key not in map(WORDS.get, _OF_A_FINISHED_RUN):
-            near = did_you_mean(key, _OF_A_FINISHED_RUN, cutoff=0.75)
-            raise UserError(f"unknown key '{key}'{near} (evaluate takes {', '.join(_OF_A_FINISHED_RUN)})")
+        if key not in map(WORDS.get, OF_A_FINISHED_RUN):
+            near = did_you_mean(key, OF_A_FINISHED_RUN, cutoff=0.75)
+            raise UserError(f"unknown key '{key}'{near} (evaluate takes {', '.join(OF_A_FINISHED_RUN)})")
         if not typed:
             raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
         if key == LENGTH:
