@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from posbench.cli.app import main
 from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import RuntimeConfig, load_saved
+from posbench.config.settings import settings
 from posbench.encodings.base import Encoding
 from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
@@ -84,10 +86,19 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not heavy & set(done.stderr.split())
 
 
-def test_help_of_train_lists_the_encodings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert posbench("train", "--help") == 0
-    shown = capsys.readouterr().out.replace("\n", " ")
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_help_lists_the_encodings_and_every_key(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert posbench(command, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
     assert all(name in shown for name in encodings.names())
+    words = {word.rstrip(".") for word in re.findall(r"[\w.]+", shown)}
+    assert {key.partition(".")[2] or key for key in settings()} <= words
+
+
+def test_help_of_evaluate_lists_its_settings_and_the_extensions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("evaluate", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert {"protocol", "length", "device", "yarn", "interpolate"} <= set(re.findall(r"\w+", shown))
 
 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:

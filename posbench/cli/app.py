@@ -11,8 +11,11 @@ import typer
 
 import posbench
 from posbench.cli import complete
+from posbench.config.overrides import OF_A_FINISHED_RUN
+from posbench.config.settings import listed
 from posbench.config.shipped import choices
 from posbench.errors import PosbenchError, UserError, named
+from posbench.extend import NAMES as EXTENSIONS
 from posbench.terminal import exits
 
 _CASES = ("job", "hydra", "all")
@@ -62,6 +65,11 @@ def _meant(arguments: list[str], said: str) -> str:
 _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' says more."
+_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints what they are."])
+_OF_A_SWEEP = (
+    "Its own: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, hydra/launcher=NAME, hydra.launcher.KEY."
+)
+_SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
 
 def _version(asked: bool) -> None:
@@ -80,7 +88,7 @@ def _options(
     """Which positional encoding should my transformer use, and how far beyond its training length will it hold?"""
 
 
-@app.command(epilog=_ENCODINGS)
+@app.command(epilog=_KEYS)
 def train(
     context: typer.Context,
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
@@ -156,7 +164,7 @@ def _multirun(arguments: list[str], outputs: Path, restart: bool) -> None:
         raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
 
 
-@app.command(epilog=_ENCODINGS)
+@app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
 def sweep(
     context: typer.Context,
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
@@ -175,12 +183,12 @@ def sweep(
     comparison.sweep(overrides or [], n_jobs, config_dir)
 
 
-@app.command()
+@app.command(epilog=_SETTINGS)
 def evaluate(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUNS... [key=value]...",
+            metavar="RUN|key=value",
             help="Run folders (outputs/STUDY/RUN), study folders or globs; then settings, such as length=128,256 "
             "protocol=sliding extension=yarn:factor=4,ntk split=validation device=cpu.",
             autocompletion=complete.evaluate,

@@ -26,6 +26,17 @@ def key_of(section: str, value: str) -> str | None:
     return next((key for key, values in settings().items() if key.startswith(f"{section}.") and value in values), None)
 
 
+def listed() -> list[str]:
+    """All keys as text, a paragraph for each section."""
+    sections: dict[str, list[str]] = {}
+    for key in settings():
+        section, dot, name = key.partition(".")
+        sections.setdefault(section if dot else "", []).append(name or key)
+    first = f"Keys, given as section.key=value: {', '.join(sections.pop(''))};"
+    listed = [f"{section}: {', '.join(names)}" for section, names in sections.items()]
+    return [first, "encoding: the options of the chosen one", *listed]
+
+
 def _of(cls: type, prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
