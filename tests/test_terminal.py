@@ -62,3 +62,23 @@ def test_tables_on_an_ascii_terminal_are_ruled_in_ascii(monkeypatch: pytest.Monk
     out.flush()
     printed = out.buffer.getvalue()  # type: ignore[attr-defined]
     assert b"|rope" in printed and b"\\u25" not in printed
+
+
+# -- plain lines of a training -----------------------------------------------------------------------------------------
+
+
+def test_plain_lines_say_how_long_training_will_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console, "stderr", on("utf-8"))
+    caplog.set_level("INFO")
+    with console.progress(total=100, start=40) as progress:
+        for step in range(41, 101):
+            now += 2.0
+            progress.advance(3.0, step * 1000)
+    first, second, *_, last = caplog.messages
+    assert first == "step 41/100  loss 3.000"  # no speed, no time left: both are counted from here
+    assert second == "step 46/100  loss 3.000  500 tokens/s  0:01:48 left"
+    assert last == "step 100/100  loss 3.000  500 tokens/s"

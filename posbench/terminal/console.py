@@ -1,6 +1,7 @@
 """The terminal: the one kind of console, what it can carry, and what a run shows on stderr while it works."""
 
 import contextlib
+import datetime
 import logging
 import sys
 import time
@@ -90,17 +91,23 @@ class _Bar:
 
 class _Lines:
     def __init__(self, total: int, start: int) -> None:
-        self.total, self.step = total, start
+        self.total, self.first, self.step = total, start, start
+        self.began = self.next_line = time.monotonic()
         self.speed = _Speed()
-        self.next_line = time.monotonic()
 
     def advance(self, loss: float, tokens: int) -> None:
         self.step += 1
-        speed = self.speed.at(tokens)
-        if time.monotonic() < self.next_line and self.step < self.total:
+        speed, now = self.speed.at(tokens), time.monotonic()
+        if now < self.next_line and self.step < self.total:
             return
-        self.next_line = time.monotonic() + LINE_EVERY_SECONDS
-        logger.info("step %d/%d  loss %.3f  %s tokens/s", self.step, self.total, loss, f"{speed:,.0f}")
+        self.next_line = now + LINE_EVERY_SECONDS
+        line = f"step {self.step}/{self.total}  loss {loss:.3f}"
+        if speed:  # not at the first update, since which it is counted
+            line += f"  {speed:,.0f} tokens/s"
+        if self.first + 1 < self.step < self.total:
+            seconds = (now - self.began) / (self.step - self.first) * (self.total - self.step)
+            line += f"  {datetime.timedelta(seconds=round(seconds))} left"
+        logger.info("%s", line)
 
 
 class _Speed:
