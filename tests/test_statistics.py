@@ -1,12 +1,10 @@
-"""What a comparison needs beside intervals: Holm's adjustment, planning, reach, groups."""
-
-import math
+"""What a comparison needs beside intervals: Holm's adjustment, planning, groups."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from posbench.comparison.statistics import Reach, holm, needed, reach, two_groups
+from posbench.comparison.statistics import holm, needed, two_groups
 
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
 
@@ -42,21 +40,7 @@ def test_as_many_as_needed_find_the_difference_four_times_in_five() -> None:
     assert n == 6
 
 
-# -- reach and groups --------------------------------------------------------------------------------------------------
-
-
-def test_reach_is_the_last_length_before_the_first_that_fails() -> None:
-    assert reach({128: 0.01, 256: 0.05, 512: 0.2}, 64) == Reach(256, longest_measured=False)
-    assert reach({128: 0.2, 256: 0.01}, 64) == Reach(64, longest_measured=False)
-
-
-def test_reach_ends_where_a_scheme_is_undefined_or_not_a_number() -> None:
-    assert reach({128: 0.01, 256: None, 512: 0.0}, 64) == Reach(128, longest_measured=False)
-    assert reach({128: math.nan}, 64) == Reach(64, longest_measured=False)
-
-
-def test_reach_says_when_nothing_longer_was_measured() -> None:
-    assert reach({128: 0.01, 256: 0.02}, 64) == Reach(256, longest_measured=True)
+# -- groups ------------------------------------------------------------------------------------------------------------
 
 
 def test_two_groups_are_seen_and_one_group_is_not() -> None:

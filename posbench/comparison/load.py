@@ -11,15 +11,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
-from posbench.evaluation.intervals import Blocks, blocks_of
+from posbench.evaluation.headline import Levels, headline_split, levels_of
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
-from posbench.runs.rows import BlockRow, BlocksKey, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
 
 REFERENCE = "rope"
 
@@ -30,41 +28,19 @@ _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which t
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
-    """A row of the headline protocol, fixed_target, and its blocks."""
-
-    row: EvaluationRow
-    blocks: Blocks | None  # None where the file lacks them
-
-    @property
-    def status(self) -> str:
-        """As the row has it; `failed` where its nll was not finite, which the file has as null."""
-        return "failed" if self.row.status == "ok" and not self.row.measured else self.row.status
-
-    @property
-    def nll(self) -> float | None:
-        return self.row.nll
-
-    @property
-    def targets(self) -> str:
-        """Identity of the scored tokens: levels that share it are paired."""
-        return str(self.row.targets_sha256)
-
-
-@dataclasses.dataclass(frozen=True)
 class RunData:
-    """A run folder's content. `levels`: kind of curve (plain, windowed, an extension) and length -> level."""
+    """A run folder's content. `levels` are those of its headline."""
 
     folder: Path
     record: dict[str, Any]
     config: Config
     rows: list[EvaluationRow]
-    levels: dict[tuple[str, int], Level]
+    levels: Levels
 
     @property
     def split(self) -> str:
         """The text of its levels."""
-        return _headline_split(self.rows, self.config)
+        return headline_split(self.rows, self.config)
 
     @property
     def done(self) -> bool:
@@ -135,32 +111,7 @@ def read(folder: Path) -> RunData:
     rows = evaluation_rows(folder)
     config, record = load_config(folder), load_record(folder)
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    return RunData(folder, record | shown, config, rows, _levels(rows, evaluation_blocks(folder), config))
-
-
-def _levels(
-    rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: Config
-) -> dict[tuple[str, int], Level]:
-    """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
-    own = [row for row in rows if row.is_headline]
-    split, newest = _headline_split(rows, config), max((row.checkpoint_step for row in own), default=0)
-    return {
-        (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
-        for row in own
-        if row.split == split and row.checkpoint_step == newest
-    }
-
-
-def _headline_split(rows: list[EvaluationRow], config: Config) -> str:
-    splits = {row.split for row in rows if row.is_headline}
-    return config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
-
-
-def _sums(blocks: list[BlockRow]) -> Blocks | None:
-    """None where there are too few blocks for an interval, or one of them lacks its numbers."""
-    found = blocks_of(blocks)
-    usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
-    return found if usable else None
+    return RunData(folder, record | shown, config, rows, levels_of(rows, evaluation_blocks(folder), config))
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------

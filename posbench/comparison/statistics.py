@@ -1,14 +1,12 @@
-"""What a comparison needs beside intervals: adjusted p-values, planning, how far a scheme holds, uneven outcomes."""
+"""What a comparison needs beside intervals: adjusted p-values, planning, uneven outcomes."""
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 SEEDS_FOR_A_CLAIM = 5  # fewer give intervals, too, and they are marked
-REACH_LIMIT = 0.05  # nats per token above the loss at the training length
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -41,30 +39,7 @@ def needed(sd: float, difference: float) -> int:
     return n
 
 
-# -- how far, and how uneven -------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """The longest context, in tokens, up to which a scheme holds."""
-
-    length: int
-    longest_measured: bool  # nothing longer was measured: it may hold further
-
-
-def reach(upper: Mapping[int, float | None], train_length: int, limit: float = REACH_LIMIT) -> Reach:
-    """The largest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `limit`, as all shorter ones.
-
-    Args:
-        upper: that bound for every measured length above the training length; None where the scheme is undefined.
-    """
-    held = train_length
-    for length in sorted(upper):
-        bound = upper[length]
-        if bound is None or not bound <= limit:
-            return Reach(held, longest_measured=False)
-        held = length
-    return Reach(held, longest_measured=True)
+# -- how uneven --------------------------------------------------------------------------------------------------------
 
 
 def two_groups(values: Sequence[float], least_gap: float = 0.1) -> bool:

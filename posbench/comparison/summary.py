@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 
 from posbench.comparison import statistics
-from posbench.comparison.load import Group, Level, RunData, Scheme
-from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM, Reach
-from posbench.evaluation import intervals
-from posbench.evaluation.intervals import Blocks, Interval
+from posbench.comparison.load import Group, RunData, Scheme
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.evaluation import headline, intervals
+from posbench.evaluation.headline import Contrast, Reach, contrast, weighted
+from posbench.evaluation.intervals import Interval
 from posbench.runs.rows import PLAIN, WINDOWED
 
 MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
@@ -43,35 +44,6 @@ AT_ONE: dict[AtOne, str] = {
     "small": "differs by less than {least} at 1x",
     "open": "not resolved at 1x",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of one run's (or two paired runs') levels, also block by block where the blocks are known."""
-
-    value: float  # nats per token
-    blocks: Blocks | None
-
-    def __sub__(self, other: "Contrast") -> "Contrast":
-        return Contrast(self.value - other.value, _weighted([(1, self.blocks), (-1, other.blocks)]))
-
-
-def contrast(parts: Sequence[tuple[float, Level | None]]) -> Contrast | None:
-    """The weighted sum of levels; None if one is missing or has no value, or if target tokens or precisions differ."""
-    levels = [level for _, level in parts if level is not None and level.status == "ok"]
-    if len(levels) < len(parts) or len({(level.targets, level.row.dtype) for level in levels}) != 1:
-        return None
-    weights = [weight for weight, _ in parts]
-    value = sum(weight * level.nll for weight, level in zip(weights, levels, strict=True) if level.nll is not None)
-    return Contrast(value, _weighted([(w, level.blocks) for w, level in zip(weights, levels, strict=True)]))
-
-
-def _weighted(parts: Sequence[tuple[float, Blocks | None]]) -> Blocks | None:
-    blocks = [part for _, part in parts if part is not None]
-    if len(blocks) < len(parts) or not all(one.same_text(blocks[0]) for one in blocks):
-        return None
-    terms = [weight * one.sums for (weight, _), one in zip(parts, blocks, strict=True)]
-    return dataclasses.replace(blocks[0], sums=np.sum(terms, axis=0))
 
 
 PerSeed = dict[int, Contrast]
@@ -106,7 +78,7 @@ def seed_interval(values: PerSeed) -> Interval | None:
 
 def text_interval(values: PerSeed) -> Interval | None:
     """Over documents, for these very checkpoints; None where the blocks of one are unknown or of another text."""
-    blocks = _weighted([(1 / len(values), one.blocks) for one in values.values()]) if values else None
+    blocks = weighted([(1 / len(values), one.blocks) for one in values.values()]) if values else None
     return None if blocks is None else intervals.over_text(blocks)
 
 
@@ -114,14 +86,12 @@ def text_interval(values: PerSeed) -> Interval | None:
 
 
 def nll(kind: str, length: int) -> Measure:
-    return lambda run: contrast([(1, run.levels.get((kind, length)))])
+    return lambda run: headline.nll(run.levels, kind, length)
 
 
 def rise(kind: str, length: int) -> Measure:
     """NLL(C) - NLL(L): what more context than in training costs; below 0 it helps."""
-    return lambda run: contrast(
-        [(1, run.levels.get((kind, length))), (-1, run.levels.get((PLAIN, run.config.training.train_length)))]
-    )
+    return lambda run: headline.rise(run.levels, kind, length, run.config.training.train_length)
 
 
 def above_windowed(length: int) -> Measure:
@@ -316,7 +286,7 @@ def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
         found = interval(values)
         # Undefined or failed in some seed: it does not hold there.
         uppers[length] = found.upper if found and len(values) == len(scheme.by_seed) else None
-    return statistics.reach(uppers, train_length)
+    return headline.reach(uppers, train_length)
 
 
 def learned(scheme: Scheme, train_length: int) -> Learned | None:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from posbench.comparison.load import Group
-from posbench.comparison.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
+from posbench.evaluation.headline import REACH_LIMIT
 
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from posbench.comparison import rates, statistics, summary
 from posbench.comparison.load import Group, RunData
-from posbench.comparison.statistics import REACH_LIMIT, SEEDS_FOR_A_CLAIM
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
+from posbench.evaluation.headline import REACH_LIMIT
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.portrait.properties import PROPERTIES, Measured, Properties
 from posbench.runs.jsonl import number

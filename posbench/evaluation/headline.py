@@ -1,0 +1,177 @@
+"""The headline of a run: nll at the training length, what it rises by beyond it, and how far the scheme holds.
+
+All of it is of `fixed_target`, on the same target tokens at every length, without an extension, for the newest
+checkpoint. A value that is missing or undefined is None.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from posbench.config.schema import Config
+from posbench.evaluation import intervals
+from posbench.evaluation.intervals import Blocks, blocks_of
+from posbench.runs.folder import load_config
+from posbench.runs.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, evaluation_blocks, evaluation_rows
+
+REACH_LIMIT = 0.05  # nats per token above the loss at the training length
+ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
+
+
+def headline(levels: "Levels", train_length: int) -> dict[str, float | None]:
+    """Values of one run by name.
+
+    `nll_1x`, `nll_<r>x`: nats per token at r training lengths. `rise_<r>x`: that less `nll_1x`. `reach`: the longest
+    context in tokens up to which the rise is at most `REACH_LIMIT`, by its one-sided upper 95 % bound over documents.
+    """
+    ratios = {length: f"{length / train_length:g}x" for kind, length in sorted(levels) if kind == PLAIN}
+    longer = [length for length in ratios if length > train_length]
+    named = {"nll_1x": None} | {f"rise_{ratio}x": None for ratio in ALWAYS}
+    nlls = {f"nll_{ratio}": _value(nll(levels, PLAIN, length)) for length, ratio in ratios.items()}
+    rises = {length: rise(levels, PLAIN, length, train_length) for length in longer}
+    risen = {f"rise_{ratios[length]}": _value(contrast) for length, contrast in rises.items()}
+    upper = {length: _upper(contrast) for length, contrast in rises.items()}
+    known = nlls.get("nll_1x") is not None and longer
+    return {**named, **nlls, **risen, "reach": reach(upper, train_length).length if known else None}
+
+
+def headline_of(folder: Path) -> dict[str, float | None]:
+    """The same of a run folder.
+
+    Raises:
+        UserError: its files cannot be read as what they should be.
+    """
+    config = load_config(folder)
+    levels = levels_of(evaluation_rows(folder), evaluation_blocks(folder), config)
+    return headline(levels, config.training.train_length)
+
+
+def _value(contrast: "Contrast | None") -> float | None:
+    return None if contrast is None else contrast.value
+
+
+def _upper(contrast: "Contrast | None") -> float | None:
+    over_text = intervals.over_text(contrast.blocks) if contrast and contrast.blocks else None
+    return over_text.upper if over_text else None
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A row of the headline protocol, fixed_target, and its blocks."""
+
+    row: EvaluationRow
+    blocks: Blocks | None  # None where the file lacks them
+
+    @property
+    def status(self) -> str:
+        """As the row has it; `failed` where its nll was not finite, which the file has as null."""
+        return "failed" if self.row.status == "ok" and not self.row.measured else self.row.status
+
+    @property
+    def nll(self) -> float | None:
+        return self.row.nll
+
+    @property
+    def targets(self) -> str:
+        """Identity of the scored tokens: levels that share it are paired."""
+        return str(self.row.targets_sha256)
+
+
+Levels = dict[tuple[str, int], Level]  # by kind of curve (plain, windowed, an extension) and length
+
+
+def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: Config) -> Levels:
+    """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
+    own = [row for row in rows if row.is_headline]
+    split, newest = headline_split(rows, config), max((row.checkpoint_step for row in own), default=0)
+    return {
+        (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
+        for row in own
+        if row.split == split and row.checkpoint_step == newest
+    }
+
+
+def headline_split(rows: list[EvaluationRow], config: Config) -> str:
+    """The text of the levels: the configured one, else another that was evaluated."""
+    splits = {row.split for row in rows if row.is_headline}
+    return config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
+
+
+def _sums(blocks: list[BlockRow]) -> Blocks | None:
+    """None where there are too few blocks for an interval, or one of them lacks its numbers."""
+    found = blocks_of(blocks)
+    usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
+    return found if usable else None
+
+
+# -- contrasts of levels -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of one run's (or two paired runs') levels, also block by block where the blocks are known."""
+
+    value: float  # nats per token
+    blocks: Blocks | None
+
+    def __sub__(self, other: "Contrast") -> "Contrast":
+        return Contrast(self.value - other.value, weighted([(1, self.blocks), (-1, other.blocks)]))
+
+
+def contrast(parts: Sequence[tuple[float, Level | None]]) -> Contrast | None:
+    """The weighted sum of levels; None if one is missing or has no value, or if target tokens or precisions differ."""
+    levels = [level for _, level in parts if level is not None and level.status == "ok"]
+    if len(levels) < len(parts) or len({(level.targets, level.row.dtype) for level in levels}) != 1:
+        return None
+    weights = [weight for weight, _ in parts]
+    value = sum(weight * level.nll for weight, level in zip(weights, levels, strict=True) if level.nll is not None)
+    return Contrast(value, weighted([(w, level.blocks) for w, level in zip(weights, levels, strict=True)]))
+
+
+def weighted(parts: Sequence[tuple[float, Blocks | None]]) -> Blocks | None:
+    """The weighted sum of blocks; None if one is missing or of another text."""
+    blocks = [part for _, part in parts if part is not None]
+    if len(blocks) < len(parts) or not all(one.same_text(blocks[0]) for one in blocks):
+        return None
+    terms = [weight * one.sums for (weight, _), one in zip(parts, blocks, strict=True)]
+    return dataclasses.replace(blocks[0], sums=np.sum(terms, axis=0))
+
+
+def nll(levels: Levels, kind: str, length: int) -> Contrast | None:
+    return contrast([(1, levels.get((kind, length)))])
+
+
+def rise(levels: Levels, kind: str, length: int, train_length: int) -> Contrast | None:
+    """NLL(C) - NLL(L): what more context than in training costs; below 0 it helps."""
+    return contrast([(1, levels.get((kind, length))), (-1, levels.get((PLAIN, train_length)))])
+
+
+# -- how far -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """The longest context, in tokens, up to which a scheme holds."""
+
+    length: int
+    longest_measured: bool  # nothing longer was measured: it may hold further
+
+
+def reach(upper: Mapping[int, float | None], train_length: int, limit: float = REACH_LIMIT) -> Reach:
+    """The largest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `limit`, as all shorter ones.
+
+    Args:
+        upper: that bound for every measured length above the training length; None where the scheme is undefined.
+    """
+    held = train_length
+    for length in sorted(upper):
+        bound = upper[length]
+        if bound is None or not bound <= limit:
+            return Reach(held, longest_measured=False)
+        held = length
+    return Reach(held, longest_measured=True)

@@ -1,0 +1,78 @@
+"""The headline of a run: nll at the training length, its rise, and how far the scheme holds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from fake_study import Truth, configured, demo_config, write_run
+
+from posbench.comparison import load, summary
+from posbench.config.schema import Config
+from posbench.evaluation.headline import Reach, headline_of, reach
+
+
+@pytest.fixture(scope="module")
+def template() -> Config:
+    return demo_config()
+
+
+def run_of(folder: Path, template: Config, truth: Truth) -> Path:
+    return write_run(folder, configured(template, "rope", 0), truth, seed_sd=0.0)
+
+
+def test_it_is_nll_at_1x_the_rise_beyond_and_the_reach(template: Config, tmp_path: Path) -> None:
+    found = headline_of(run_of(tmp_path, template, Truth(3.6, 0.1)))
+    rows = [json.loads(line) for line in next(tmp_path.glob("*/evaluation.jsonl")).read_text().splitlines()]
+    nll = {row["length_ratio"]: row["nll"] for row in rows if row["window"] is None}
+    assert found["nll_1x"] == nll[1] and found["nll_8x"] == nll[8]
+    assert found["rise_4x"] == pytest.approx(nll[4] - nll[1]) == pytest.approx(0.2, abs=0.05)
+    assert found["rise_16x"] == pytest.approx(nll[16] - nll[1])
+    assert found["reach"] == template.training.train_length
+
+
+def test_the_report_of_one_run_has_the_same_values(template: Config, tmp_path: Path) -> None:
+    folder = run_of(tmp_path, template, Truth(3.6, 0.02))
+    (group,) = load.groups([load.read(folder)])
+    (of_report,) = summary.summarise(group)
+    found = headline_of(folder)
+    assert of_report.reach is not None and of_report.nll is not None
+    assert found["reach"] == of_report.reach.length > template.training.train_length
+    assert found["nll_1x"] == pytest.approx(of_report.nll.mean, abs=1e-9)
+    assert found["rise_4x"] == pytest.approx(next(p.rises[0] for p in of_report.plain.points if p.ratio == 4))
+
+
+def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_path: Path) -> None:
+    found = headline_of(run_of(tmp_path / "a", template, Truth(3.6, 0.0, last_ratio=2)))
+    assert found["rise_4x"] is None and found["nll_4x"] is None and found["rise_16x"] is None
+    assert found["rise_2x"] is not None and found["reach"] in (64, 128)
+    nothing = headline_of(write_run(tmp_path / "b", configured(template, "rope", 0), None, status="failed"))
+    assert nothing == {"nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None}
+
+
+def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:
+    folder = run_of(tmp_path, template, Truth(3.6, 0.1))
+    before = headline_of(folder)
+    rows = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    others = [{**rows[0], "nll": 9.0, "checkpoint_step": 3}, {**rows[0], "nll": 9.0, "extension": "yarn"}]
+    others += [{**rows[0], "nll": 9.0, "protocol": "nonoverlap"}, {**rows[0], "nll": 9.0, "split": "validation"}]
+    with open(folder / "evaluation.jsonl", "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in others)
+    assert headline_of(folder) == before
+
+
+# -- reach -------------------------------------------------------------------------------------------------------------
+
+
+def test_reach_is_the_last_length_before_the_first_that_fails() -> None:
+    assert reach({128: 0.01, 256: 0.05, 512: 0.2}, 64) == Reach(256, longest_measured=False)
+    assert reach({128: 0.2, 256: 0.01}, 64) == Reach(64, longest_measured=False)
+
+
+def test_reach_ends_where_a_scheme_is_undefined_or_not_a_number() -> None:
+    assert reach({128: 0.01, 256: None, 512: 0.0}, 64) == Reach(128, longest_measured=False)
+    assert reach({128: math.nan}, 64) == Reach(64, longest_measured=False)
+
+
+def test_reach_says_when_nothing_longer_was_measured() -> None:
+    assert reach({128: 0.01, 256: 0.02}, 64) == Reach(256, longest_measured=True)
