@@ -454,15 +454,6 @@ def test_markdown_tables_have_as_many_cells_in_each_row(written: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 
 
-def test_latex_tables_have_as_many_cells_in_each_row_and_only_ascii(written: Path) -> None:
-    latex = (written / "table.tex").read_text()
-    assert latex.isascii()
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
-    for table in re.findall(r"\\toprule(.*?)\\bottomrule", latex, re.DOTALL):
-        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
-        assert len(rows) > 2 and len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
-
-
 def test_a_study_whose_runs_all_failed_still_has_its_report(template: Config, tmp_path: Path) -> None:
     write_run(tmp_path, configured(template, "rope", 0), None, "failed", reason="diverged")
     write_run(tmp_path, configured(template, "alibi", 0), None, "running")
@@ -540,12 +531,6 @@ def test_hostile_names_are_no_formulas_in_csv(hostile: Path, printed: str) -> No
 def test_a_csv_text_never_starts_like_a_formula_and_a_number_stays_one(start: str) -> None:
     row = text.csv_text(["a", "b"], [{"a": f" {start}cmd|' /C calc'!A0", "b": -1.5}])
     assert row.splitlines()[1].startswith(f"'{start}cmd") and row.splitlines()[1].endswith(",-1.5")
-
-
-def test_latex_spells_out_every_special_character() -> None:
-    assert text.latex(r"\input{a}_$#%&~^") == (
-        r"\textbackslash{}input\{a\}\_\$\#\%\&\textasciitilde{}\textasciicircum{}"
-    )
 
 
 def test_hostile_names_stay_data_on_the_page(hostile: Path, printed: str) -> None:

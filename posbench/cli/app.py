@@ -220,11 +220,17 @@ def report(
     least: Annotated[
         float | None, typer.Option(help="Nats per token: less is not called better or worse; default: 0.02.", min=0.0)
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...", help="Of table.tex; default: nll_1x,rise_4x,rise_16x,reach. A wrong name lists all."
+        ),
+    ] = None,
 ) -> None:
     """Compare finished runs: the answer in words, tables, CSV, LaTeX, curves with intervals, and one HTML page."""
     from posbench import report
 
-    report.main(paths, out, least)
+    report.main(paths, out, least, columns)
 
 
 @app.command("list")

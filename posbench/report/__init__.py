@@ -1,5 +1,6 @@
 """`posbench report`: tables, curves and one self-contained page from run folders."""
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -23,18 +24,30 @@ _RUN_COLUMNS = [
 _ROW_COLUMNS = ["run", "encoding", "seed", *COLUMNS]
 
 
-def main(paths: list[Path], out: Path | None = None, least: float | None = None) -> None:
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a user may ask of a report; None: the default."""
+
+    least: float | None = None  # nats per token; a smaller difference is not called better or worse
+    columns: str | None = None  # of the LaTeX table, a comma list
+
+
+def main(paths: list[Path], out: Path | None = None, least: float | None = None, columns: str | None = None) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
     Args:
         paths: run folders, study folders, globs.
         out: where the files go; default: `report` in the study's folder.
         least: nats per token; a smaller difference is not called better or worse. None: `summary.LEAST`.
+        columns: of the LaTeX table, a comma list. None: `latex.DEFAULT`.
 
     Raises:
-        UserError: a path does not exist, nothing there is a run, or the files cannot be written.
+        UserError: a path does not exist, nothing there is a run, no such column, or the files cannot be written.
     """
+    from posbench.report import latex
     from posbench.terminal import console as terminal
+
+    latex.check(columns)
 
     runs, warnings = _read(paths)
     folder = out or _study(runs) / "report"
@@ -43,7 +56,7 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None)
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, runs, warnings, console, least)
+        _write(folder, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     console.print(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)", soft_wrap=True)
@@ -78,7 +91,7 @@ def _common(paths: list[list[str]]) -> list[str]:
     return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
 
 
-def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console", least: float | None) -> None:
+def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console", wanted: Wanted) -> None:
     """All files of a report; the main tables go to the console, too."""
     from posbench.comparison import load
     from posbench.report import page, tables, text
@@ -95,7 +108,7 @@ def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "C
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
     for number, group in enumerate(groups, start=1):
         place = folder if number == 1 else folder / f"set-{number}"
-        part, piece = _group(group, f"Set {number}" if len(groups) > 1 else "", place, folder, console, least)
+        part, piece = _group(group, f"Set {number}" if len(groups) > 1 else "", place, folder, console, wanted)
         parts.append(part)
         pieces.append(piece)
     text.write(folder / "report.md", "\n".join(pieces))
@@ -119,15 +132,15 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
 
 
 def _group(
-    group: "Group", name: str, place: Path, folder: Path, console: "Console", least: float | None
+    group: "Group", name: str, place: Path, folder: Path, console: "Console", wanted: Wanted
 ) -> "tuple[Part, str]":
     """The files of one set of comparable runs, its part of the page, and its part of the Markdown report."""
     from posbench.comparison import summary
-    from posbench.report import figures, page, tables, text
+    from posbench.report import figures, latex, page, tables, text
     from posbench.report.answer import answer
 
     place.mkdir(exist_ok=True)
-    least = summary.LEAST if least is None else least
+    least = summary.LEAST if wanted.least is None else wanted.least
     summaries = summary.summarise(group, least)
     said = answer(group, summaries)
     shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
@@ -139,7 +152,8 @@ def _group(
         text.print_table(console, table)
         text.print_lines(console, [table.note] if place == folder else [])  # said once, not for every set
     text.print_lines(console, [*notes, caption])
-    text.write(place / "table.tex", "\n".join(text.latex_table(table, caption) for table in shown))
+    title = f"{group.runs[0].config.study} {name}".strip()
+    text.write(place / "table.tex", latex.table(group, summaries, wanted.columns, title, " ".join([caption, *notes])))
     pictures = figures.save(group, summaries, place)
     pieces = [f"## {text.markdown(heading)}\n"] if heading else []
     pieces += [f"**{text.markdown(' '.join(said))}**\n"] if said else []

@@ -90,13 +90,13 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
         [
             Value(one.scheme.label),
             runs_ended(one),
-            short(_first(one, lambda run: run.parameters("total"))),
-            short(_first(one, lambda run: run.parameters("encoding"))),
+            short(parameters(one, "total")),
+            short(parameters(one, "encoding")),
             short(_first(one, lambda run: number(run.record.get("tokens")))),
             decimal(one.nll.mean if one.nll else None),
             decimal(sd_of_seeds(one.nll_on_text)),
             decimal(one.nll_of_checkpoints.error if one.nll_of_checkpoints else None),
-            decimal(math.exp(one.nll.mean) if one.nll and one.nll.mean < 700 else None, 2),
+            perplexity(one),
             decimal(one.bits_per_byte),
             whole(one.tokens_per_second),
             decimal(one.relative_speed, 2, suffix="x"),
@@ -118,9 +118,9 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
     rows = []
     for one in summaries:
         by_ratio = {point.ratio: point for point in one.plain.points}
-        rises = [_rise(by_ratio.get(ratio)) for ratio in ratios]
+        rises = [rise(by_ratio.get(ratio)) for ratio in ratios]
         level = decimal(one.nll.mean if one.nll else None)
-        rows.append([Value(one.scheme.label), level, *rises, _reach(one)])
+        rows.append([Value(one.scheme.label), level, *rises, reach(one)])
     note = (
         f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. {MARKS} "
         f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % bound, "
@@ -354,7 +354,17 @@ def _ceiling(summaries: list[Summary]) -> str:
     return f" A bigram model of the training tokens has {said} on the same targets: above it nothing is ranked."
 
 
-def _rise(point: Point | None) -> Value:
+def parameters(one: Summary, kind: str) -> float | None:
+    return _first(one, lambda run: run.parameters(kind))
+
+
+def perplexity(one: Summary) -> Value:
+    """exp(nll) at the training length."""
+    return decimal(math.exp(one.nll.mean) if one.nll and one.nll.mean < 700 else None, 2)
+
+
+def rise(point: Point | None) -> Value:
+    """Of nll against the training length, or why there is none."""
     if point is None:
         return Value("")
     return Value(point.status.replace("_", " ")) if point.status != "ok" else signed(point.rise)
@@ -366,7 +376,8 @@ def _change(one: Summary, kind: str, point: Point | None) -> Value:
     return signed(summary.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length))))
 
 
-def _reach(one: Summary) -> Value:
+def reach(one: Summary) -> Value:
+    """Tokens of context."""
     if one.reach is None:
         return Value("")
     at_least = "≥ " if one.reach.longest_measured else ""

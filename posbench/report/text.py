@@ -1,4 +1,4 @@
-"""Tables as text: in the terminal, Markdown, LaTeX and CSV. Names may come from strangers and are data everywhere."""
+"""Tables as text: in the terminal, Markdown and CSV. Names may come from strangers and are data everywhere."""
 
 import csv
 import io
@@ -19,11 +19,6 @@ from posbench.terminal.exits import one_line
 LONGEST_NAME = 24  # of a scheme that is kept on one line
 BORDER = 2  # characters between two columns
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
-_LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "$": r"\$", "%": r"\%", "&": r"\&", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≥": r"$\geq$", "†": r"$\dagger$",
-    "‡": r"$\ddagger$", "²": r"$^2$", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
 
 
 def write(path: Path, text: str) -> None:
@@ -117,37 +112,6 @@ def markdown_table(table: Table) -> str:
     lines.insert(1, "| " + " | ".join(rule) + " |")
     note = f"\n\n{markdown(table.note)}" if table.note else ""
     return f"### {markdown(table.title)}\n\n" + "\n".join(lines) + note + "\n"
-
-
-# -- LaTeX -------------------------------------------------------------------------------------------------------------
-
-
-def latex(text: str) -> str:
-    """Text in one line, every special character spelt out; what ASCII does not hold becomes `?`."""
-    spelt = "".join(_LATEX.get(character, character) for character in one_line(text))
-    return spelt.encode("ascii", errors="replace").decode()
-
-
-def latex_table(table: Table, caption: str) -> str:
-    """A table in the manner of the `booktabs` package."""
-    columns = "".join("r" if right else "l" for right in table.numeric)
-    rows = [[latex(value.text) for value in row] for row in table.rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering\small",
-            rf"  \caption{{{latex(f'{table.title}. {table.note} {caption}')}}}",
-            rf"  \begin{{tabular}}{{{columns}}}",
-            r"    \toprule",
-            "    " + " & ".join(latex(column) for column in table.columns) + r" \\",
-            r"    \midrule",
-            *("    " + " & ".join(row) + r" \\" for row in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------

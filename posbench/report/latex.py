@@ -1,0 +1,253 @@
+"""The table of a paper: chosen columns, as wide as a column of the page, what it rests on as a comment above it."""
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Literal
+
+from posbench.comparison import summary
+from posbench.comparison.load import Group
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.comparison.summary import Measure, Point, Summary
+from posbench.errors import UserError, did_you_mean
+from posbench.evaluation.headline import REACH_LIMIT
+from posbench.report import tables
+from posbench.report.tables import FEW, ONE, Value
+from posbench.runs.rows import PLAIN
+from posbench.terminal.exits import one_line
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+COLUMN = 219.0  # points: of the narrow ones among the usual two-column styles
+CHARACTER, SEPARATION = 4.3, 3.0  # points, of \footnotesize; of half the room between two columns
+DEFAULT = "nll_1x,rise_4x,rise_16x,reach"
+_AT_RATIO = re.compile(r"(nll|rise)_(\d{1,6}(?:\.\d{1,6})?)x")
+_NUMBER = re.compile(r"(≥ |<|)([+-]?[\d.,]+)(x?)(?: ±([\d.]+))?(.*)")
+_SPELT = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "$": r"\$", "%": r"\%", "&": r"\&", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≥": r"$\geq$", "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$", "²": r"$^2$", "<": r"\textless{}", ">": r"\textgreater{}", TIMES: r"$\times$",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: its head, its cells, and what the caption says of it.
+
+    `best`: what the best one has least of, as a measure; or "farthest", the longest reach. None: nothing is in bold.
+    """
+
+    head: str
+    cell: Callable[[Summary], Value]
+    meaning: str = ""
+    best: Measure | Literal["farthest"] | None = None
+
+
+_AGAINST = "against rope: paired by seed and target"
+_NAMED = {
+    "runs": Column("runs", tables.runs_ended),
+    "parameters": Column("params", lambda one: tables.short(tables.parameters(one, "total"))),
+    "encoding_parameters": Column("PE params", lambda one: tables.short(tables.parameters(one, "encoding"))),
+    "perplexity": Column("ppl", tables.perplexity, "ppl: exp(nll)"),
+    "bits_per_byte": Column("bits/byte", lambda one: tables.decimal(one.bits_per_byte)),
+    "sd_seeds": Column("SD", lambda one: tables.decimal(tables.sd_of_seeds(one.nll_on_text)), "SD: of nll, of a seed"),
+    "reach": Column(
+        "reach",
+        tables.reach,
+        f"reach: tokens of context to which the rise, by its upper bound, is at most {REACH_LIMIT:g}",
+        "farthest",
+    ),
+    "against_nll_1x": Column(
+        "nll vs. rope", lambda one: tables.signed(one.endpoints.nll if one.endpoints else None), _AGAINST
+    ),
+    "against_rise_4x": Column(
+        "rise vs. rope", lambda one: tables.signed(one.endpoints.rise if one.endpoints else None), _AGAINST
+    ),
+    "verdict": Column("verdict", lambda one: Value(one.endpoints.verdict.text if one.endpoints else "")),
+    "tokens_per_second": Column("tokens/s", lambda one: tables.whole(one.tokens_per_second)),
+    "relative_speed": Column("speed", lambda one: tables.decimal(one.relative_speed, 2, "x"), "speed: none's is 1"),
+}
+
+
+def check(names: str | None) -> None:
+    """Whether every name of a comma list is that of a column.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in _listed(names or DEFAULT):
+        if name not in _NAMED and not _AT_RATIO.fullmatch(name):
+            known = ["nll_1x", "rise_4x", *_NAMED]
+            hint = did_you_mean(name, known) or ":"
+            raise UserError(
+                f"--columns has no '{name}'{hint} expected {', '.join(known)}; nll and rise at any multiple"
+            )
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
+def _column(name: str, train_length: int) -> Column:
+    if not (found := _AT_RATIO.fullmatch(name)):
+        return _NAMED[name]
+    ratio = float(found[2])
+    length = round(ratio * train_length)
+    if found[1] == "nll":
+        meaning = "nll: nats per token of the same targets at every length"
+        return Column(f"nll {ratio:g}{TIMES}", lambda one: _level(one, ratio), meaning, summary.nll(PLAIN, length))
+    meaning = f"rise: of nll above that at 1{TIMES}"
+    return Column(
+        f"rise {ratio:g}{TIMES}", lambda one: tables.rise(_point(one, ratio)), meaning, summary.rise(PLAIN, length)
+    )
+
+
+def _point(one: Summary, ratio: float) -> Point | None:
+    return next((point for point in one.plain.points if point.ratio == ratio), None)
+
+
+def _level(one: Summary, ratio: float) -> Value:
+    point = _point(one, ratio)
+    if point is None or point.status == "ok":
+        return tables.decimal(point.nll if point else None)
+    return tables.rise(point)  # why there is none
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A column with its cells, and the rows of those in bold."""
+
+    column: Column
+    cells: list[Value]
+    bold: set[int]
+
+    @property
+    def alignment(self) -> str:
+        return "r" if any(value.number is not None for value in self.cells) else "l"
+
+    @property
+    def width(self) -> float:
+        """About how wide it is set, in points; what follows a ± is set smaller."""
+        texts = [self.column.head, *(value.text for value in self.cells)]
+        return 2 * SEPARATION + max(CHARACTER * (len(text) - 0.3 * len(text.partition("±")[2])) for text in texts)
+
+
+def table(group: Group, summaries: list[Summary], names: str | None, title: str, behind: str) -> str:
+    """The table of a group, a file. Columns without any value are left out.
+
+    Args:
+        names: of the columns, a comma list that `check` has passed; None: `DEFAULT`.
+        title: of the study, for the label.
+        behind: what the numbers rest on, for a comment.
+    """
+    shown = []
+    for name in _listed(names or DEFAULT):
+        column = _column(name, group.train_length)
+        cells = [column.cell(one) for one in summaries]
+        if any(value.text for value in cells):
+            shown.append(Shown(column, cells, _best(column, cells, summaries)))
+    longest = max((len(word) for one in summaries for word in one.scheme.label.split()), default=0)
+    wide = "*" if CHARACTER * longest + sum(one.width for one in shown) > COLUMN else ""
+    alike = len({one.n_done for one in summaries if one.n_done}) <= 1
+    lines = [
+        *_comment(behind),
+        rf"\begin{{table{wide}}}",
+        r"  \centering\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"  \caption{{{latex(_caption(group, summaries, shown, alike))}}}",
+        r"  \smallskip",
+        rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', title)}}}",
+        r"  \begin{tabularx}{\linewidth}{@{}>{\raggedright\arraybackslash}X"
+        + "".join(one.alignment for one in shown)
+        + "@{}}",
+        r"    \toprule",
+        "    " + " & ".join(["scheme", *(latex(one.column.head) for one in shown)]) + r" \\",
+        r"    \midrule",
+        *(f"    {_row(number, one, shown, alike)}" + r" \\" for number, one in enumerate(summaries)),
+        r"    \bottomrule",
+        r"  \end{tabularx}",
+        rf"\end{{table{wide}}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[int]:
+    """Rows of the best and of those that its paired interval does not tell from it; none where that says nothing.
+
+    Only schemes of enough seeds for a claim take part, and only what has learned.
+    """
+    rows = [
+        row
+        for row, (one, value) in enumerate(zip(summaries, cells, strict=True))
+        if one.ranked and one.n_done >= SEEDS_FOR_A_CLAIM and value.number is not None
+    ]
+    if column.best is None or not rows:
+        return set()
+    if column.best == "farthest":
+        best = {row for row in rows if cells[row].number == max(cells[other].number or 0 for other in rows)}
+    else:
+        first = min(rows, key=lambda row: cells[row].number or 0)
+        best = {row for row in rows if row == first or _tied(summaries[row], summaries[first], column.best)}
+    return best if len(best) < len(rows) else set()
+
+
+def _tied(one: Summary, best: Summary, measure: Measure) -> bool:
+    found = summary.interval(summary.paired(one.scheme, best.scheme, measure))
+    return found is not None and found.low <= 0
+
+
+def _comment(behind: str) -> list[str]:
+    said = "Needs \\usepackage{booktabs,tabularx}. As wide as a column; as table*, as wide as the page."
+    return [f"% {line}" for text in (said, _ascii(one_line(behind))) for line in textwrap.wrap(text, 110)]
+
+
+def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: bool) -> str:
+    """Short: what the columns mean, what the intervals are over, what bold says."""
+    meanings = "; ".join(dict.fromkeys(one.column.meaning for one in shown if one.column.meaning))
+    seeds = sorted({one.n_done for one in summaries if one.n_done})
+    several = f"{' to '.join(map(str, sorted({seeds[0], seeds[-1]})))} seeds" if seeds else "no run done"
+    counted = "one seed" if seeds == [1] else several
+    over = "documents, for these checkpoints only" if seeds == [1] else "seeds and documents"
+    texts = [value.text for one in shown for value in one.cells]
+    sentences = [
+        f"Trained at {group.train_length} tokens, {counted}; {meanings}.",
+        f"±: half of a 95 % interval over {over}." if any("±" in text for text in texts) else "",
+        f"{FEW}: fewer than {SEEDS_FOR_A_CLAIM} seeds, {ONE}: one checkpoint." if not alike else "",
+        "Bold: the best, and what a paired 95 % interval does not tell from it."
+        if any(one.bold for one in shown)
+        else "",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def _row(number: int, one: Summary, shown: list[Shown], alike: bool) -> str:
+    name = latex(one.scheme.label if one.ranked else f"{one.scheme.label} (not learned)")
+    return " & ".join([name, *(_cell(column.cells[number], number in column.bold, alike) for column in shown)])
+
+
+def _cell(value: Value, bold: bool, alike: bool) -> str:
+    """A number in math, for a true minus, its half interval below the line; marks only where they differ by row."""
+    text = value.text.translate({ord(FEW): None, ord(ONE): None}) if alike else value.text
+    found = _NUMBER.fullmatch(text)
+    if value.number is None or not found:
+        return latex(text)
+    least, digits, times, half, rest = found.groups()
+    before = {"≥ ": r"\geq ", "<": "<", "": ""}[least]
+    number = digits.replace(",", "{,}")
+    after = (r"\times" if times else "") + (rf"_{{\pm {half}}}" if half else "")
+    number = rf"\mathbf{{{number}}}" if bold else number
+    return f"${before}{number}{after}$" + latex(rest)
+
+
+def latex(text: str) -> str:
+    """Text in one line, every special character spelt out; what ASCII does not hold becomes `?`."""
+    return _ascii("".join(_SPELT.get(character, character) for character in one_line(text)))
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", errors="replace").decode()

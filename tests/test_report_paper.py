@@ -1,0 +1,156 @@
+"""What a paper takes from a report: its table."""
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
+from support import posbench
+
+from posbench import report
+from posbench.config.schema import Config
+from posbench.errors import UserError
+from posbench.portrait import properties
+from posbench.report import figures, latex
+
+PDFLATEX = shutil.which("pdflatex")
+HOSTILE = "[x] * \\input{x} ^^M % # & $x^2$ _{y} ~"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(properties, "measure", lambda names: [])
+        patch.setattr(figures, "save", lambda group, summaries, folder: [])
+        yield
+
+
+@pytest.fixture(scope="module")
+def template() -> Config:
+    return demo_config()
+
+
+@pytest.fixture(scope="module")
+def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of five seeds: rope and a scheme like it, one that rises less, one that ends, one that has not learned."""
+    schemes = {name: SCHEMES[name] for name in ("rope", "alibi", "learned")}
+    schemes |= {"yarn": SCHEMES["rope"], "none": Truth(3.0, 0.0, bigram=2.9)}
+    return write_study(tmp_path_factory.mktemp("outputs") / "fake", template, schemes)
+
+
+def table_of(study: Path, out: Path, columns: str | None = None) -> str:
+    with contextlib.redirect_stdout(io.StringIO()):
+        report.main([study], out, columns=columns)
+    return (out / "table.tex").read_text()
+
+
+def cells(latex: str) -> dict[str, list[str]]:
+    """Head and rows by their first cell."""
+    inside = re.findall(r"\\toprule(.*)\\bottomrule", latex, re.DOTALL)[0]
+    rows = [line.removesuffix(r" \\").strip().split(" & ") for line in inside.splitlines() if line.endswith(r"\\")]
+    assert len({len(row) for row in rows}) == 1
+    return {row[0]: row[1:] for row in rows}
+
+
+def caption(latex: str) -> str:
+    return re.findall(r"\\caption\{(.*)\}\n", latex)[0]
+
+
+def test_the_table_has_the_headline_a_label_and_true_minus_signs(study: Path, tmp_path: Path) -> None:
+    table = table_of(study, tmp_path)
+    assert table.isascii() and table.count(r"\begin{table}") == 1 and r"\label{tab:fake}" in table
+    rows = cells(table)
+    assert rows["scheme"] == [r"nll 1$\times$", r"rise 4$\times$", r"rise 16$\times$", "reach"]
+    assert re.fullmatch(r"\$\\mathbf\{-0\.\d{3}\}_\{\\pm 0\.\d{3}\}\$", rows["alibi"][2])
+    assert rows["learned"][1:3] == ["undefined", "undefined"]
+
+
+def test_the_caption_is_short_and_what_the_numbers_rest_on_is_a_comment(study: Path, tmp_path: Path) -> None:
+    table = table_of(study, tmp_path)
+    assert "5 seeds" in caption(table) and len(caption(table)) < 400
+    comments = " ".join(line[2:] for line in table.splitlines() if line.startswith("% "))
+    assert "Command: " in comments and "sha256 c0ffee000000" in comments and "Command" not in caption(table)
+
+
+def test_bold_are_the_best_and_what_is_not_told_from_it(study: Path, tmp_path: Path) -> None:
+    rows = cells(table_of(study, tmp_path, "nll_1x,nll_16x,rise_4x,reach"))
+    bold = {name: ["mathbf" in cell for cell in row] for name, row in rows.items()}
+    assert bold["alibi"][1:] == [True, True, True] and bold["rope"][1:] == [False, False, False]
+    assert bold["rope"][0] and bold["yarn"][0]  # made alike: 3.66, where alibi is 3.655
+    assert bold["none (not learned)"] == [False] * 4  # the lowest nll, of what is not ranked
+
+
+def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, tmp_path: Path) -> None:
+    few = write_study(tmp_path / "few", template, {name: SCHEMES[name] for name in ("rope", "alibi")}, seeds=4)
+    table = table_of(few, tmp_path / "out")
+    assert "mathbf" not in table and "Bold" not in table and "4 seeds" in caption(table)
+
+
+def test_columns_without_a_value_are_left_out(template: Config, tmp_path: Path) -> None:
+    one = write_study(tmp_path / "one", template, {"rope": SCHEMES["rope"]}, seeds=1)
+    table = table_of(one, tmp_path / "out", "nll_1x,sd_seeds,relative_speed,rise_32x,against_nll_1x,perplexity")
+    assert cells(table)["scheme"] == [r"nll 1$\times$", "ppl"]
+    assert "one seed" in caption(table) and "ddagger" not in table
+
+
+def test_marks_stand_in_the_cells_where_seeds_differ(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "some", template, {"rope": SCHEMES["rope"]})
+    write_run(folder, configured(template, "alibi", 0), SCHEMES["alibi"])
+    table = table_of(folder, tmp_path / "out")
+    assert cells(table)["alibi"][1].endswith(r"$$^\ddagger$") and r"\ddagger$: one checkpoint" in caption(table)
+
+
+def test_a_column_that_is_not_known_is_one_clear_line_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--columns has no 'rize_4x': did you mean 'rise_4x'"):
+        report.main([tmp_path / "nowhere"], columns="nll_1x,rize_4x")
+
+
+def test_columns_are_an_option_of_the_command(study: Path, tmp_path: Path) -> None:
+    assert posbench("report", str(study), "--out", str(tmp_path), "--columns", "runs, rise_2x") == 0
+    assert cells((tmp_path / "table.tex").read_text())["rope"][0] == "$5$"
+
+
+def test_latex_spells_out_every_special_character() -> None:
+    assert latex.latex(r"\input{a}_$#%&~^") == (
+        r"\textbackslash{}input\{a\}\_\$\#\%\&\textasciitilde{}\textasciicircum{}"
+    )
+
+
+def typeset(folder: Path) -> str:
+    """What pdflatex says of the table in a two-column paper of narrow columns."""
+    document = (
+        r"\documentclass[twocolumn]{article}\setlength{\textwidth}{448pt}\usepackage{booktabs,tabularx}"
+        r"\begin{document}\typeout{\the\columnwidth}\input{table.tex}\ref{tab:fake}\end{document}"
+    )
+    (folder / "paper.tex").write_text(document)
+    command = [str(PDFLATEX), "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "219.0pt" in done.stdout and "undefined on input" not in done.stdout
+    return done.stdout
+
+
+needs_latex = pytest.mark.skipif(PDFLATEX is None, reason="no pdflatex (apt-get install texlive-latex-recommended)")
+
+
+@needs_latex
+@pytest.mark.parametrize("columns", [None, "nll_1x,rise_2x,rise_4x,rise_8x,rise_16x", "runs,verdict"])
+def test_it_fits_a_column_or_says_that_it_takes_the_page(study: Path, tmp_path: Path, columns: str | None) -> None:
+    table = table_of(study, tmp_path, columns)
+    assert (r"\begin{table}" in table) == (columns is None)
+    said = typeset(tmp_path)
+    assert "Overfull" not in said and "too narrow" not in said
+
+
+@needs_latex
+def test_names_of_strangers_are_only_text_to_latex(template: Config, tmp_path: Path) -> None:
+    for option in (HOSTILE, HOSTILE[1:]):
+        write_run(tmp_path / "study", configured(template, "cope", 0, option=option), SCHEMES["none"], command=HOSTILE)
+    table_of(tmp_path / "study", tmp_path)
+    typeset(tmp_path)
