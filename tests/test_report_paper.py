@@ -1,7 +1,9 @@
-"""What a paper takes from a report: its table."""
+"""What a paper takes from a report: its table, and its numbers as CSV."""
 
 import contextlib
+import csv
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -154,3 +156,35 @@ def test_names_of_strangers_are_only_text_to_latex(template: Config, tmp_path: P
         write_run(tmp_path / "study", configured(template, "cope", 0, option=option), SCHEMES["none"], command=HOSTILE)
     table_of(tmp_path / "study", tmp_path)
     typeset(tmp_path)
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_runs_of_one_encoding_are_told_apart_by_label_options_length_and_rate(template: Config, tmp_path: Path) -> None:
+    for base, rise in ((64, 0.05), (10000, 0.2)):
+        for seed in range(2):
+            write_run(tmp_path / "bases", configured(template, "rope", seed, base=base), Truth(3.7, rise))
+    table_of(tmp_path / "bases", tmp_path)
+    for name, lines in (("runs.csv", 4), ("evaluation.csv", 4 * 9)):
+        rows = read_csv(tmp_path / name)
+        assert len(rows) == lines and {row["label"] for row in rows} == {"rope base=64", "rope base=10000"}
+        for row in rows:
+            assert row["label"] == f"rope base={json.loads(row['options'])['base']}"
+            assert (row["train_length"], row["learning_rate"], row["encoding"]) == ("64", "0.003", "rope")
+
+
+def test_runs_csv_has_the_headline_of_each_run(study: Path, tmp_path: Path) -> None:
+    table_of(study, tmp_path)
+    rows, levels = read_csv(tmp_path / "runs.csv"), read_csv(tmp_path / "evaluation.csv")
+    plain = {(row["run"], row["length_ratio"]): row["nll"] for row in levels if not row["window"]}
+    for row in rows:
+        at_one, at_four = plain[row["run"], "1.0"], plain[row["run"], "4.0"]
+        assert row["nll_1x"] == at_one
+        assert row["rise_4x"] == "" if not at_four else float(row["rise_4x"]) == float(at_four) - float(at_one)
+    reach = {row["encoding"]: row["reach"] for row in rows if row["seed"] == "0"}
+    assert reach["learned"] == "64" == reach["rope"] and int(reach["alibi"]) > 64

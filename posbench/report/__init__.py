@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.errors import PosbenchError, UserError
-from posbench.runs.rows import COLUMNS, PLAIN, EvaluationRow
+from posbench.runs.rows import PLAIN, EvaluationRow
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from posbench.comparison.load import Group, RunData
     from posbench.portrait.properties import Properties
     from posbench.report.page import Part
-
-_RUN_COLUMNS = [
-    "run", "study", "encoding", "seed", "status", "reason", "message", "parameters", "encoding_parameters", "tokens",
-    "train_seconds", "cpu_seconds", "evaluate_seconds", "tokens_per_second", "peak_memory_bytes", "data_sha256",
-    "tokenizer_sha256", "command",
-]  # fmt: skip
-_ROW_COLUMNS = ["run", "encoding", "seed", *COLUMNS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +87,7 @@ def _common(paths: list[list[str]]) -> list[str]:
 def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console", wanted: Wanted) -> None:
     """All files of a report; the main tables go to the console, too."""
     from posbench.comparison import load
-    from posbench.report import page, tables, text
+    from posbench.report import csv_files, page, tables, text
 
     groups = load.groups(runs)
     if len(groups) > 1:
@@ -112,9 +105,7 @@ def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "C
         parts.append(part)
         pieces.append(piece)
     text.write(folder / "report.md", "\n".join(pieces))
-    text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, map(_run_row, runs)))
-    rows = ({"run": run.folder.name, **_named(run), **row.to_json()} for run in runs for row in run.rows)
-    text.write(folder / "evaluation.csv", text.csv_text(_ROW_COLUMNS, rows))
+    csv_files.write(folder, groups, runs)
     text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, tables.properties(measured), runs))
 
 
@@ -265,23 +256,5 @@ def _command() -> str:
     return redact(shlex.join(["posbench", *sys.argv[1:]]))
 
 
-def _named(run: "RunData") -> dict[str, Any]:
-    return {"encoding": run.config.encoding.name, "seed": run.config.seed}
-
-
 def _knows_data(run: "RunData") -> bool:
     return isinstance(run.record.get("data"), dict)
-
-
-def _run_row(run: "RunData") -> dict[str, Any]:
-    data = run.record["data"] if _knows_data(run) else None
-    return {
-        **run.record,
-        **_named(run),
-        "run": run.folder.name,
-        "study": run.config.study,
-        "parameters": run.parameters("total"),
-        "encoding_parameters": run.parameters("encoding"),
-        "tokens_per_second": run.tokens_per_second,
-        "data_sha256": data.get("sha256") if data else None,
-    }
