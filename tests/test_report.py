@@ -407,7 +407,8 @@ def test_all_files_are_written_into_the_study_unless_told_otherwise(template: Co
     write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
     report.main([tmp_path / "fake"])
     names = {path.name for path in (tmp_path / "fake" / "report").iterdir()}
-    expected = {"report.md", "runs.csv", "evaluation.csv", "table.tex", "curves.png", "curves.svg", "index.html"}
+    expected = {"report.md", "runs.csv", "evaluation.csv", "table.tex", "index.html"}
+    expected |= {"curves.png", "curves.svg", "curves.pdf"}
     assert names == expected
     report.main([tmp_path / "fake"])  # and again: what it wrote is not taken for runs
 
@@ -445,6 +446,12 @@ def test_the_same_runs_give_the_same_files(study: Path, written: Path, tmp_path:
     report.main([study], tmp_path)
     for path in written.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_the_curves_of_the_pdf_are_lines_in_fonts_that_print(written: Path) -> None:
+    pdf = (written / "curves.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    assert b"/CIDFontType2" in pdf and b"/Type3" not in pdf and b"/Subtype /Image" not in pdf
 
 
 def test_markdown_tables_have_as_many_cells_in_each_row(written: Path) -> None:

@@ -52,7 +52,9 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
         _write(folder, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
-    console.print(f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png, CSV)", soft_wrap=True)
+    console.print(
+        f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)", soft_wrap=True
+    )
 
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # TrueType: conferences refuse matplotlib's Type 3
     "svg.hashsalt": "posbench",  # the same runs give the same file
     "font.size": 10.5,
     "axes.titlesize": 11.5,
@@ -35,6 +36,8 @@ SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.7,
 }
 DPI = 160
+# What would tell two files of the same runs apart, by kind of file.
+UNDATED = {"png": ["Software"], "svg": ["Date", "Creator"], "pdf": ["CreationDate", "Creator", "Producer"]}
 WIDTHS = (4.8, 4.8, 2.6)  # inches, of the columns: level, rise, every seed
 LOW, HIGH = 2.3, 4.4  # inches, of one row among many and of the only one, at least
 NAME_LINE = 0.175  # inches
@@ -60,7 +63,7 @@ class Row:
 
 
 def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
-    """Write `curves.png` and `curves.svg` of a group into a folder; nothing if no run has a curve."""
+    """Write `curves.png`, `.svg` and `.pdf` of a group into a folder; nothing if no run has a curve."""
     import matplotlib
 
     drawn = [one for one in summaries if any(point.nll is not None for point in one.plain.points)]
@@ -68,9 +71,10 @@ def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
         return []
     with matplotlib.rc_context(SETTINGS):
         figure = draw(group, drawn)
-        paths = [folder / "curves.png", folder / "curves.svg"]
-        figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+        paths = []
+        for kind, undated in UNDATED.items():
+            paths.append(folder / f"curves.{kind}")
+            figure.savefig(paths[-1], dpi=DPI, metadata=dict.fromkeys(undated))
     return paths
 
 
