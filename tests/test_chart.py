@@ -25,9 +25,8 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def drawn(rows: list[dict[str, Any]]) -> str:
+    def drawn(rows: list[dict[str, Any]], width: int = 80) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
         lines = "".join(json.dumps(one) + "\n" for one in rows)
         (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
@@ -45,14 +44,41 @@ def test_the_numbers_stand_in_the_table_and_the_curve_rises_with_them(draw: Any)
     assert marks[0].strip().startswith("5.000") and marks[-1].strip().startswith("4.000")
 
 
-def test_every_line_fits_80_columns_however_many_lengths_there_are(draw: Any) -> None:
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_every_line_fits_the_console_and_the_chart_fills_it(draw: Any, width: int) -> None:
     rows = [row(length, 4.0 + index / 10) for index, length in enumerate(LENGTHS)]
     rows += [row(length, 4.0, window=16) for length in LENGTHS[1:]]
     rows += [row(length, 4.1, protocol="nonoverlap") for length in LENGTHS]
-    lines = draw(rows).splitlines()
-    assert max(len(line.rstrip()) for line in lines if not line.startswith("Run folder")) <= 80
-    axis = next(line for line in lines if line.split() == [str(length) for length in LENGTHS])
-    assert axis  # the lengths stand on one line, under their marks
+    rows += [row(length, 4.1, extension="yarn") for length in LENGTHS]
+    lines = draw(rows, width).splitlines()
+    assert max(len(line.rstrip()) for line in lines if not line.startswith("Run folder")) <= width
+    axis = next(line for line in lines if line.split()[:1] == ["16"] and line.split()[-1] == "1024" and "." not in line)
+    assert len(axis) == width  # the lengths stand on one line, under their marks
+    chart = [line for line in lines if line[8:9] == "│"]
+    assert max(len(line.rstrip()) for line in chart) == width - len("1024") + 1
+    assert chart[0].rstrip()[-1] == "●" and chart[0][:7].strip() == "4.600"
+
+
+def test_every_length_stands_under_its_mark_and_those_without_room_are_left_out(draw: Any) -> None:
+    lengths = [16 * n for n in range(1, 21)]
+    lines = draw([row(length, 4.0 + length / 1000) for length in lengths], 40).splitlines()
+    axis = next(line for line in lines if line.split()[:1] == ["16"] and "." not in line)
+    shown = [int(word) for word in axis.split()]
+    assert set(shown) < set(lengths) and len(shown) >= 4
+    marks = sorted(at for line in lines if line[8:9] == "│" for at, sign in enumerate(line) if sign == "●")
+    assert len(marks) == 20
+    assert all(axis[marks[lengths.index(length)] :].startswith(str(length)) for length in shown)
+
+
+def test_a_narrow_table_keeps_the_headline_and_loses_what_matters_least(draw: Any) -> None:
+    rows = [row(length, 4.0) for length in LENGTHS] + [row(length, 4.0, window=16) for length in LENGTHS[1:]]
+
+    def heads(width: int) -> list[str]:
+        return next(line.split() for line in draw(rows, width).splitlines() if line.split()[:1] == ["context"])
+
+    assert heads(80) == ["context", "nll", "95", "%", "perplexity", "bits/byte", "windowed"]  # nonoverlap: no value
+    assert heads(60) == ["context", "nll", "95", "%", "perplexity", "windowed"]
+    assert heads(30) == ["context", "nll"]
 
 
 def test_a_scheme_that_a_bigram_model_beats_at_the_training_length_has_not_learned(draw: Any) -> None:

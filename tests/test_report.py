@@ -608,18 +608,44 @@ def test_a_table_without_unicode_is_still_readable(study: Path) -> None:
     assert b"+-" in out.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_number_is_cut_in_a_narrow_terminal(found: dict[str, summary.Summary], study: Path, width: int) -> None:
+def printed_at(width: int, table: tables.Table) -> str:
     from rich.console import Console
 
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    text.print_table(console, table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(
+    found: dict[str, summary.Summary], study: Path, width: int
+) -> None:
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     for table in tables.main_tables(group, list(found.values())):
-        console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False)
-        text.print_table(console, table)
-        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        printed = printed_at(width, table)
         assert max(map(len, printed.splitlines())) <= width
-        words = {word for row in table.rows for value in row if value.number is not None for word in value.text.split()}
-        assert words <= set(printed.split())
+        left_out = " ".join(printed.partition("No room here for ")[2].split()).partition(": see")[0].split(", ")
+        for column, name in enumerate(table.columns):
+            values = [row[column].text for row in table.rows if row[column].number is not None]
+            assert name in left_out or {word for value in values for word in value.split()} <= set(printed.split())
+        assert not {"scheme", "nll", "4x", "rise at 4x", "verdict", "reach"} & set(left_out)
+        assert width < 120 or left_out == [""]
+
+
+def test_the_least_important_columns_go_first(found: dict[str, summary.Summary], study: Path) -> None:
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
+    table = tables.main_tables(group, list(found.values()))[0]
+    left_out = [printed_at(width, table).partition("No room here for ")[2] for width in (120, 100, 40)]
+    assert left_out[0] == "" and left_out[1] == "SE text: see report.md.\n"
+    assert "tokens/s" in left_out[2] and "nll" not in left_out[2]
+
+
+def test_columns_that_hold_nothing_are_left_out_everywhere(template: Config, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", configured(template, "rope", 0), SCHEMES["rope"])
+    (one,) = summarised(tmp_path / "one").values()
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "one"])])
+    columns = tables.main_tables(group, [one])[0].columns
+    assert "nll" in columns and not {"SD seeds", "vs none"} & set(columns)  # of one seed, and without none
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -1,20 +1,27 @@
 """The extrapolation curve of one run, drawn in the terminal with its numbers."""
 
-import itertools
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from posbench.evaluation import intervals
 from posbench.runs.folder import load_config
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
-from posbench.terminal import console, tables
+from posbench.terminal import chart, console, tables
 
-HEIGHT = 12
-WIDTH = 66  # characters of the chart at most
-COLUMN = 14  # and between two lengths
+FLAT = 0.1  # nats per token: a curve that spans less looks flat
+# Columns of the table, and what its caption says of them.
+_MEANINGS = {
+    "context": "",
+    "nll": "nll: nats per token of the same target tokens at every context (fixed_target)",
+    "95 %": "",
+    "perplexity": "",
+    "bits/byte": "",
+    "windowed": "windowed: those with attention narrowed to the training length",
+    "nonoverlap": "nonoverlap: whole windows",
+}
+_SPARE = ("bits/byte", "perplexity", "nonoverlap", "95 %", "windowed")  # the least important first
 # name -> (mark, mark without Unicode, style); the colours are told apart by the colour-blind, too
 SERIES = {
     "fixed_target": ("●", "o", "bright_blue"),
@@ -33,9 +40,10 @@ def print_curves(folder: Path) -> None:
     out.print(_table(rows, title, out))
     for line in _not_learned(rows):
         out.print(line)
-    series = {name: _points(rows, name) for name in SERIES}
-    if any(len(points) > 1 for points in series.values()):
-        out.print(_draw({name: points for name, points in series.items() if points}, plain))
+    series = [chart.Series(name, _points(rows, name), signs[plain], style) for name, (*signs, style) in SERIES.items()]
+    if any(len(one.points) > 1 for one in series):
+        drawn = [one for one in series if one.points]
+        out.print(chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain))
     if others := _others(rows):
         out.print(_others_table(others, out))
     if any(row.documents == "concat" for row in rows):
@@ -73,27 +81,32 @@ def _points(rows: list[EvaluationRow], name: str) -> dict[int, float]:
 
 
 def _table(rows: list[EvaluationRow], title: str, out: Console) -> Table:
-    table = tables.table(out, title)
-    table.add_column("context", no_wrap=True)
-    for name in ("nll", "95 %", "perplexity", "bits/byte", "windowed", "nonoverlap"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """One line per length, with as many columns as there is room for."""
     by_place = {(row.curve_name, row.length): row for row in rows if row.curve_name in SERIES}
     ratios = {row.length: row.length_ratio for row in by_place.values()}
+    lines = []
     for length, ratio in sorted(ratios.items()):
         target, windowed, nonoverlap = (by_place.get((name, length)) for name in SERIES)
-        table.add_row(
-            f"{length} ({ratio:g}x)",
-            _number(target),
-            _interval(target),
-            _number(target, "perplexity", 2),
-            _number(target, "bits_per_byte"),
-            _number(windowed),
-            _number(nonoverlap),
+        lines.append(
+            {
+                "context": f"{length} ({ratio:g}x)",
+                "nll": _number(target),
+                "95 %": _interval(target),
+                "perplexity": _number(target, "perplexity", 2),
+                "bits/byte": _number(target, "bits_per_byte"),
+                "windowed": _number(windowed),
+                "nonoverlap": _number(nonoverlap),
+            }
         )
-    table.caption = (
-        "nats per token of the same target tokens at every context (fixed_target);\n"
-        "windowed: those with attention narrowed to the training length; nonoverlap: whole windows"
-    )
+    names = [name for name in _MEANINGS if name in ("context", "nll") or any(line[name] for line in lines)]
+    widths = [max([len(name), *(len(line[name]) for line in lines)]) for name in names]
+    spare = [names.index(name) for name in _SPARE if name in names]
+    names = [names[column] for column in tables.fitting(widths, spare, out.width)]
+    table = tables.table(out, title, caption="; ".join(_MEANINGS[name] for name in names if _MEANINGS[name]))
+    for name in names:
+        table.add_column(name, justify="left" if name == "context" else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[name] for name in names))
     return table
 
 
@@ -107,13 +120,18 @@ def _others(rows: list[EvaluationRow]) -> dict[str, dict[int, EvaluationRow]]:
 
 
 def _others_table(others: dict[str, dict[int, EvaluationRow]], out: Console) -> Table:
-    table = tables.table(out)
+    """One line per name, with as many lengths as there is room for: the shortest and the longest go last."""
     lengths = sorted({length for by_length in others.values() for length in by_length})
-    table.add_column("nll by context", no_wrap=True)
-    for length in lengths:
-        table.add_column(str(length), justify="right")
-    for name, by_length in others.items():
-        table.add_row(name, *(_number(by_length.get(length)) for length in lengths))
+    lines = [[name, *(_number(found.get(length)) for length in lengths)] for name, found in others.items()]
+    heads = ["nll by context", *map(str, lengths)]
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    spare = [*range(2, len(lengths)), *([1] if len(lengths) > 1 else [])]
+    table = tables.table(out)
+    shown = tables.fitting(widths, spare, out.width)
+    for column in shown:
+        table.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[column] for column in shown))
     return table
 
 
@@ -130,49 +148,3 @@ def _interval(row: EvaluationRow | None) -> str:
     if row is None or row.ci_low is None or row.ci_high is None:
         return ""
     return f"{row.ci_low:.2f}..{row.ci_high:.2f}"
-
-
-def _draw(series: dict[str, dict[int, float]], plain: bool) -> Text:
-    lengths = sorted({length for points in series.values() for length in points})
-    column = min(COLUMN, WIDTH // max(1, len(lengths) - 1))
-    values = [value for points in series.values() for value in points.values()]
-    low, high = min(values), max(values)
-    span = max(high - low, 0.05)  # a flat curve shall look flat, not like noise blown up
-    low = (low + high - span) / 2
-    grid: dict[tuple[int, int], tuple[str, str]] = {}
-    for name in reversed(SERIES):  # the headline is drawn last, over the others
-        points = series.get(name, {})
-        mark = SERIES[name][1 if plain else 0]
-        places = [
-            (lengths.index(c) * column, round((v - low) / span * (HEIGHT - 1))) for c, v in sorted(points.items())
-        ]
-        for (x0, y0), (x1, y1) in itertools.pairwise(places):
-            for x in range(x0 + 1, x1):
-                y = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
-                grid[x, y] = ("." if plain else "·", SERIES[name][2])
-        for place in places:
-            grid[place] = (mark, SERIES[name][2])
-    return _render(grid, lengths, column, low, span, series, plain)
-
-
-def _render(
-    grid: dict[tuple[int, int], tuple[str, str]],
-    lengths: list[int],
-    column: int,
-    low: float,
-    span: float,
-    series: dict[str, dict[int, float]],
-    plain: bool,
-) -> Text:
-    text = Text("nats per token\n")
-    for y in reversed(range(HEIGHT)):
-        label = f"{low + span * y / (HEIGHT - 1):7.3f} " if y % 3 == 0 or y == HEIGHT - 1 else " " * 8
-        text.append(label + ("| " if plain else "│ "))
-        for x in range((len(lengths) - 1) * column + 1):
-            text.append(*grid.get((x, y), (" ", "")))
-        text.append("\n")
-    text.append(" " * 10 + "".join(f"{length:<{column}}" for length in lengths).rstrip() + "\n")
-    text.append(" " * 10 + "tokens of context    ")
-    for name in series:
-        text.append(f"{SERIES[name][1 if plain else 0]} {name}   ", SERIES[name][2])
-    return text

@@ -39,6 +39,17 @@ class Table:
     columns: list[str]
     rows: list[list[Value]]
     note: str = ""
+    spare: tuple[int, ...] = ()  # columns that a narrow terminal leaves out, the least important first
+
+    def filled(self) -> "Table":
+        """The same without columns that hold nothing."""
+        kept = [at for at in range(len(self.columns)) if at == 0 or any(row[at].text for row in self.rows)]
+        return dataclasses.replace(
+            self,
+            columns=[self.columns[at] for at in kept],
+            rows=[[row[at] for at in kept] for row in self.rows],
+            spare=tuple(kept.index(at) for at in self.spare if at in kept),
+        )
 
     @property
     def numeric(self) -> list[bool]:
@@ -53,7 +64,8 @@ def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         least: as of `summary.summarise`.
     """
     tables = [_in_distribution(group, summaries), _beyond(group, summaries)]
-    return [*tables, _against(group, summaries, least)] if any(one.endpoints for one in summaries) else tables
+    tables += [_against(group, summaries, least)] if any(one.endpoints for one in summaries) else []
+    return [table.filled() for table in tables]
 
 
 def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
@@ -65,7 +77,7 @@ def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         _others(summaries),
         _learning_rates(group),
     ]
-    return [table for table in [*tables, _not_done(group)] if table.rows]
+    return [table.filled() for table in [*tables, _not_done(group)] if table.rows]
 
 
 def properties(measured: list[Properties]) -> Table:
@@ -109,7 +121,9 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
         "largely absent from paired differences; tokens/s by wall clock of training, as busy as the machine was."
         + _ceiling(summaries)
     )
-    return Table(f"In distribution, at {group.train_length} tokens of context", columns, rows, note)
+    order = ("SE text", "tokens", "params", "bits/byte", "SD seeds", "tokens/s", "vs none", "PE params", "ppl", "runs")
+    spare = tuple(columns.index(name) for name in order)
+    return Table(f"In distribution, at {group.train_length} tokens of context", columns, rows, note, spare)
 
 
 def _beyond(group: Group, summaries: list[Summary]) -> Table:
@@ -126,7 +140,9 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
         f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % bound, "
         "as are all shorter ones; ≥ where nothing longer was measured."
     )
-    return Table("Beyond the training length", columns, rows, note)
+    kept = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else ratios[-1] if ratios else None
+    spare = tuple(at for at, ratio in enumerate(ratios, start=2) if ratio != kept)
+    return Table("Beyond the training length", columns, rows, note, spare)
 
 
 def _against(group: Group, summaries: list[Summary], least: float) -> Table:
@@ -154,7 +170,8 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
         f"not worse by {summary.NOT_WORSE:g}; not resolved is not equal. These two endpoints are primary, all else is "
         f"exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
     )
-    return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note)
+    spare = (3, 2, 5, 1)  # the p-values, which the verdict goes by, and the level
+    return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
 
 
 def _exploratory(summaries: list[Summary]) -> Table:

@@ -17,7 +17,6 @@ from posbench.terminal.console import carries_unicode
 from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # of a scheme that is kept on one line
-BORDER = 2  # characters between two columns
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
 
 
@@ -30,41 +29,36 @@ def write(path: Path, text: str) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without its note, in pieces where it is wider than the console.
+    """Print a table without its note. What a narrow console has no room for is left out by importance, and named.
 
     Control characters are spelt out and nothing is markup.
     """
     plain = not carries_unicode(console)
-    for number, columns in enumerate(_pieces(table, console.width)):
-        shown = tables.table(console)
-        shown.title = None if number else _safe(table.title, plain)
-        for column, width in _widths(table, columns, console.width).items():
-            justify: Literal["left", "right"] = "right" if table.numeric[column] else "left"
-            shown.add_column(_safe(table.columns[column], plain), justify=justify, overflow="fold", width=width)
-        for row in table.rows:
-            shown.add_row(*(_safe(row[column].text, plain) for column in columns))
-        console.print(shown)
+    widths = _widths(table, console.width)
+    shown = tables.table(console, _safe(table.title, plain))
+    for column, width in widths.items():
+        justify: Literal["left", "right"] = "right" if table.numeric[column] else "left"
+        shown.add_column(_safe(table.columns[column], plain), justify=justify, overflow="fold", width=width)
+    for row in table.rows:
+        shown.add_row(*(_safe(row[column].text, plain) for column in widths))
+    console.print(shown)
+    if left := [name for column, name in enumerate(table.columns) if column not in widths]:
+        print_lines(console, [f"No room here for {', '.join(left)}: see report.md."])
 
 
-def _pieces(table: Table, room: int) -> list[list[int]]:
-    """Columns cut into runs that fit, each with the first column before it."""
-    first = _least_width(table, 0) + 2 * BORDER
-    pieces, left = [[0]], room - first
-    for column in range(1, len(table.columns)):
-        width = _least_width(table, column) + BORDER
-        if width > left and len(pieces[-1]) > 1:
-            pieces.append([0])
-            left = room - first
-        pieces[-1].append(column)
-        left -= width
-    return pieces
+def _widths(table: Table, room: int) -> dict[int, int]:
+    """The columns shown, and a width for each: what it must have, and of the rest most for those that lack most.
 
-
-def _widths(table: Table, columns: list[int], room: int) -> dict[int, int]:
-    """A width for each column: what it must have, and of the rest most for those that lack most."""
-    widths = {column: _least_width(table, column) for column in columns}
+    A cell with a number is in one line, unless even the most important columns do not fit so.
+    """
+    for whole in (True, False):
+        least = [_least_width(table, column, whole) for column in range(len(table.columns))]
+        widths = {column: least[column] for column in tables.fitting(least, table.spare, room)}
+        left = room - sum(widths.values()) - tables.BORDER * (len(widths) + 1)
+        if left >= 0:
+            break
     lacking = {column: max(map(len, _texts(table, column))) - width for column, width in widths.items()}
-    for _ in range(room - sum(widths.values()) - BORDER * (len(columns) + 1)):
+    for _ in range(left):
         column = max(lacking, key=lambda one: lacking[one])
         if lacking[column] > 0:
             widths[column] += 1
@@ -72,11 +66,12 @@ def _widths(table: Table, columns: list[int], room: int) -> dict[int, int]:
     return widths
 
 
-def _least_width(table: Table, column: int) -> int:
-    """Of the first column the longest name, of others the longest word; both within reason."""
-    texts = _texts(table, column)
-    longest = max(len(part) for text in texts for part in ([text] if column == 0 else text.split() or [""]))
-    return max(1, min(longest, LONGEST_NAME))
+def _least_width(table: Table, column: int, whole: bool) -> int:
+    """Of the first column the longest name, of others the longest word, or with `whole` number; within reason."""
+    head, *cells = _texts(table, column)
+    unbroken = [head, *cells] if column == 0 else cells if whole and table.numeric[column] else []
+    words = [word for text in (head, *cells) for word in text.split()]
+    return min(max(map(len, [*words, *unbroken]), default=1), LONGEST_NAME)
 
 
 def _texts(table: Table, column: int) -> list[str]:

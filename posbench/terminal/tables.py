@@ -1,13 +1,18 @@
 """The one form of tables in the terminal. A name in a cell is data, as everywhere on our consoles."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import TextType
 
 from posbench.terminal.console import carries_unicode
 
+BORDER = 2  # characters between two columns
 
-def table(console: Console, title: str | None = None, caption: str | None = None, tight: bool = False) -> Table:
+
+def table(console: Console, title: TextType | None = None, caption: str | None = None, tight: bool = False) -> Table:
     """A table to be given columns and rows: a line below its head, texts to the left, ASCII where the console asks.
 
     Args:
@@ -23,3 +28,19 @@ def table(console: Console, title: str | None = None, caption: str | None = None
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
+    """The columns to show: of those that can be spared, the least important ones are left out until the rest fits.
+
+    Args:
+        widths: the least width of each column.
+        spare: columns that can be left out, the least important first.
+        room: characters of the console.
+    """
+    shown = list(range(len(widths)))
+    for column in spare:
+        if sum(widths[one] for one in shown) + BORDER * (len(shown) + 1) <= room:
+            break
+        shown.remove(column)
+    return shown

@@ -1,0 +1,111 @@
+"""Curves in characters, as wide as the console, in ASCII where it asks for that."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from rich.text import Text
+
+LABEL = 10  # characters of a number on the left and of the axis
+NARROWEST = 12  # characters between the first and the last value of x
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    name: str
+    points: dict[int, float]  # x -> y
+    mark: str
+    style: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scale:
+    """Where values stand: columns from the left, lines from the bottom."""
+
+    columns: dict[int, int]  # of each x; they stand evenly
+    height: int
+    low: float
+    span: float
+
+    def line(self, y: float) -> int:
+        return round((y - self.low) / self.span * (self.height - 1))
+
+    def value(self, line: int) -> float:
+        return self.low + self.span * line / (self.height - 1)
+
+
+def draw(series: Sequence[Series], units: tuple[str, str], width: int, least: float, plain: bool) -> Text:
+    """Curves over the same axes, the first on top of the others.
+
+    Args:
+        units: what x and y are.
+        width: of the console; the chart takes what there is of it.
+        least: the smallest span of y: less is drawn as flat, not as noise blown up.
+        plain: whether to draw in ASCII.
+    """
+    scale = _scale(series, width, least)
+    text = Text(f"{units[1]}\n")
+    cells = _cells(series, scale, "." if plain else "·")
+    for line in reversed(range(scale.height)):
+        label = f"{scale.value(line):7.3f}" if line % 3 == 0 else ""
+        text.append(f"{label:7} {'|' if plain else '│'} ")
+        for column in range(max(scale.columns.values()) + 1):
+            text.append(*cells.get((column, line), (" ", "")))
+        text.append("\n")
+    text.append(_labels(scale))
+    entries = [(f"{units[0]} ", ""), *((f"{one.mark} {one.name}", one.style) for one in series)]
+    return text.append(_legend(entries, width))
+
+
+def _scale(series: Sequence[Series], width: int, least: float) -> _Scale:
+    """Lines by the width, one in three of them with a number."""
+    known = sorted({x for one in series for x in one.points})
+    room = max(NARROWEST, width - LABEL - len(str(known[-1])))
+    values = [y for one in series for y in one.points.values()]
+    span = max(max(values) - min(values), least)
+    return _Scale(
+        columns={x: round(place * room / max(1, len(known) - 1)) for place, x in enumerate(known)},
+        height=1 + 3 * min(6, max(2, room // 16)),
+        low=(min(values) + max(values) - span) / 2,
+        span=span,
+    )
+
+
+def _cells(series: Sequence[Series], scale: _Scale, dot: str) -> dict[tuple[int, int], tuple[str, str]]:
+    """What stands at a column and a line, and in which style."""
+    cells: dict[tuple[int, int], tuple[str, str]] = {}
+    for one in reversed(series):
+        places = [(scale.columns[x], scale.line(y)) for x, y in sorted(one.points.items())]
+        for (x0, y0), (x1, y1) in itertools.pairwise(places):
+            for x in range(x0 + 1, x1):
+                cells[x, round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))] = (dot, one.style)
+        cells |= {place: (one.mark, one.style) for place in places}
+    return cells
+
+
+def _labels(scale: _Scale) -> str:
+    """Values of x below their marks; those without room are left out."""
+    line = " " * LABEL
+    for x, column in scale.columns.items():
+        at = LABEL + column
+        if at > len(line.rstrip()) or not column:
+            line = f"{line.ljust(at)}{x}"
+    return line + "\n"
+
+
+def _legend(entries: Sequence[tuple[str, str]], width: int) -> Text:
+    """What is drawn, on as many lines as it takes."""
+    text, left = Text(), 0
+    for number, (words, style) in enumerate(entries):
+        if number and left < len(words) + 3:
+            text.append("\n")
+            left = 0
+        if not left:
+            indent = LABEL if width >= 60 else 1
+            text.append(" " * indent)
+            left = width - indent
+        text.append(words, style)
+        text.append("   ")
+        left -= len(words) + 3
+    text.rstrip()
+    return text
