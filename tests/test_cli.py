@@ -474,6 +474,36 @@ def test_a_run_under_its_old_name_is_continued_there() -> None:
     assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == [old, new]
 
 
+def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text() -> None:
+    alone = [setting for setting in TINY if setting != "data=text"]
+    command = ["-m", "posbench", "train", *alone]
+    done = process(*command, "data.path=text.txt")
+    assert done.returncode == 0, done.stderr
+    (name,) = runs()
+    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    assert (record["data"]["name"], record["data"]["documents"]["train"]) == ("text", 1)
+    assert train() == 0 and train(f"data.path={Path('text.txt').absolute()}") == 0 and runs() == [name]
+    assert posbench("train", "-m", *alone, "data.path=./text.txt") == 0 and runs() == [name]
+    assert posbench("sweep", *alone, "data.path=./text.txt") == 0
+    assert [name for name in runs() if name not in ("report", ".jobs")] == [name]
+    for arguments in (["train"], ["train", "-m"], ["sweep"]):
+        refused = process("-m", "posbench", *arguments, *alone, "data=builtin", "data.path=text.txt")
+        told = "error: data.path is 'text.txt', which the built-in corpus does not read: text of your own is data=text "
+        assert (refused.returncode, refused.stderr) == (2, f"{told}data.path=text.txt\n")
+
+
+def test_a_saved_configuration_is_held_to_its_source_but_a_run_from_before_is_kept() -> None:
+    assert train("hydra.run.dir=mine") == 0
+    saved = Path("mine/config.yaml").read_text().replace("subset: null", "subset: other")
+    Path("new.yaml").write_text(saved)
+    refused = process("-m", "posbench.training.job", "new.yaml")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: data.subset is 'other', which data=text does not read: data=hub does\n"
+    assert not Path("outputs").exists()
+    Path("mine/config.yaml").write_text(saved)
+    assert process("-m", "posbench.training.job", "mine/config.yaml", "--run-dir", "mine").returncode == 0
+
+
 def test_another_run_in_the_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("hydra.run.dir=mine/a") == 0
     capsys.readouterr()

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from posbench import encodings
-from posbench.config import compose, history, overrides, schema
+from posbench.config import compose, history, overrides, schema, sources
 from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config, TrainingConfig, from_container, load_saved, to_container
 from posbench.config.shipped import choices, configs_dir
@@ -175,6 +175,115 @@ def test_a_run_is_found_by_its_old_name_where_it_stands_there(tmp_path: Path) ->
     assert run_folder(config, tmp_path) == new
 
 
+# -- text of one's own -------------------------------------------------------------------------------------------------
+
+UNREAD = {
+    ("data=builtin", "data.path=a.txt"): "data.path is 'a.txt', which the built-in corpus does not read: text of your "
+    "own is data=text data.path=a.txt",
+    ("data.subset=x",): "data.subset is 'x', which the built-in corpus does not read: data=hub does",
+    ("data.path=a.txt", "data.revision=v1"): "data.revision is 'v1', which data=text does not read: data=hub does",
+    ("data.path=a.txt", "data.dataset=x/y"): "data.dataset is 'x/y', which data=text does not read: a data set of the "
+    "hub, or a copy of one, is data=hub data.dataset=x/y",
+    ("data=text", "data.path=a.txt", "data.splits={train: x}"): "which data=text does not read: data=hub does",
+    (
+        "data=wikitext-2",
+        "data.path=a.txt",
+    ): "data.path is 'a.txt', which a data set of the hub does not read: a copy of "
+    "'Salesforce/wikitext' is data.dataset=FOLDER, text of your own is data=text data.path=a.txt",
+    ("data=wikitext-2", "data.dataset=x/y"): "data.dataset is 'x/y', but 'wikitext-2' is 'Salesforce/wikitext' or a "
+    "folder with a copy of it: another data set is data=hub data.dataset=x/y",
+    ("data=builtin", "data.source=text", "data.path=a.txt"): "data.source is 'text': a source is chosen with all that",
+}
+
+
+@pytest.mark.parametrize("overrides", UNREAD)
+def test_a_key_that_the_chosen_text_does_not_read_is_refused_alone_and_in_sweeps(overrides: tuple[str, ...]) -> None:
+    assert UNREAD[overrides] in refused(*overrides)
+    assert UNREAD[overrides] in refused("seed=0,1", *overrides, multirun=True)
+    with pytest.raises(UserError) as caught:
+        compose.combinations([["seed=0,1", *overrides]])
+    assert UNREAD[overrides] in str(caught.value)
+
+
+def test_what_no_source_has_is_unset_in_the_base_of_all_data() -> None:
+    base = yaml.safe_load((configs_dir() / "data/_base.yaml").read_text(encoding="utf-8"))
+    assert {name: base[name] for names in sources._UNREAD.values() for name in names} == {
+        name: sources._UNSET.get(name) for names in sources._UNREAD.values() for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["data.path=a.txt"], ["data=text", "data.path=a.txt"]),
+        (["data.source=text", "data.path=a.txt"], ["data=text", "data.path=a.txt"]),
+        (["experiment=gpt124m", "data.path=a.txt"], ["experiment=gpt124m", "data=text", "data.path=a.txt"]),
+        (["data.dataset=x/y"], ["data=hub", "data.dataset=x/y"]),
+        (["data.path=null"], []),
+    ],
+)
+def test_text_of_ones_own_needs_no_word_more(given: list[str], meant: list[str]) -> None:
+    assert composed(*given) == composed(*meant)
+    (by_sweep,) = compose.combinations([given])
+    assert by_sweep[1] == composed(*meant)
+    assert compose.check(["seed=0,1", *given], multirun=True)[0] == composed(*meant)
+    spelt = compose.for_hydra(given, [composed(*given)])
+    assert composed(*spelt) == composed(*meant)
+    assert {text for text in spelt if text.startswith("data=")} == {text for text in meant if text.startswith("data=")}
+
+
+def test_a_choice_that_reads_the_key_stays_chosen(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine.yaml").write_text("defaults: [_base]\nname: mine\nsource: text\ncolumn: body\n")
+    (tmp_path / "experiment/own.yaml").write_text(
+        "# @package _global_\ndefaults: [demo, {override /data: mine}]\nstudy: own\n"
+    )
+    (config,) = compose.check(["experiment=own", "data.path=a.jsonl"], tmp_path)
+    assert (config.data.name, config.data.column) == ("mine", "body")
+
+
+def test_a_data_set_of_the_hub_is_called_what_it_is_called_there() -> None:
+    assert composed("data.dataset='roneneldan/Tiny Stories'").data.name == "Tiny-Stories"
+    assert composed("data.dataset=x/y", "data.name=mine").data.name == "mine"
+
+
+def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work/texts").mkdir(parents=True)
+    (tmp_path / "work/mine.json").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("PWD", str(tmp_path / "linked"))  # as a shell has it
+    spellings = ["texts/a.txt", "./texts//a.txt", "texts/../texts/a.txt", f"{tmp_path}/work/texts/a.txt"]
+    spellings.append(f"{tmp_path}/linked/texts/a.txt")
+    assert {composed(f"data.path={path}").data.path for path in spellings} == {"texts/a.txt"}
+    assert len({run_id(composed(f"data.path={path}")) for path in spellings}) == 1
+    outside = ["../a.txt", f"{tmp_path}/a.txt"]
+    assert {composed(f"data.path={path}").data.path for path in outside} == {f"{tmp_path}/a.txt"}
+    assert composed(f"data.tokenizer={tmp_path}/work/mine.json").data.tokenizer == "mine.json"
+    assert composed(f"data.dataset={tmp_path}/work/texts").data.dataset == "texts"
+    assert composed("data.dataset=x/y", "data.tokenizer=x/z").data.dataset == "x/y"  # a name, there is no such folder
+
+
+@pytest.mark.parametrize("before", ["./a.txt", "../work/a.txt", "{here}/a.txt"])
+def test_a_run_from_before_paths_had_one_spelling_is_found_by_its_own(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    before = before.format(here=tmp_path / "work")
+    config = composed("data.path=a.txt")
+    old = dataclasses.replace(config, data=dataclasses.replace(config.data, path=before))
+    assert run_id(old) != run_id(config)
+    folder = run_folder(old)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(to_container(old)))
+    assert compose.single([f"data.path={before}"]) == (old, folder)
+    again = "a.txt" if Path(before).is_absolute() else before
+    assert compose.single([f"data.path={again}"])[1] == folder
+    assert compose.combinations([[f"data.path={before}"]])[0][1] == old
+
+
 def test_containers_round_trip(tiny_config: Config) -> None:
     assert from_container(to_container(tiny_config)) == tiny_config
     assert from_container(yaml.safe_load(yaml.safe_dump(to_container(tiny_config)))) == tiny_config
@@ -260,6 +369,13 @@ MISTAKES = {
     "encoding.base=-1": "encoding.base is -1 for 'rope'",
     "encoding.bse=2": "'rope' has no option 'bse'",
     "data.name=???": "data.name has no value",
+    "data=my.txt": "unknown data 'my.txt': a file or folder of your own is data.path=my.txt",
+    "data=/texts": "unknown data '/texts': a file or folder of your own is data.path=/texts",
+    "data=user/name": "unknown data 'user/name': a data set of the hub is data.dataset=user/name",
+    "data=wikitext": "unknown data 'wikitext': did you mean 'wikitext-2'?",
+    "data.source=txt": "unknown data 'txt': did you mean 'text'?",
+    "data.column=body": "data.column is 'body', which the built-in corpus does not read: data=text and data=hub do",
+    "data.articles=true": "data.articles is true, which the built-in corpus does not read",
     "training.tokens=${training.foo}": "training.foo",
     "hydra/launcher=slurmy": "unknown hydra/launcher 'slurmy'",
     "hydra.nothing=1": "hydra.nothing",

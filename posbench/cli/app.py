@@ -127,18 +127,20 @@ def train(
     if cfg:
         configs = compose.check(overrides, config_dir)
         options += ["--cfg", cfg, *(["--resolve"] if resolve else [])]
-        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs)])
+        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)])
     elif multirun:
         configs = compose.check(overrides, config_dir, multirun)
         _hand_on(context)
-        _multirun([*options, *compose.for_hydra(overrides, configs)], Path(configs[0].runtime.outputs), restart)
+        _multirun(
+            [*options, *compose.for_hydra(overrides, configs, config_dir)], Path(configs[0].runtime.outputs), restart
+        )
     else:
         config, folder = compose.single(overrides, config_dir)
         if folder is not None:
             job.run(config, folder, ["posbench", "train", *options, *overrides], restart)
         else:
             _hand_on(context)
-            job.run_with_hydra([*options, *compose.for_hydra(overrides, [config])], restart)
+            job.run_with_hydra([*options, *compose.for_hydra(overrides, [config], config_dir)], restart)
 
 
 def _hand_on(context: typer.Context) -> None:

@@ -30,13 +30,14 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
 from posbench.config.data_only import refuse_callbacks, refuse_code, refuse_code_in_files, refuse_resolvers
-from posbench.config.identity import run_folder
+from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import LENGTH, WORDS, ratios, refuse_both, translated
 from posbench.config.schema import Config, from_container
 from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
 from posbench.config.shipped import GROUPS, choices, configs_dir
+from posbench.config.sources import ASKS_FOR, named, no_choice, refuse_other_text, refuse_unread
 from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml
@@ -61,8 +62,9 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
     _refuse_of_a_multirun(overrides)
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
-        (combination,) = _combinations(own, multirun=False)
-        cfg, lengths = _assigned(combination, _composer(search), search, loader)
+        composed = _composer(search)
+        (combination,) = _combinations([*own, *_source(own, composed, search, loader)], multirun=False)
+        cfg, lengths = _assigned(combination, composed, search, loader)
         config = _checked(cfg, lengths)
         return config, _folder(cfg, config)
 
@@ -84,6 +86,7 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
         composed = _composer(search)
+        own += _source(own, composed, search, loader)
         return [_checked(*_assigned(each, composed, search, loader)) for each in _combinations(own, multirun)]
 
 
@@ -99,14 +102,16 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
         composed = _composer(search)
         for overrides in sets:
             refuse_code(overrides)
-            choices = [_values(_parse(text, loader), multirun=True, countable=True) for text in overrides]
+            own = [_parse(text, loader) for text in overrides]
+            own += _source(own, composed, search, loader)
+            choices = [_values(override, multirun=True, countable=True) for override in own]
             for combination in map(list, itertools.product(*choices)):
                 found.append((combination, _checked(*_assigned(combination, composed, search, loader))))
     return found
 
 
-def for_hydra(overrides: list[str], configs: list[Config]) -> list[str]:
-    """Overrides as Hydra's own main reads them.
+def for_hydra(overrides: list[str], configs: list[Config], config_dir: Path | None = None) -> list[str]:
+    """Overrides as Hydra's own main reads them, and those that they leave unsaid.
 
     Args:
         configs: what `check` made of them.
@@ -125,7 +130,9 @@ def for_hydra(overrides: list[str], configs: list[Config]) -> list[str]:
         else:
             new_to_hydra = re.match(r"encoding\.\w+(\.|=\s*\{)", text)  # a key below an option, or a mapping
             found.append(f"++{text}" if new_to_hydra else text)
-    return found
+    with _hydra() as loader:
+        search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        return [*found, *(str(each.input_line) for each in _source(own, _composer(search), search, loader))]
 
 
 def launcher_config(overrides: list[str]) -> DictConfig:
@@ -148,6 +155,20 @@ def launcher_config(overrides: list[str]) -> DictConfig:
                 raise UserError(f"'{chosen[0].value()}' has no setting '{setting}'{near}")
         launcher: DictConfig = _compose(overrides, primary="job").hydra.launcher
         return launcher
+
+
+def config_of(cfg: DictConfig, study: Path | None = None) -> Config:
+    """The configuration that a composed one stands for.
+
+    Args:
+        study: the folder that its run is looked for in, its own unless another is given.
+
+    Raises:
+        UserError: a value is missing or does not fit, or a key is given that the chosen source of text does not read.
+    """
+    config = from_container(plain(cfg))
+    refuse_unread(config.data)
+    return in_one_spelling(dataclasses.replace(config, data=named(config.data)), study)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -300,6 +321,19 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
+def _source(own: list[Override], composed: Compose, search: list[str], loader: ConfigLoader) -> list[Override]:
+    """`data=text` where data.path is given alone, `data=hub` for data.dataset; nothing where it is read anyhow."""
+    values = {override.key_or_group: override.value() for override in own}
+    asked = [choice for key, choice in ASKS_FOR.items() if values.get(key) is not None]
+    asked += [str(values["data.source"])] if "data.source" in values else []
+    if "data" in values or not asked:
+        return []
+    groups = _options("", search, loader, ObjectType.GROUP)
+    first, *_ = _combinations([override for override in own if _is_group(override, groups)], multirun=True)
+    cfg, _ = _assigned(first, composed, search, loader)
+    return [] if cfg.data.get("source") == asked[0] else [_parse(f"data={asked[0]}", loader)]
+
+
 def _assigned(
     combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader
 ) -> tuple[DictConfig, list[Any]]:
@@ -308,14 +342,15 @@ def _assigned(
     groups = _options("", search, loader, ObjectType.GROUP)
     chosen, values = [], []
     for override in parsed:
-        if "/" in override.key_or_group or override.key_or_group in groups:
+        if _is_group(override, groups):
             chosen.append(str(override.input_line))
             _check_group(override, _options(override.key_or_group, search, loader))
         elif override.key_or_group.startswith("hydra."):
             chosen.append(str(override.input_line))
         else:
             values.append(override)
-    cfg = copy.deepcopy(composed(tuple(chosen)))
+    base = composed(tuple(chosen))
+    cfg = copy.deepcopy(base)
     refuse_both(override.key_or_group for override in values)
     lengths: list[Any] = []
     for override in values:
@@ -324,11 +359,21 @@ def _assigned(
         else:
             _check_key(override, cfg, groups)
             _assign(override, cfg)
+    refuse_other_text(_data(base), _data(cfg), {override.key_or_group for override in values})
     return cfg, lengths
 
 
+def _is_group(override: Override, groups: list[str]) -> bool:
+    return "/" in override.key_or_group or override.key_or_group in groups
+
+
+def _data(cfg: DictConfig) -> Any:
+    """The section as it is written, whether or not it is whole."""
+    return OmegaConf.to_container(cfg.data) if OmegaConf.is_config(cfg.get("data")) else {}
+
+
 def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
-    config = from_container(plain(cfg))
+    config = config_of(cfg)
     if lengths:
         asked = ratios(lengths, config.training.train_length)
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
@@ -354,7 +399,9 @@ def _check_group(override: Override, options: list[str]) -> None:
         )
     if value not in options:
         near = did_you_mean(str(value), options, cutoff=0.6)
-        if elsewhere := _choice_elsewhere(group, str(value)):
+        if group == "data" and (asked := no_choice(str(value))):
+            near = asked
+        elif elsewhere := _choice_elsewhere(group, str(value)):
             near = f": did you mean '{elsewhere}'?"
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
         raise UserError(f"unknown {group} '{override.get_value_element_as_str()}'{near} ({listed})")

@@ -1,7 +1,10 @@
 """Which run a configuration is: a name that survives new keys, and the folder it goes by."""
 
+import dataclasses
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ def run_id(config: Config, version: int = VERSIONS[0]) -> str:
     """
     left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
     shaping = without_neutral(to_container(config))
-    identity = {key: _one_spelling(value) for key, value in shaping.items() if key not in left_out}
+    identity = {key: _one_number(value) for key, value in shaping.items() if key not in left_out}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -40,10 +43,49 @@ def run_folder(config: Config, study: Path | None = None) -> Path:
     return next((folder for folder in folders if (folder / SAVED).is_file()), folders[0])
 
 
-def _one_spelling(value: Any) -> Any:
+def is_one_run(one: Config, other: Config) -> bool:
+    """Whether two configurations ask for the same weights, however their paths are spelt."""
+    return run_id(_spelt(one, _relative)) == run_id(_spelt(other, _relative))
+
+
+def in_one_spelling(config: Config, study: Path | None = None) -> Config:
+    """The configuration with each path to text or a tokenizer spelt in one way, so that one file makes one run.
+
+    Below the current folder it is relative to it, else absolute. Where a run already stands under the spelling that was
+    given, or under absolute paths, its own spelling is kept: it is that run.
+
+    Args:
+        study: the folder that the run is looked for in, the configuration's own unless another is given.
+    """
+    one = _spelt(config, _relative)
+    spellings = (one, config, _spelt(config, os.path.abspath))
+    return next((each for each in spellings if (run_folder(each, study) / SAVED).is_file()), one)
+
+
+def _spelt(config: Config, spell: Callable[[str], str]) -> Config:
+    def one(path: str | None, is_path: bool) -> str | None:
+        here = os.path.expanduser(path) if path else path
+        return spell(here) if here and (is_path or os.path.exists(here)) else path  # else a name: on the hub, or bpe
+
+    data = config.data
+    path, dataset, tokenizer = one(data.path, True), one(data.dataset, False), one(data.tokenizer, False)
+    spelt = dataclasses.replace(data, path=path, dataset=dataset, tokenizer=tokenizer or data.tokenizer)
+    return dataclasses.replace(config, data=spelt)
+
+
+def _relative(path: str) -> str:
+    """Relative to the current folder, by its real name or the one that the shell has for it; absolute outside of it."""
+    absolute = Path(os.path.abspath(path))
+    for folder in (Path.cwd(), Path(os.environ.get("PWD") or "/")):
+        if absolute.is_relative_to(folder) and os.path.samefile(folder, "."):
+            return absolute.relative_to(folder).as_posix()
+    return str(absolute)
+
+
+def _one_number(value: Any) -> Any:
     """10000 and 10000.0 are one value, so that `encoding.base=1e4` is the run that `encoding.base=10000` is."""
     if isinstance(value, dict):
-        return {key: _one_spelling(item) for key, item in value.items()}
+        return {key: _one_number(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_one_spelling(item) for item in value]
+        return [_one_number(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

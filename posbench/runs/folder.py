@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from posbench import files
-from posbench.config.identity import NOT_IDENTITY, run_id, run_ids
+from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id, run_ids
 from posbench.config.schema import Config, flat, load_saved, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
@@ -318,7 +318,7 @@ def _keep_config(folder: Path, config: Config) -> Config:
         files.write(path, yaml.safe_dump(asked, sort_keys=False, allow_unicode=True).encode())
         return config
     held = load_config(folder)
-    if run_id(held) != run_id(config):
+    if not is_one_run(held, config):
         was, now = flat(to_container(held)), flat(asked)
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY

@@ -16,8 +16,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config.identity import run_folder
-from posbench.config.schema import Config, from_container, load_saved
+from posbench.config.schema import SAVED, Config, load_saved
 from posbench.config.shipped import configs_dir
+from posbench.config.sources import refuse_unread
 from posbench.errors import InUse, Stopped, UserError
 from posbench.terminal import exits
 
@@ -44,8 +45,11 @@ def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None
         command: the command line, for the record; None = this one.
     """
     config = load_saved(saved)
+    folder = folder or run_folder(config)
+    if not (folder / SAVED).is_file():  # what a run from before has, it keeps
+        refuse_unread(config.data)
     command = command or [sys.executable, "-m", "posbench.training.job", str(saved)]
-    run(config, folder or run_folder(config), command, restart)
+    run(config, folder, command, restart)
 
 
 # -- by Hydra ----------------------------------------------------------------------------------------------------------
@@ -74,14 +78,14 @@ def main(cfg: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from posbench.config.compose import plain
+    from posbench.config.compose import config_of
 
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     overrides = list(hydra.overrides.task)
     try:
         restart = os.environ.get(RESTART) == "1"
-        run(from_container(plain(cfg)), folder, ["posbench", "train", *overrides], restart)
+        run(config_of(cfg, folder.parent), folder, ["posbench", "train", *overrides], restart)
     except Exception as error:
         code = exits.report(error)
         with contextlib.suppress(OSError):
@@ -107,11 +111,11 @@ def _record_failure(job: str, error: Exception) -> None:
 
 def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:
     """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
-    from posbench.config.compose import plain
+    from posbench.config.compose import config_of
 
     study = Path(_parent_.dir) if "subdir" in _parent_ else None  # of hydra.sweep
     try:
-        return run_folder(from_container(plain(_root_)), study).name
+        return run_folder(config_of(_root_, study), study).name
     except UserError:
         return "invalid"
 

@@ -1,0 +1,76 @@
+"""Where a run's text comes from: which source a key asks for, which keys each source reads, and what it is called."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posbench.config.messages import as_typed
+from posbench.config.schema import DataConfig
+from posbench.errors import UserError
+
+ASKS_FOR = {"data.path": "text", "data.dataset": "hub"}  # key -> the choice of data that reads it
+_UNREAD = {
+    "builtin": ("path", "dataset", "subset", "revision", "column", "splits", "articles"),
+    "text": ("dataset", "subset", "revision", "splits"),
+    "hub": ("path",),
+}
+_CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub"}
+_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False}  # as in _base.yaml; the others are null
+_TEXT_FILE = re.compile(r"(?:/|\.{1,2}/|~).*|.*\.(?:txt|md|jsonl?|csv|tsv|parquet|gz|zst)")
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def refuse_unread(data: DataConfig) -> None:
+    """Refuse keys that the chosen source does not read: a run is not to be about another text than its command says.
+
+    Raises:
+        UserError: the first such key, and what reads it.
+    """
+    for name in _UNREAD[data.source]:
+        value = getattr(data, name)
+        if value != _UNSET.get(name):
+            told = f"data.{name} is {as_typed(value)}, which {_CALLED[data.source]} does not read"
+            raise UserError(f"{told}: {_reader(data, name)}")
+
+
+def _reader(data: DataConfig, name: str) -> str:
+    """What does read the key."""
+    if name == "path":
+        copy = f"a copy of '{data.dataset}' is data.dataset=FOLDER, " if data.source == "hub" else ""
+        return f"{copy}text of your own is data=text data.path={data.path}"
+    if name == "dataset":
+        return f"a data set of the hub, or a copy of one, is data=hub data.dataset={data.dataset}"
+    return "data=text and data=hub do" if name in ("column", "articles") else "data=hub does"
+
+
+def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: set[str]) -> None:
+    """Refuse to call another text by the name of the one that was chosen.
+
+    Args:
+        chosen, now: the section `data` as it was chosen, and with the values of the command line.
+        given: the keys that those were of, such as data.dataset.
+
+    Raises:
+        UserError: another source, or another data set than the one with this name, and no copy of it.
+    """
+    source, before, here = now.get("source"), chosen.get("dataset"), now.get("dataset")
+    if source != chosen.get("source"):
+        raise UserError(f"data.source is {as_typed(source)}: a source is chosen with all that it reads, data={source}")
+    if before and here != before and "data.name" not in given and not Path(str(here)).expanduser().is_dir():
+        known = f"data.dataset is {as_typed(here)}, but '{chosen['name']}' is '{before}' or a folder with a copy of it"
+        raise UserError(f"{known}: another data set is data=hub data.dataset={here}")
+
+
+def named(data: DataConfig) -> DataConfig:
+    """The section with the data set's own name, where data=hub left it open."""
+    own = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data.dataset or "").name).strip("._-")[:128]
+    return dataclasses.replace(data, name=own) if data.name == data.source == "hub" and own else data
+
+
+def no_choice(value: str) -> str:
+    """What `data=my.txt` or `data=user/name` meant, as the end of a message; empty where it is nothing like that."""
+    if _TEXT_FILE.fullmatch(value) or Path(value).exists():
+        return f": a file or folder of your own is data.path={value}"
+    return f": a data set of the hub is data.dataset={value}" if _ON_THE_HUB.fullmatch(value) else ""
