@@ -518,10 +518,37 @@ def test_a_diverged_run_is_exit_code_1_and_one_line(capsys: pytest.CaptureFixtur
     assert "step 2" in lines[-1] and not any("Traceback" in line or "HYDRA" in line for line in lines)
 
 
-def test_a_mistake_found_inside_the_job_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert posbench("train", *TINY, "data.path=nix.txt") == 2
-    err = capsys.readouterr().err
-    assert "nix.txt" in err.splitlines()[-1] and "Error executing job" not in err and "HYDRA_FULL_ERROR" not in err
+WRONG_TEXT = {
+    "data.path=nix.txt": "data.path: no file matches 'nix.txt': did you mean 'text.txt'?",
+    "data.path=paper.pdf": "data.path: 'paper.pdf' ends in '.pdf': expected ",
+    "data.path=latin.txt": "'latin.txt' is not UTF-8 text: byte 3 is 0xe9",
+    "data.path=short.txt": "the training text has ",
+    "data.path=rows.jsonl": "'rows.jsonl' line 1 has no column 'text': it has body",
+    "data.tokenizer=nix.json": "data.tokenizer is 'nix.json': expected bpe, bytes",
+}
+
+
+@pytest.mark.parametrize("override", WRONG_TEXT)
+def test_a_mistake_in_the_text_leaves_nothing_behind(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("paper.pdf").write_bytes(b"%PDF")
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("short.txt").write_text("short")
+    Path("rows.jsonl").write_text('{"body": "x"}\n')
+    for command in (["train"], ["train", "-m", "encoding=rope,none"], ["sweep", "encoding=rope,none"]):
+        given = [*TINY, "data.path=text.txt", override]
+        if "short" in override and command != ["train"]:
+            continue  # long enough for other runs of a sweep, for all that is known
+        assert posbench(*command, *given) == 2
+        err = capsys.readouterr().err
+        assert WRONG_TEXT[override] in err.splitlines()[-1], command
+        assert "Error executing job" not in err and "HYDRA_FULL_ERROR" not in err
+        assert not [path for path in Path("outputs").rglob("*") if path.is_file() or path.name[:4] in ("rope", "none")]
+
+
+def test_the_log_of_a_run_begins_with_what_was_said_of_its_text() -> None:
+    assert train() == 0
+    (name,) = runs()
+    assert "preparing the tokens of data 'text'" in (Path("outputs/demo") / name / "log.txt").read_text()
 
 
 def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,6 +130,7 @@ def train(
         job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)])
     elif multirun:
         configs = compose.check(overrides, config_dir, multirun)
+        job.prepare(configs)
         _hand_on(context)
         _multirun(
             [*options, *compose.for_hydra(overrides, configs, config_dir)], Path(configs[0].runtime.outputs), restart

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +144,24 @@ def _home(run: RunData, known: list[str]) -> str:
 
 def repeated(runs: list[RunData]) -> list[RunData]:
     """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
-    seen, twice = set(), []
+    return _again([run for run in runs if _corpus(run) is not None], _corpus)
+
+
+def never_begun(runs: list[RunData]) -> list[RunData]:
+    """Runs that ended before they knew their text, such as one whose path was mistyped, where others asked the same."""
+    sorted_runs = sorted(runs, key=lambda run: _corpus(run) is None)
+    return [run for run in _again(sorted_runs, lambda run: None) if _corpus(run) is None]
+
+
+def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]:
+    """Those of runs that ask for what one before them asks for, of the same text."""
+    seen, again = set(), []
     for run in runs:
-        key = json.dumps([_asked(run), _corpus(run), _scheme_options(run), run.config.seed], sort_keys=True)
+        key = json.dumps([_asked(run), text(run), _scheme_options(run), run.config.seed], sort_keys=True)
         if key in seen:
-            twice.append(run)
+            again.append(run)
         seen.add(key)
-    return twice
+    return again
 
 
 def lost(runs: list[RunData]) -> list[str]:

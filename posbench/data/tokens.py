@@ -15,14 +15,14 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from posbench import files
-from posbench.config.schema import DataConfig
+from posbench.config.schema import Config, DataConfig
 from posbench.data import corpus
 from posbench.data.tokenizer import Tokenizer, from_file, raw_bytes, train_bpe
 
@@ -73,6 +73,19 @@ def prepare(config: DataConfig, cache: Path) -> Tokens:
                 shutil.rmtree(folder)
         _write(config, source, folder)
         return _open(folder, config.name)
+
+
+def prepare_all(configs: Iterable[Config]) -> None:
+    """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    seen: list[tuple[DataConfig, str | None]] = []
+    for config in configs:
+        if (needed := (config.data, config.runtime.cache)) not in seen:
+            seen.append(needed)
+            prepare(config.data, cache_folder(config.runtime.cache))
 
 
 def cache_folder(setting: str | None) -> Path:

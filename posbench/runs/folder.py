@@ -21,7 +21,7 @@ from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
 from posbench.runs.jsonl import append, drop_half_line, number, plain, rounded
 from posbench.runs.lock import moved_aside, take
-from posbench.runs.log import LogFile, OneLine
+from posbench.runs.log import LogFile, OneLine, heard
 from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, OWN, RECORD
 from posbench.runs.redaction import redact, secret_keys
 from posbench.runs.rows import BlockRow, EvaluationRow
@@ -221,14 +221,13 @@ class Run:
         append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
         append(self.folder / EVALUATION, [row.to_json()], durable=True)
 
-    def log_to_file(self) -> None:
-        """Copy what posbench logs into `log.txt` while the run is owned."""
+    def log_to_file(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
+        """Copy what posbench logs into `log.txt` while the run is owned, after what it logged before."""
         self._log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
         self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger = logging.getLogger("posbench")
-        logger.addHandler(self._log_file)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.INFO)
+        for record in earlier:
+            self._log_file.handle(record)
+        heard().addHandler(self._log_file)
 
     def note(self, text: str) -> None:
         """Add a line to `log.txt` alone, of what the terminal is told otherwise."""

@@ -1,6 +1,8 @@
 """`log.txt` of a run folder: what posbench logs, one line per record."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from posbench.runs.facts import iso
 from posbench.runs.redaction import redact
@@ -20,3 +22,31 @@ class OneLine(logging.Formatter):
 class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[list[logging.LogRecord]]:
+    """What posbench logs in the meantime, for the `log.txt` of a run that has no folder yet."""
+    handler, logger = _Kept(), heard()
+    logger.addHandler(handler)
+    try:
+        yield handler.records
+    finally:
+        logger.removeHandler(handler)
+
+
+def heard() -> logging.Logger:
+    """The logger of posbench, at the level that a log file has."""
+    logger = logging.getLogger("posbench")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    return logger

@@ -12,6 +12,7 @@ from typing import Any
 
 from posbench import files, machine
 from posbench.config.overrides import parted, value
+from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.redaction import redact
 from posbench.sweep import jobs, launcher, pool, rates, table, tuning
@@ -47,10 +48,11 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
     command = shlex.join(["posbench", "sweep", *options, *arguments])
+    if "rates" in own:
+        todo = rates.reused(todo, own["rates"], config_dir)
+    prepare_all(job.config for job in todo if not jobs.is_finished(job))
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra), command)
-    elif "rates" in own:
-        todo = rates.reused(todo, own["rates"], config_dir)
     status = _run(todo, n_jobs, hydra, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]

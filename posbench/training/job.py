@@ -38,6 +38,19 @@ def run(config: Config, folder: Path, command: list[str], restart: bool = False)
     train(config, folder, command, restart=restart)
 
 
+def prepare(configs: list[Config]) -> None:
+    """Make the tokens of a multirun, told on the terminal, before its first run.
+
+    Raises:
+        UserError: there is no such text or tokenizer, or it cannot be read.
+    """
+    from posbench.data.tokens import prepare_all
+    from posbench.terminal import console
+
+    console.log_to_terminal()
+    prepare_all(configs)
+
+
 def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None, restart: bool = False) -> None:
     """Run a saved configuration, in its own run folder unless another is given.
 

@@ -28,6 +28,7 @@ from posbench.evaluation.job import evaluate_into
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
+from posbench.runs.log import kept
 from posbench.runs.tracking import Tracker
 from posbench.terminal import console
 from posbench.training.signals import stop_signals
@@ -57,9 +58,11 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     machine.keep_freed_memory()
-    with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
-        run.log_to_file()
+    with kept() as logged:  # the text comes first: a mistake in it leaves no folder behind
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    batches = _batches(tokens, config)
+    with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
+        run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
@@ -74,7 +77,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         tracker = tracking.start(config, run)
         tracker.summary({f"parameters/{part}": count for part, count in run.record["parameters"].items()})
         try:
-            step = _fit(learner_for(model, config, device, dtype), tokens, config, run, tracker)
+            step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
             evaluate_into(run, tracker, model, tokens, config, step, device)
         except BaseException:
             tracker.finish(exit_code=1)
@@ -84,14 +87,17 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     curve.print_curves(run.folder)
 
 
-def _fit(learner: Learner, tokens: Tokens, config: Config, run: Run, tracker: Tracker) -> int:
+def _batches(tokens: Tokens, config: Config) -> TrainingBatches:
+    training = config.training
+    per_step = training.batch_size * training.accumulation
+    return TrainingBatches(tokens.train, training.train_length, per_step, config.seed)
+
+
+def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Config, run: Run, tracker: Tracker) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
     total = training.tokens // per_step
-    batches = TrainingBatches(
-        tokens.train, training.train_length, training.batch_size * training.accumulation, config.seed
-    )
     step, spent = _resume(run, learner)
     first = step
     speed = _Speed(step * per_step)
