@@ -349,6 +349,30 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "encodings:" and "data:" in lines and "experiments:" in lines
     assert not any("\x1b" in line for line in lines)
+    heads = ("name", "acts on", "params (demo)", "what it is", "beyond the training length")
+    assert [word for word in re.split(r"\s{2,}", lines[1]) if word] == list(heads)
+    rope, cope = (next(line for line in lines if line.split()[:1] == [name]) for name in ("rope", "cope"))
+    assert rope.index("Rotary") == cope.index("Contextual") == lines[1].index("what it is")
+    end = lines[1].index("params (demo)") + len("params (demo)")
+    assert cope[:end].endswith(" 8,192") and rope[:end].endswith(" 0")  # numbers to the right
+
+
+@pytest.mark.parametrize(("width", "kept"), [(200, 5), (110, 4), (80, 3), (40, 2)])
+def test_list_fits_a_terminal_and_says_what_it_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, kept: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    listing.show(as_json=False)
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    lines = out.partition("extensions")[0].splitlines()
+    assert max(map(len, lines)) <= width
+    rope = next(line for line in lines if line.split()[:1] == ["rope"])
+    assert len(re.split(r"\s{2,}", rope.strip())) == kept
+    assert ("No room here for" in " ".join(lines)) == (kept < 5)
+    if width == 80:  # a line for most
+        body = lines[lines.index(rope) - 20 : lines.index(rope)]
+        assert sum(line.startswith("       ") for line in body) <= 6
 
 
 def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:

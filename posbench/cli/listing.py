@@ -13,10 +13,19 @@ from posbench.errors import UserError
 from posbench.evaluation import probes
 from posbench.portrait import places
 
-# Parameters are counted at the size of experiment=demo.
+# Parameters are counted at the size of experiment=demo, as the head of their column says.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 _LENGTH_DEPENDENT = "A longer input changes its beginning."
-_COLUMNS = ("name", "acts", "parameters", "title", "beyond")
+# Columns and their heads. The longest texts stand last, where lines may end anywhere.
+_COLUMNS = {
+    "name": "name",
+    "acts": "acts on",
+    "parameters": "params (demo)",
+    "title": "what it is",
+    "beyond": "beyond the training length",
+}
+_SPARE = ("beyond", "acts", "parameters")  # of a narrow terminal, the least important first
+_TITLE, _BEYOND = 45, 30  # characters, at least
 
 
 def show(as_json: bool) -> None:
@@ -92,31 +101,50 @@ def _first_comments(group: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _cells(row: dict[str, Any], columns: tuple[str, ...] = _COLUMNS) -> list[str]:
-    if row.get("length_dependent"):
-        row = {**row, "beyond": f"{row['beyond'] or ''} {_LENGTH_DEPENDENT}".strip()}
-    shown = [row[column] for column in columns if column in row]
-    return ["-" if value is None else f"{value:,}" if isinstance(value, int) else str(value) for value in shown]
+def _beyond(row: dict[str, Any]) -> str | None:
+    return f"{row['beyond'] or ''} {_LENGTH_DEPENDENT}".strip() if row.get("length_dependent") else row["beyond"]
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The cells of each column that these rows have, all that is known."""
+    known = [{**row, "beyond": _beyond(row)} if "beyond" in row else row for row in rows]
+    return {key: [_shown(row[key]) for row in known] for key in _COLUMNS if known and key in known[0]}
 
 
 def _print_lines(rows: list[dict[str, Any]]) -> None:
-    table = [_cells(row) for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    columns = {key: [_COLUMNS[key], *cells] for key, cells in _columns(rows).items()}
+    for cells in zip(*columns.values(), strict=True):
+        line = []
+        for (key, column), cell in zip(columns.items(), cells, strict=True):
+            width = max(map(len, column))
+            line.append(cell.rjust(width) if key == "parameters" else cell.ljust(width))
+        print("  " + "  ".join(line).rstrip())
 
 
 def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
     from posbench.terminal import console, tables
 
     out = console.stdout()
-    columns = _COLUMNS if out.width >= 120 else _COLUMNS[:-1]  # the longest texts need a wide terminal
     for group, entries in rows.items():
-        if not entries:
-            continue
+        columns = _columns(entries)
+        if "beyond" in columns:  # what follows the first clause needs lines of its own: it is in the JSON
+            columns["beyond"] = [re.split(r"[;,.]", cell)[0] for cell in columns["beyond"]]
+        least = {key: max(map(len, [*_COLUMNS[key].split(), *cells])) for key, cells in columns.items()}
+        least |= {key: min(least[key], most) for key, most in (("title", _TITLE), ("beyond", _BEYOND)) if key in least}
+        keys = list(columns)
+        spare = [keys.index(key) for key in _SPARE if key in keys]
+        shown = [keys[column] for column in tables.fitting(list(least.values()), spare, out.width)]
         table = tables.table(out, title=group)
-        for column in (column for column in columns if column in entries[0]):
-            table.add_column(column, justify="right" if column == "parameters" else "left", no_wrap=column == "name")
-        for row in entries:
-            table.add_row(*_cells(row, columns))
+        for key in shown:
+            width = None if key in ("title", "beyond") else least[key]
+            table.add_column(_COLUMNS[key], justify="right" if key == "parameters" else "left", width=width)
+        for cells in zip(*(columns[key] for key in shown), strict=True):
+            table.add_row(*cells)
+        if len(shown) < len(keys):
+            left = ", ".join(_COLUMNS[key] for key in keys if key not in shown)
+            table.caption = f"No room here for: {left}. 'posbench list --json' and 'posbench list | less -S' have all."
         out.print(table)
