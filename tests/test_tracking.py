@@ -2,6 +2,7 @@
 
 import builtins
 import dataclasses
+import json
 import os
 import sys
 import threading
@@ -10,16 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import wandb
 import wandb_offline
 
+from posbench import files
 from posbench.config.schema import Config, to_container
-from posbench.runs import tracking
+from posbench.evaluation import picture
+from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow
+from posbench.runs.wandb_session import choose_mode
 
+TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll")
 SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
+
+PLAIN = EvaluationRow(
+    protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=3, status="ok",
+    nll=1.0, perplexity=2.718,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -27,6 +38,8 @@ def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """The tiny configuration with W&B on and neither a key nor settings of this machine in sight."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb-data"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
     settings = dataclasses.replace(tiny_config.tracking, backend="wandb", mode="auto", tags=("mine",))
@@ -39,15 +52,11 @@ def log_everything(run: Run, tracker: tracking.Tracker) -> None:
         run.log_metrics(row)
         tracker.metrics(row)
     tracker.metrics({"step": 3, "tokens": 384, "validation/nll": 2.5})
-    plain = EvaluationRow(
-        protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=3, status="ok",
-        nll=1.0, perplexity=2.718,
-    )  # fmt: skip
     for length in (16, 32):
-        tracker.curve(dataclasses.replace(plain, length=length))
-    tracker.curve(dataclasses.replace(plain, length=32, nll=0.5, perplexity=1.649, window=16))
-    tracker.curve(dataclasses.replace(plain, length=64, nll=None, perplexity=None, status="undefined"))
-    tracker.summary({"parameters/total": 7})
+        tracker.curve(dataclasses.replace(PLAIN, length=length, length_ratio=length / 16))
+    tracker.curve(dataclasses.replace(PLAIN, length=32, length_ratio=2, nll=0.5, perplexity=1.649, window=16))
+    tracker.curve(dataclasses.replace(PLAIN, length=64, length_ratio=4, nll=None, perplexity=None, status="undefined"))
+    tracker.summary({"nll_1x": 1.0})
 
 
 def mirrored_runs(run: Run) -> list[wandb_offline.OfflineRun]:
@@ -63,6 +72,12 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     monkeypatch.setitem(sys.modules, "wandb", module)
 
 
+def fake_session(log: Any) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        log=log, define_metric=lambda *_, **__: None, finish=lambda **_: None, resumed=False, summary={}
+    )
+
+
 def test_an_offline_run_reads_back(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,32 +85,33 @@ def test_an_offline_run_reads_back(
     monkeypatch.setenv("SOME_KEY", SECRETS[1])
     command = ["posbench", "train", SECRETS[0], f"url=https://{SECRETS[2]}@example.org"]
     monkeypatch.setattr(sys, "argv", command)
-    with Run.open(tmp_path / "run", config, command) as run:
-        tracker = tracking.start(config, run)
+    with Run.open(tmp_path / "run", config, command) as run, tracking.mirror(config, run) as tracker:
+        run.update(parameters={"total": 7, "encoding": 0, "non_embedding": 3}, tokens=384, train_seconds=2.0)
         log_everything(run, tracker)
-        tracker.finish()
+        run.finish("done")
     (mirrored,) = mirrored_runs(run)
-    assert mirrored.run_id == f"{config.study}-{run.id}"
+    assert mirrored.run_id == run.record["wandb_id"] == f"{config.study}-{run.id}"
     assert (mirrored.group, mirrored.project, mirrored.tags) == ("test", "posbench", ["rope", "mine"])
     assert mirrored.config == to_container(config)
+    at = {"eval/length_ratio": 1, "eval/length": 16}, {"eval/length_ratio": 2, "eval/length": 32}
     assert mirrored.history == [
         {"step": 1, "tokens": 128, "train/loss": 3.0},
         {"step": 2, "tokens": 256, "train/loss": 1.5},
         {"step": 3, "tokens": 384, "train/loss": 1.0},
         {"step": 3, "tokens": 384, "validation/nll": 2.5},
-        {"eval/length": 16, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
-        {"eval/length": 32, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
-        {"eval/length": 32, "eval/windowed/nll": 0.5, "eval/windowed/perplexity": 1.649},
+        {**at[0], "eval/line": 1, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
+        {**at[1], "eval/line": 2, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
+        {**at[1], "eval/line": 3, "eval/windowed/nll": 0.5, "eval/windowed/perplexity": 1.649},
     ]
-    assert mirrored.axes == {
-        "train/loss": "tokens",
-        "validation/nll": "tokens",
-        "eval/fixed_target/nll": "eval/length",
-        "eval/fixed_target/perplexity": "eval/length",
-        "eval/windowed/nll": "eval/length",
-        "eval/windowed/perplexity": "eval/length",
-    }
-    assert mirrored.summary["parameters/total"] == 7
+    curves = [f"eval/{name}/{value}" for name in ("fixed_target", "windowed") for value in ("nll", "perplexity")]
+    assert mirrored.axes == dict.fromkeys(TRAINING, "tokens") | dict.fromkeys(curves, "eval/length_ratio")
+    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", "eval/line", "seconds", "step"]
+    assert sorted(mirrored.not_summarised) == sorted(["eval/length", "eval/length_ratio", *curves])
+    assert mirrored.summary == {
+        "status": "done", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
+        "parameters/total": 7, "parameters/encoding": 0, "parameters/non_embedding": 3,
+        "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3,
+    }  # fmt: skip
     for path in (tmp_path / "run").rglob("*"):
         for secret in SECRETS:
             assert not path.is_file() or secret.encode() not in path.read_bytes(), path
@@ -104,21 +120,78 @@ def test_an_offline_run_reads_back(
 
 def test_a_continued_run_keeps_its_id(tmp_path: Path, config: Config) -> None:
     for _ in range(2):
-        with Run.open(tmp_path / "run", config, []) as run:
-            tracker = tracking.start(config, run)
+        with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
             log_everything(run, tracker)
-            tracker.finish()
     assert [mirrored.run_id for mirrored in mirrored_runs(run)] == [f"{config.study}-{run.id}"] * 2
+
+
+def test_results_are_a_table_a_picture_and_the_file(tmp_path: Path, config: Config) -> None:
+    tracking_of = dataclasses.replace(config.tracking, weights=True, code=True, command=True)
+    config = dataclasses.replace(config, tracking=tracking_of)
+    with Run.open(tmp_path / "run", config, ["posbench", "train"]) as run:
+        checkpoint.save(run.folder, 3, {"w": torch.zeros(2)}, {}, {})
+        files.write(run.folder / "tokenizer.json", b"{}")
+        with tracking.mirror(config, run) as tracker:
+            run.log_evaluation(PLAIN, [])
+            tracker.curve(PLAIN)
+            tracker.results([PLAIN], lambda: picture.draw([PLAIN], "a run"))
+            run.finish("stopped", "signal", "SIGTERM")
+    (mirrored,) = mirrored_runs(run)
+    shown = next(row for row in mirrored.history if "curve/table.path" in row)
+    paths = [shown["curve/table.path"], shown["curve/picture.path"]]
+    table, drawn = (next(run.folder.glob(f"wandb/*/files/{path}")) for path in paths)
+    (cells,) = json.loads(table.read_text())["data"]
+    assert cells[:5] == ["fixed_target", 16, 1, "ok", 1.0]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    sent = {kind: sorted(names) for kind, names in mirrored.artifacts.items() if kind != "run_table"}
+    assert sent.pop("code")[0].startswith("posbench/") and "posbench/encodings/rope.py" in mirrored.artifacts["code"]
+    assert sent == {
+        "evaluation": ["evaluation.jsonl", "evaluation_blocks.jsonl"],
+        "model": ["config.yaml", "model.safetensors", "tokenizer.json"],
+    }
+    assert (mirrored.summary["status"], mirrored.summary["reason"]) == ("stopped", "signal")
+    assert mirrored.summary["command"] == "posbench train"
+
+
+def test_what_cannot_be_sent_costs_a_warning_and_nothing_else(
+    tmp_path: Path, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_picture() -> Any:
+        raise OSError("no fonts")
+
+    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
+        run.log_evaluation(PLAIN, [])
+        tracker.curve(PLAIN)
+        tracker.results([PLAIN], no_picture)
+    (mirrored,) = mirrored_runs(run)
+    assert mirrored.artifacts["evaluation"] == ["evaluation.jsonl", "evaluation_blocks.jsonl"]
+    assert "W&B did not take the curve: no fonts" in caplog.text
+
+
+def test_nothing_is_begun_where_there_is_nothing_to_log(tmp_path: Path, config: Config) -> None:
+    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
+        tracker.summary({"nll_1x": 1.0})
+        tracker.results([PLAIN], lambda: picture.draw([PLAIN], "a run"))
+        run.finish("done")
+    assert not tracker.begun and not (tmp_path / "run" / "wandb").exists()
+
+
+def test_a_run_begun_anew_is_another_one_there(tmp_path: Path, config: Config) -> None:
+    ids = []
+    for restart in (False, True, False):
+        with Run.open(tmp_path / "run", config, [], restart) as run, tracking.mirror(config, run) as tracker:
+            run.begin_attempt("cpu", "fp32", 1)
+            tracker.begin()
+        ids.append(run.record["wandb_id"])
+    assert ids == [f"test-{run.id}", f"test-{run.id}-2", f"test-{run.id}-2"]
 
 
 def test_without_tracking_wandb_is_not_imported(
     tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with Run.open(tmp_path / "run", tiny_config, []) as run:
-        tracker = tracking.start(tiny_config, run)
+    with Run.open(tmp_path / "run", tiny_config, []) as run, tracking.mirror(tiny_config, run) as tracker:
         log_everything(run, tracker)
-        tracker.finish()
     assert threading.active_count() == 1 or all(thread.name != "wandb-mirror" for thread in threading.enumerate())
     assert not (tmp_path / "run" / "wandb").exists()
 
@@ -152,8 +225,7 @@ def broken_log(monkeypatch: pytest.MonkeyPatch) -> None:
     def log(_: Any) -> None:
         raise OSError("broken pipe")
 
-    session = types.SimpleNamespace(log=log, define_metric=lambda *_, **__: None, finish=lambda **_: None)
-    fake_wandb(monkeypatch, init=lambda **_: session)
+    fake_wandb(monkeypatch, init=lambda **_: fake_session(log))
 
 
 def hanging_init(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +239,13 @@ def test_a_broken_wandb_costs_one_warning_and_no_metrics(
     break_it(monkeypatch)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.5)
     with Run.open(tmp_path / "run", config, []) as run:
-        tracker = tracking.start(config, run)
-        log_everything(run, tracker)
-        tracker.finish()
+        with tracking.mirror(config, run) as tracker:
+            log_everything(run, tracker)
         tracker.metrics({"step": 4})  # and after the end nothing breaks
         assert [row["step"] for row in read_jsonl(run.folder / "metrics.jsonl")] == [1, 2, 3]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("W&B is unreachable (")
-    assert warning.endswith(f"continuing without it; metrics are in {tmp_path / 'run' / 'metrics.jsonl'}")
+    assert f"continuing without it; metrics are in {tmp_path / 'run' / 'metrics.jsonl'}, " in warning
     assert "\n" not in warning
 
 
@@ -183,17 +254,14 @@ def test_a_slow_wandb_drops_rows_and_says_so(
 ) -> None:
     gate = threading.Event()
     logged: list[Any] = []
-    session = types.SimpleNamespace(log=logged.append, define_metric=lambda *_, **__: None, finish=lambda **_: None)
-    fake_wandb(monkeypatch, init=lambda **_: (gate.wait(), session)[1])
+    fake_wandb(monkeypatch, init=lambda **_: (gate.wait(), fake_session(logged.append))[1])
     monkeypatch.setattr(tracking, "_QUEUE_ROWS", 5)
-    with Run.open(tmp_path / "run", config, []) as run:
-        tracker = tracking.start(config, run)
-        for step in range(12):
+    with Run.open(tmp_path / "run", config, []) as run, tracking.mirror(config, run) as tracker:
+        for step in range(1, 13):
             tracker.metrics({"step": step, "tokens": step})
         threading.Timer(0.1, gate.set).start()
-        tracker.finish()
-    assert [row["step"] for row in logged] == [0, 1, 2, 3, 4]
-    assert "7 rows are only in" in caplog.text
+    assert [row["step"] for row in logged] == [1, 2, 3, 4]  # what the run is stands in the queue, too
+    assert "8 rows are only in" in caplog.text
 
 
 # -- online or offline -------------------------------------------------------------------------------------------------
@@ -215,17 +283,19 @@ def test_online_needs_a_key_and_nobody_is_asked_for_one(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert tracking.choose_mode(asked, "https://wandb.example") == mode
+    assert choose_mode(asked, "https://wandb.example") == mode
 
 
 def test_a_key_in_netrc_is_found(config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text(f"machine wandb.example login user password {'x' * 40}\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert tracking.choose_mode("auto", "https://wandb.example") == "online"
-    assert tracking.choose_mode("auto", "https://other.example") == "offline"
+    assert choose_mode("auto", "https://wandb.example") == "online"
+    assert choose_mode("auto", "https://other.example") == "offline"
 
 
 def test_a_disabled_wandb_is_no_wandb(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     with Run.open(tmp_path / "run", config, []) as run:
-        assert type(tracking.start(config, run)) is tracking.Tracker
+        with tracking.mirror(config, run) as tracker:
+            log_everything(run, tracker)
+        assert not tracker.begun and run.record["wandb_id"] is None

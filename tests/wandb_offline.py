@@ -25,6 +25,9 @@ class OfflineRun:
     config: dict[str, Any]
     history: list[dict[str, Any]]  # one dictionary per logged row, W&B's own keys left out
     axes: dict[str, str]  # metric name -> its x axis
+    hidden: list[str]  # metrics without a panel
+    not_summarised: list[str]  # metrics whose last value is not the run's
+    artifacts: dict[str, list[str]]  # type -> files
     summary: dict[str, Any]
 
 
@@ -34,6 +37,7 @@ def read(path: Path) -> OfflineRun:
     runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     history = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
     metrics = [record.metric for record in records if record.WhichOneof("record_type") == "metric"]
+    artifacts = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     summaries = [record.summary.update for record in records if record.WhichOneof("record_type") == "summary"]
     return OfflineRun(
         run_id=runs[0].run_id,
@@ -42,7 +46,10 @@ def read(path: Path) -> OfflineRun:
         tags=list(runs[0].tags),
         config=_values(runs[0].config.update),
         history=[_values(items) for items in history],
-        axes={metric.name or metric.glob_name: metric.step_metric for metric in metrics},
+        axes={metric.name: metric.step_metric for metric in metrics if metric.step_metric},
+        hidden=[metric.name for metric in metrics if metric.options.hidden],
+        not_summarised=[metric.name for metric in metrics if metric.summary.none],
+        artifacts={artifact.type: [entry.path for entry in artifact.manifest.contents] for artifact in artifacts},
         summary={key: value for items in summaries for key, value in _values(items).items()},
     )
 

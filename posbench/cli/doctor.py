@@ -99,9 +99,9 @@ def _wandb_mode() -> str:
     """The mode that `tracking.mode=auto` comes to here. The key itself is only asked whether it exists."""
     import wandb
 
-    from posbench.runs import tracking
+    from posbench.runs.wandb_session import choose_mode
 
-    return tracking.choose_mode("auto", wandb.Settings().base_url)
+    return choose_mode("auto", wandb.Settings().base_url)
 
 
 def _short(path: Path) -> str:

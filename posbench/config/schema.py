@@ -171,6 +171,11 @@ class TrackingConfig:
     entity: str | None  # team or user; None = W&B's default
     group: str | None  # of runs shown together; None = the study
     tags: tuple[str, ...]  # beside the encoding's name
+    system_metrics: bool = False  # use of CPU, memory, GPU and disk over time, and the host
+    git: bool = False  # commit and address of the repository that the command runs in
+    command: bool = False  # the command line
+    code: bool = False  # posbench's source and the encoding's
+    weights: bool = False  # of the newest checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

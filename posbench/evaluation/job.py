@@ -13,10 +13,11 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
-from posbench.evaluation import curve
+from posbench.evaluation import curve, picture
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.headline import headline_of
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
@@ -70,9 +71,8 @@ def evaluate_run(
     chosen = machine.resolve(device or config.runtime.device)
     machine.set_threads(threads or config.runtime.threads)
     machine.keep_freed_memory()
-    with Run.open(folder, config, command=None) as run:
+    with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
         run.log_to_file()
-        tracker = tracking.start(config, run)
         try:
             tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
@@ -80,9 +80,7 @@ def evaluate_run(
             evaluate_into(run, tracker, model, tokens, config, step, chosen)
         except BaseException as error:
             run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
-            tracker.finish(exit_code=1)
             raise
-        tracker.finish()
 
 
 def evaluate_into(
@@ -119,6 +117,17 @@ def evaluate_into(
     finally:
         seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
         run.update(evaluate_seconds=round(seconds, 3))
+        show_results(run.folder, config, tracker)
+
+
+def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:
+    """Give the mirror what a run folder's evaluation comes to, if anything was logged."""
+    if not tracker.begun:
+        return
+    rows = evaluation_rows(folder)
+    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
+    tracker.summary(headline_of(folder))
+    tracker.results(rows, lambda: picture.draw(rows, title))
 
 
 def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:

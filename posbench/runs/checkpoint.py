@@ -105,6 +105,18 @@ def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
     return step, _tensors(path, contents)
 
 
+def newest_weights(folder: Path) -> Path:
+    """The file with the weights of the newest checkpoint that verifies.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = _newest_verified(folder, (_MODEL,))
+    if found is None:
+        raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
+    return found[1] / _MODEL
+
+
 def _tensors(path: Path, contents: dict[str, bytes]) -> dict[str, "Tensor"]:
     import safetensors
     import safetensors.torch

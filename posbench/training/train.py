@@ -61,7 +61,11 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     with kept() as logged:  # the text comes first: a mistake in it leaves no folder behind
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     batches = _batches(tokens, config)
-    with Run.open(folder, config, command, restart=restart) as run, _failures_recorded(run):
+    with (
+        Run.open(folder, config, command, restart=restart) as run,
+        tracking.mirror(config, run) as tracker,
+        _failures_recorded(run),
+    ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
@@ -74,15 +78,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         )
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
-        tracker = tracking.start(config, run)
-        tracker.summary({f"parameters/{part}": count for part, count in run.record["parameters"].items()})
-        try:
-            step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
-            evaluate_into(run, tracker, model, tokens, config, step, device)
-        except BaseException:
-            tracker.finish(exit_code=1)
-            raise
-        tracker.finish()
+        step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
+        evaluate_into(run, tracker, model, tokens, config, step, device)
         run.finish("done")
     curve.print_curves(run.folder)
 
@@ -101,6 +98,8 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     step, spent = _resume(run, learner)
     first = step
     speed = _Speed(step * per_step)
+    if step < total:
+        tracker.begin()
 
     def due(every: int | None) -> bool:
         return every is not None and (step % every == 0 or step == total)

@@ -1,0 +1,261 @@
+"""One run at Weights & Biases while it is written: what it is called there, what is sent, and how it is shown.
+
+Curves of different encodings overlay in one panel, because training rows have `tokens` and evaluation rows
+`eval/length_ratio` as their axis; `eval/length`, in tokens, stands beside it. A session says all that describes the
+run, so that a later session of the same run takes nothing away.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import math
+import netrc
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import posbench
+from posbench import encodings
+from posbench.config.schema import Config, to_container
+from posbench.runs.jsonl import number
+from posbench.runs.names import BLOCKS, CONFIG, EVALUATION
+from posbench.runs.redaction import redact
+from posbench.runs.rows import EvaluationRow, evaluation_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+Draw = Callable[[], "Figure"]
+_INIT_SECONDS = 60.0  # for the server to answer; training goes on meanwhile
+_TRAINING = (
+    "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
+)  # fmt: skip
+_CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
+_TABLE = (
+    "length", "length_ratio", "status", "nll", "ci_low", "ci_high", "perplexity", "bits_per_byte", "accuracy",
+    "exact_match", "bigram_nll", "n_tokens", "n_documents", "split", "checkpoint_step",
+)  # fmt: skip
+_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_LINE = "eval/line"  # of evaluation.jsonl, from 1 on
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Which run at W&B a folder is mirrored to."""
+
+    folder: Path
+    name: str  # the run's
+    id: str
+    resume: Literal["allow"] | None  # None: what is there under the id is overwritten
+    in_sweep: bool = False  # of a W&B agent, who gave it the id
+
+    @classmethod
+    def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
+        """The one that the folder had before, or one of its own; in a sweep of W&B's the one that the agent names.
+
+        Args:
+            new: nothing of the run can be there yet.
+        """
+        if os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"):
+            return cls(folder, run_id, os.environ["WANDB_RUN_ID"], "allow", in_sweep=True)
+        there = record.get("wandb_id")
+        if not isinstance(there, str) or not _ID.fullmatch(there):
+            aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
+            there = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
+        return cls(folder, run_id, there, None if new else "allow")
+
+
+def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run table shows of a run beside its configuration and its headline."""
+    counts, data = record.get("parameters"), record.get("data")
+    tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
+    found = {
+        "status": record.get("status"),
+        "reason": record.get("reason"),
+        **{f"parameters/{part}": count for part, count in (counts if isinstance(counts, dict) else {}).items()},
+        "data/name": config.data.name,
+        "data/sha256": data.get("sha256") if isinstance(data, dict) else None,
+        "tokenizer/sha256": record.get("tokenizer_sha256"),
+        "tokens_per_second": tokens / seconds if tokens and seconds else None,
+    }
+    if config.tracking.command and record.get("command"):
+        found["command"] = redact(str(record["command"]))
+    return found
+
+
+class Session:
+    """Opens the W&B run at once; every method may raise whatever the client raises."""
+
+    def __init__(self, config: Config, target: Target) -> None:
+        import wandb
+
+        logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
+        wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
+        tracking = config.tracking
+        self._config, self._target = config, target
+        where: dict[str, Any] = {"project": tracking.project, "entity": tracking.entity, "id": target.id}
+        self._run = wandb.init(
+            **({} if target.in_sweep else where),
+            name=target.name,
+            group=tracking.group or config.study,
+            tags=[config.encoding.name, *tracking.tags],
+            job_type="train",
+            config=to_container(config),
+            dir=str(target.folder),
+            resume=target.resume,
+            mode=choose_mode(tracking.mode, wandb.Settings().base_url),
+            settings=wandb.Settings(
+                silent=True,
+                quiet=True,
+                console="off",
+                init_timeout=_INIT_SECONDS,
+                reinit="create_new",  # several runs in one process do not end each other
+                # What the command line, the environment or the code hold stays on this machine unless it is asked for.
+                program="",
+                disable_git=not tracking.git,
+                x_disable_stats=not tracking.system_metrics,
+                x_disable_machine_info=not tracking.system_metrics,
+                x_disable_meta=True,
+                save_code=False,
+                disable_code=True,
+                x_save_requirements=False,
+            ),
+        )
+        there = dict(self._run.summary) if self._run.resumed else {}
+        self.step, self.line = (int(number(there.get(name)) or 0) for name in ("step", _LINE))  # the last ones there
+        self._shown: set[str] = set()
+        self._run.define_metric("tokens")
+        for name in ("step", "seconds", _LINE):  # counters: no panels
+            self._run.define_metric(name, hidden=True)
+        for name in ("eval/length", "eval/length_ratio"):
+            self._run.define_metric(name, hidden=True, summary="none")
+        self._show(_TRAINING)
+        for row in evaluation_rows(target.folder):
+            self._show(_curve_values(row))
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """A row of `metrics.jsonl`, unless it is there from before the run was continued."""
+        if row.get("step", self.step + 1) <= self.step:
+            return
+        self._show(row)
+        self._run.log(defined(row))
+
+    def curve(self, row: EvaluationRow, line: int) -> None:
+        """A row of `evaluation.jsonl` and where it stands there, from 1 on; what is undefined is left out."""
+        values = _curve_values(row)
+        if line <= self.line or row.status != "ok" or not values:
+            return
+        self._show(values)
+        self._run.log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        self._run.summary.update(defined(values))
+
+    def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
+        """The curve as a table and a picture, and files as artifacts; what cannot be sent costs a warning."""
+        parts: dict[str, Callable[[], None]] = {
+            "the curve": lambda: self._send_curve(rows, draw),
+            "evaluation.jsonl": self._send_evaluation,
+        }
+        if self._config.tracking.weights:
+            parts["the weights"] = self._send_weights
+        if self._config.tracking.code:
+            parts["the code"] = self._send_code
+        for what, send in parts.items():
+            try:
+                send()
+            except Exception as error:
+                logger.warning("W&B did not take %s: %s", what, redact(str(error).partition("\n")[0]))
+
+    def finish(self, exit_code: int, values: Mapping[str, Any]) -> None:
+        """End the session with a last summary."""
+        self.summary(values)
+        self._run.finish(exit_code=exit_code)
+
+    # -- how it is shown -------------------------------------------------------------------------------------------
+
+    def _show(self, names: Any) -> None:
+        """Say once what a metric's axis is. Of a curve no value is the run's: its summary has the headline."""
+        for name in names:
+            if "/" in name and name not in self._shown:
+                self._shown.add(name)
+                if name.startswith("eval/"):
+                    self._run.define_metric(name, step_metric="eval/length_ratio", summary="none")
+                else:
+                    self._run.define_metric(name, step_metric="tokens")
+
+    def _send_curve(self, rows: list[EvaluationRow], draw: Draw) -> None:
+        import wandb
+
+        data = [[row.curve_name, *(getattr(row, name) for name in _TABLE)] for row in rows]
+        table = wandb.Table(columns=["curve", *_TABLE], data=data)
+        picture = Path(self._run.settings.sync_dir) / "curve.png"
+        draw().savefig(picture)
+        self._run.log({"curve/table": table, "curve/picture": wandb.Image(str(picture))})
+
+    # -- artifacts -------------------------------------------------------------------------------------------------
+
+    def _send_evaluation(self) -> None:
+        """A copy: the file may grow before an offline run is synced."""
+        copies = Path(self._run.settings.sync_dir) / "evaluation"
+        copies.mkdir(exist_ok=True)
+        self._send("evaluation", [Path(shutil.copy(self._target.folder / n, copies / n)) for n in (EVALUATION, BLOCKS)])
+
+    def _send_weights(self) -> None:
+        from posbench.runs.checkpoint import newest_weights
+
+        folder = self._target.folder
+        self._send("model", [newest_weights(folder), folder / CONFIG, folder / "tokenizer.json"])
+
+    def _send_code(self) -> None:
+        """posbench, and the file of an encoding from elsewhere."""
+        package = Path(posbench.__file__).parent
+        files = {path: str(path.relative_to(package.parent)) for path in sorted(package.rglob("*.py"))}
+        own = Path(inspect.getfile(encodings.load(self._config.encoding.name)))
+        self._send("code", [*files, *([] if own in files else [own])], files)
+
+    def _send(self, kind: str, files: list[Path], names: Mapping[Path, str] | None = None) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{self._target.name}-{kind}"[:128], kind)
+        for path in files:
+            named = (names or {}).get(path, path.name)
+            artifact.add_file(str(path), name=named, policy="immutable", skip_cache=True)
+        self._run.log_artifact(artifact)
+
+
+def _curve_values(row: EvaluationRow) -> dict[str, Any]:
+    return {f"eval/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
+
+
+def defined(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without nulls and what is not finite: a gap in a curve is drawn as a gap."""
+    finite = {k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))}
+    return {key: value for key, value in finite.items() if value is not None}
+
+
+# -- online or offline -------------------------------------------------------------------------------------------------
+
+
+def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
+    """`online` where an API key is found, else `offline`; never asks for a key."""
+    wanted = asked if asked != "auto" else os.environ.get("WANDB_MODE", "auto")
+    if wanted in ("offline", "dryrun"):
+        return "offline"
+    if os.environ.get("WANDB_API_KEY") or _netrc_has(urlsplit(base_url).netloc):
+        return "online"
+    if wanted == "online":
+        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
+    return "offline"
+
+
+def _netrc_has(host: str) -> bool:
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    return False

@@ -1,0 +1,235 @@
+"""A W&B server on this machine, as far as the real client needs one: its GraphQL, file streams and uploads.
+
+A run keeps what arrives as the real server does: a line of a stream stands where its offset says, so that a client
+that counts from zero again writes over what was there.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import http.server
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+KEY = "x" * 40  # an API key that passes the client's own check
+
+
+@dataclasses.dataclass
+class ServedRun:
+    """What a server knows of one run."""
+
+    name: str
+    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of each mutation that described it
+    streams: dict[str, dict[int, str]] = dataclasses.field(default_factory=dict)  # file -> line number -> line
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    exit_code: int | None = None
+    number: int = 0
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Logged rows, the client's own keys left out."""
+        lines = self.streams.get("wandb-history.jsonl", {})
+        rows = [json.loads(lines[at]) for at in sorted(lines)]
+        return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        lines = self.streams.get("wandb-summary.json", {})
+        return json.loads(lines[max(lines)]) if lines else {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        held: dict[str, Any] = {}
+        for variables in self.variables:
+            held |= json.loads(variables.get("config") or "{}")
+        return {key: item["value"] for key, item in held.items() if key != "_wandb"}
+
+    def last(self, name: str) -> Any:
+        """The newest value that is not null among those that the client gave."""
+        return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)
+
+
+@dataclasses.dataclass
+class ServedArtifact:
+    name: str
+    type: str
+    run: str | None
+    files: list[str]
+    aliases: list[str]
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.lock = threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.runs: dict[str, ServedRun] = {}
+        self.artifacts: dict[str, ServedArtifact] = {}  # by id, digest and all
+        self.uploads: dict[str, bytes] = {}
+        self.requests: list[str] = []  # operations and paths
+        self.unknown: list[str] = []  # that this server had no answer to
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):  # clients may hang up
+            self.unknown.append(repr(error))
+
+    def environment(self) -> dict[str, str]:
+        """What sends a client here."""
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Server]:
+    server = Server()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        body = b""
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def _answer(self) -> None:
+        body = self._body()
+        with self.server.lock:
+            answer = self._routed(body)
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PUT = _answer
+
+    def _routed(self, body: bytes) -> Any:
+        server = self.server
+        if self.path == "/graphql":
+            asked = json.loads(body)
+            operation = re.search(r"(?:query|mutation) (\w+)", asked["query"])
+            name = operation[1] if operation else asked["query"]
+            server.requests.append(name)
+            answer = _graphql(server, name, asked.get("variables") or {})
+            if answer is None:
+                server.unknown.append(asked["query"])
+            return {"data": answer or {}}
+        server.requests.append(self.path)
+        if stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
+            sent, run = json.loads(body), server.runs[stream[1]]
+            for name, part in (sent.get("files") or {}).items():
+                lines = run.streams.setdefault(name, {})
+                lines.update(enumerate(part["content"], part["offset"]))
+            if sent.get("complete"):
+                run.exit_code = sent.get("exitcode")
+            return {"limits": {}}
+        if upload := re.fullmatch(r"/upload/run/([^/]+)/(.+)", self.path):
+            server.runs[upload[1]].files[upload[2]] = body
+        elif self.path.startswith("/upload/artifact/"):
+            server.uploads[self.path.removeprefix("/upload/artifact/")] = body
+        return {}
+
+
+def _graphql(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
+    project = {"id": "P", "name": v.get("project"), "entity": {"id": "E", "name": "me"}}
+    if name in ("Viewer", "viewer"):
+        return {"viewer": {"id": "U", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+    if name == "RunResumeStatus":
+        run = server.runs.get(v["name"])
+        return {"model": {**project, "bucket": _bucket(run) if run else None}}
+    if name == "UpsertBucket":
+        inserted = v["name"] not in server.runs
+        run = server.runs.setdefault(v["name"], ServedRun(v["name"], number=len(server.runs)))
+        run.variables.append(v)
+        project["name"] = v["project"] or "uncategorized"
+        bucket = _bucket(run) | {"project": project, "sweepName": v["sweep"]}
+        return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
+    if name == "CreateRunFiles":
+        files = [{"name": file, "uploadUrl": f"{server.url}/upload/run/{v['run']}/{file}"} for file in v["files"]]
+        return {"createRunFiles": {"runID": v["run"], "uploadHeaders": [], "files": files}}
+    return _artifact_answer(server, name, v)
+
+
+def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
+    if name == "ArtifactType":
+        return {"project": None}
+    if name == "ServerFeaturesQuery":
+        return {"serverInfo": {"features": []}}
+    if name == "CreateArtifact":
+        given, key = v["input"], f"artifact{len(server.artifacts)}"
+        aliases = [alias["alias"] for alias in given.get("aliases") or []]
+        server.artifacts[key] = ServedArtifact(
+            given["artifactCollectionName"], given["artifactTypeName"], given.get("runName"), [], aliases
+        )
+        artifact = {"id": key, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
+        return {"createArtifact": {"artifact": artifact}}
+    if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
+        key = v.get("artifactID") or v["artifactManifestID"]
+        url = f"{server.url}/upload/artifact/{key}/manifest"
+        file = {"id": f"manifest/{key}", "uploadUrl": url, "uploadHeaders": []}
+        answer = {"artifactManifest": {"id": key, "file": file}}
+        return {"createArtifactManifest": answer, "updateArtifactManifest": answer}
+    if name == "CreateArtifactFiles":
+        edges = []
+        for given in v["input"]["artifactFiles"]:
+            key, file = given["artifactID"], given["name"]
+            server.artifacts[key].files.append(file)
+            made = {"id": f"{key}/{file}", "name": file, "displayName": file, "storagePath": file, "uploadHeaders": []}
+            made |= {"uploadUrl": f"{server.url}/upload/artifact/{key}/{file}", "uploadMultipartUrls": None}
+            edges.append({"node": made | {"artifact": {"id": key}}})
+        return {"createArtifactFiles": {"files": {"edges": edges}}}
+    if name == "CommitArtifact":
+        return {"commitArtifact": {"artifact": {"id": v["artifactID"], "digest": ""}}}
+    server.unknown.append(json.dumps(v))
+    return None
+
+
+def _bucket(run: ServedRun) -> dict[str, Any]:
+    def lines(file: str) -> dict[int, str]:
+        return run.streams.get(file, {})
+
+    history = lines("wandb-history.jsonl")
+    config: dict[str, Any] = {}
+    for variables in run.variables:
+        config |= json.loads(variables.get("config") or "{}")
+    return {
+        "id": f"run{run.number}",
+        "name": run.name,
+        "displayName": run.last("displayName") or run.name,
+        "description": None,
+        "notes": None,
+        "tags": run.last("tags") or [],
+        "config": json.dumps(config),
+        "wandbConfig": json.dumps({"t": 1}),
+        "summaryMetrics": json.dumps(run.summary),
+        "historyLineCount": len(history),
+        "historyTail": json.dumps([history[max(history)]] if history else []),
+        "eventsLineCount": len(lines("wandb-events.jsonl")),
+        "eventsTail": "[]",
+        "logLineCount": len(lines("output.log")),
+        "sweepName": run.last("sweep"),
+    }
