@@ -24,11 +24,12 @@ from posbench.config.schema import Config, to_container
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import prepare
 from posbench.errors import RunFailed, UserError
+from posbench.evaluation.headline import headline_of
 from posbench.model import GPT, build
 from posbench.runs import tracking
 from posbench.runs.checkpoint import load_model
 from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.training.signals import stop_signals
 from posbench.training.step import learning_rate, optimizer_for
 from posbench.training.train import VALIDATION_BLOCKS, train
@@ -104,20 +105,32 @@ def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pat
     assert (tmp_path / "run" / "log.txt").read_text().count("t5: max_distance 128 exceeds train_length 16") == 1
 
 
-def test_the_mirror_is_told_the_number_of_parameters(
+def test_the_mirror_begins_with_the_training_and_gets_the_headline(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, told = tmp_path / "run", dict[str, Any]()
+    told: list[tuple[str, Any]] = []
 
     class Recorder(tracking.Tracker):
-        def summary(self, values: Mapping[str, Any]) -> None:
-            told.update(values)
+        def begin(self) -> None:
+            self.begun = True
+            told.append(("begin", None))
 
-    monkeypatch.setattr(tracking, "start", lambda config, run: Recorder())
-    train(dataclasses.replace(config, encoding=dataclasses.replace(config.encoding, name="learned")), folder, [])
-    parameters = record_of(folder)["parameters"]
-    assert told == {f"parameters/{part}": count for part, count in parameters.items()}
-    assert told["parameters/total"] > told["parameters/encoding"] > 0
+        def metrics(self, row: Mapping[str, Any]) -> None:
+            told.append(("metrics", row["step"]))
+
+        def summary(self, values: Mapping[str, Any]) -> None:
+            told.append(("summary", values))
+
+        def results(self, rows: list[EvaluationRow], draw: Any) -> None:
+            told.append(("results", [row.length for row in rows]))
+
+    monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Recorder()))
+    train(config, tmp_path / "run", [])
+    assert [kind for kind, _ in told] == ["begin", *["metrics"] * STEPS, "summary", "results"]
+    assert dict(told)["summary"] == headline_of(tmp_path / "run")
+    told.clear()
+    train(config, tmp_path / "run", [])
+    assert told == []  # nothing was missing
 
 
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
@@ -136,6 +149,9 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     before, rows = weights_sha256(folder), (folder / "evaluation.jsonl").read_text(encoding="utf-8")
     train(config, folder, [])
     assert (folder / "evaluation.jsonl").read_text(encoding="utf-8") == rows
+    said = (folder / "log.txt").read_text(encoding="utf-8")
+    assert said.endswith(f"finished; nothing to do: {folder}\n") and said.count("nothing to do") == 1
+    assert "continuing" not in said and "tokens/s" not in said.splitlines()[-1]
     wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=(1, 2)))
     train(wider, folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS

@@ -77,7 +77,8 @@ def evaluate_run(
             tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
             model = _trained(config, tokens, weights, chosen)
-            evaluate_into(run, tracker, model, tokens, config, step, chosen)
+            if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
+                logger.info("all of it is there; nothing to do: %s", run.folder)
         except BaseException as error:
             run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
             raise
@@ -91,8 +92,12 @@ def evaluate_into(
     config: Config,
     step: int,
     device: torch.device,
-) -> None:
-    """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost."""
+) -> int:
+    """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost.
+
+    Returns:
+        The number of rows that were missing.
+    """
     settings = config.evaluation
     precision = config.training.precision if settings.precision == "auto" else settings.precision
     dtype = machine.resolve_precision(precision, device)
@@ -108,16 +113,18 @@ def evaluate_into(
         reference=_reference(subject, tokens, settings) if settings.tasks else None,
         bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
     )
-    started = time.monotonic()
+    started, n_rows = time.monotonic(), 0
     try:
         for row, blocks in evaluate(asked, evaluation_rows(run.folder)):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
+            n_rows += 1
     finally:
         seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
         run.update(evaluate_seconds=round(seconds, 3))
         show_results(run.folder, config, tracker)
+    return n_rows
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:

@@ -79,8 +79,10 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
         step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
-        evaluate_into(run, tracker, model, tokens, config, step, device)
+        n_rows = evaluate_into(run, tracker, model, tokens, config, step, device)
         run.finish("done")
+        if not n_rows and not run.record["attempts"][-1]["steps"]:
+            logger.info("finished; nothing to do: %s", run.folder)
     curve.print_curves(run.folder)
 
 
@@ -96,10 +98,13 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     per_step = training.tokens_per_step
     total = training.tokens // per_step
     step, spent = _resume(run, learner)
+    if step >= total:
+        return total
+    if step:
+        logger.info("continuing from step %d", step)
+    tracker.begin()
     first = step
     speed = _Speed(step * per_step)
-    if step < total:
-        tracker.begin()
 
     def due(every: int | None) -> bool:
         return every is not None and (step % every == 0 or step == total)
@@ -137,8 +142,7 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
                 save()
             if stopped and step < total:
                 raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
-    if first < total:
-        run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(learner.device), **spent.so_far())
+    run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(learner.device), **spent.so_far())
     return total
 
 
@@ -166,7 +170,6 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     learner.model.load_state_dict(loaded.model)
     learner.optimizer.load_state_dict(loaded.optimizer)
     run.cut_metrics(loaded.state["metrics_offset"])
-    logger.info("continuing from step %d", loaded.step)
     return loaded.step, _Spent(loaded.state["train_seconds"], loaded.state["cpu_seconds"])
 
 
