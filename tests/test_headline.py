@@ -1,15 +1,18 @@
 """The headline of a run: nll at the training length, its rise, and how far the scheme holds."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 
 import pytest
 from fake_study import Truth, configured, demo_config, write_run
+from support import posbench
 
 from posbench.comparison import load, summary
+from posbench.config.identity import run_id
 from posbench.config.schema import Config
-from posbench.evaluation.headline import Reach, headline_of, reach
+from posbench.evaluation.headline import Reach, check_objective, headline_of, objective, reach
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,32 @@ def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: P
     with open(folder / "evaluation.jsonl", "a") as file:
         file.writelines(json.dumps(row) + "\n" for row in others)
     assert headline_of(folder) == before
+
+
+def test_the_objective_is_one_of_its_values(template: Config, tmp_path: Path) -> None:
+    folder = run_of(tmp_path, template, Truth(3.6, 0.1, last_ratio=4))
+    found = headline_of(folder)
+    assert objective(folder, None) == found["nll_1x"] and objective(folder, "rise_4x") == found["rise_4x"]
+    assert objective(folder, "rise_16x") is None  # undefined there
+
+
+@pytest.mark.parametrize("name", [None, "nll_1x", "rise_16x", "nll_8x", "reach"])
+def test_an_objective_of_the_evaluation_is_accepted_and_names_no_other_run(template: Config, name: str | None) -> None:
+    chosen = dataclasses.replace(template, runtime=dataclasses.replace(template.runtime, objective=name))
+    check_objective(chosen)
+    assert run_id(chosen) == run_id(template)
+
+
+def test_an_unknown_objective_is_one_line_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert posbench("train", "objective=rise_6x", "tracking=none") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: objective is 'rise_6x': did you mean 'rise_16x'? (choices: nll_1x, ")
+    assert said.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert posbench("train", "objective=nll_1x", "protocol=nonoverlap", "tracking=none") == 2
+    assert "not among evaluation.protocols" in capsys.readouterr().err
 
 
 # -- reach -------------------------------------------------------------------------------------------------------------

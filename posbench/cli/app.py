@@ -4,8 +4,9 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from posbench.config.shipped import choices
 from posbench.errors import PosbenchError, UserError, named
 from posbench.extend import NAMES as EXTENSIONS
 from posbench.terminal import exits
+
+if TYPE_CHECKING:
+    from posbench.config.schema import Config
 
 _CASES = ("job", "hydra", "all")
 
@@ -132,9 +136,7 @@ def train(
         configs = compose.check(overrides, config_dir, multirun)
         job.prepare(configs)
         _hand_on(context)
-        _multirun(
-            [*options, *compose.for_hydra(overrides, configs, config_dir)], Path(configs[0].runtime.outputs), restart
-        )
+        _multirun([*options, *compose.for_hydra(overrides, configs, config_dir)], configs[0], restart)
     else:
         config, folder = compose.single(overrides, config_dir)
         if folder is not None:
@@ -150,10 +152,11 @@ def _hand_on(context: typer.Context) -> None:
         os.environ[exits.DEBUG] = "1"
 
 
-def _multirun(arguments: list[str], outputs: Path, restart: bool) -> None:
-    """Run all combinations; those that fail are named at the end."""
+def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
+    """Run all combinations; those that fail are named at the end, and what a sweeper found best."""
     from posbench.training import job
 
+    outputs, began = Path(first.runtime.outputs), time.time()
     outputs.mkdir(parents=True, exist_ok=True)
     failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"
     os.environ[job.FAILURES] = str(failures)
@@ -165,6 +168,8 @@ def _multirun(arguments: list[str], outputs: Path, restart: bool) -> None:
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
+    if best := job.best(outputs / first.study, began):
+        print(f"Best by {first.runtime.objective or 'nll_1x'}: {best}")
 
 
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")

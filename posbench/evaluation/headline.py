@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from posbench.config.schema import Config
+from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import intervals
 from posbench.evaluation.intervals import Blocks, blocks_of
 from posbench.runs.folder import load_config
@@ -46,6 +47,25 @@ def headline_of(folder: Path) -> dict[str, float | None]:
     config = load_config(folder)
     levels = levels_of(evaluation_rows(folder), evaluation_blocks(folder), config)
     return headline(levels, config.training.train_length)
+
+
+def objective(folder: Path, name: str | None) -> float | None:
+    """What a sweeper gets of a run: the headline value of that name, nll at the training length by default."""
+    return headline_of(folder).get(name or "nll_1x")
+
+
+def check_objective(config: Config) -> None:
+    """Refuse an objective that the configured evaluation does not give.
+
+    Raises:
+        UserError: it is none of the headline's values at the configured ratios.
+    """
+    name, ratios = config.runtime.objective, [f"{ratio:g}x" for ratio in config.evaluation.ratios]
+    known = [f"{value}_{ratio}" for value in ("nll", "rise") for ratio in ratios if (value, ratio) != ("rise", "1x")]
+    if name is not None and name not in [*known, "reach"]:
+        raise UserError(f"objective is '{name}'{did_you_mean(name, known)} (choices: {', '.join(known)}, reach)")
+    if name is not None and "fixed_target" not in config.evaluation.protocols:
+        raise UserError(f"objective is '{name}', of fixed_target: it is not among evaluation.protocols")
 
 
 def _value(contrast: "Contrast | None") -> float | None:

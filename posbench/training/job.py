@@ -86,8 +86,12 @@ def run_with_hydra(arguments: list[str], restart: bool = False) -> None:
         sys.argv = before
 
 
-def main(cfg: DictConfig) -> None:
-    """One run as Hydra composed it. In a multirun a failure is recorded and does not stop the others."""
+def main(cfg: DictConfig) -> float | None:
+    """One run as Hydra composed it. In a multirun a failure is recorded and does not stop the others.
+
+    Returns:
+        What a sweeper optimises (`objective`); None where the run failed or it was not measured.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -98,7 +102,11 @@ def main(cfg: DictConfig) -> None:
     overrides = list(hydra.overrides.task)
     try:
         restart = os.environ.get(RESTART) == "1"
-        run(config_of(cfg, folder.parent), folder, ["posbench", "train", *overrides], restart)
+        config = config_of(cfg, folder.parent)
+        run(config, folder, ["posbench", "train", *overrides], restart)
+        from posbench.evaluation.headline import objective
+
+        return objective(folder, config.runtime.objective)
     except Exception as error:
         code = exits.report(error)
         with contextlib.suppress(OSError):
@@ -106,6 +114,7 @@ def main(cfg: DictConfig) -> None:
         if hydra.mode != RunMode.MULTIRUN or FAILURES not in os.environ or isinstance(error, Stopped):
             raise SystemExit(code) from None
         _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
+        return None
 
 
 def failures(path: Path) -> list[str]:
@@ -114,6 +123,23 @@ def failures(path: Path) -> list[str]:
         return []
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [f"{row['job']} ({row['message']})" for row in rows]
+
+
+def best(study: Path, since: float) -> str | None:
+    """What Hydra's Optuna sweeper wrote into the study after a time, in one line; None where it wrote nothing.
+
+    Its own log, which says the same, is Hydra's and switched off.
+    """
+    from posbench.config import plain_yaml
+
+    path = study / "optimization_results.yaml"
+    if not path.is_file() or path.stat().st_mtime < since:
+        return None
+    found = plain_yaml.load(path)
+    value, chosen = (found.get(name) for name in ("best_value", "best_params")) if isinstance(found, dict) else (0, 0)
+    if not isinstance(value, float) or not isinstance(chosen, dict):
+        return None
+    return " ".join([f"{value:.6g} with", *(f"{key}={setting}" for key, setting in chosen.items())])
 
 
 def _record_failure(job: str, error: Exception) -> None:

@@ -24,6 +24,7 @@ from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
 from posbench.evaluation import curve
 from posbench.evaluation.check import check
+from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
@@ -54,6 +55,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     check(config)
+    check_objective(config)
     device = machine.resolve(config.runtime.device)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
