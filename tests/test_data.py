@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import errno
 import fcntl
+import http.server
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import tokenizers
 import torch
 import yaml
@@ -596,14 +599,161 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes(bpe: tokenizer.Tokenizer,
 
 
 def test_a_wrong_tokenizer_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"expected bpe, bytes, or the path of a tokenizer\.json"):
-        tokenizer.from_file(tmp_path / "bep")
+    with pytest.raises(UserError, match=r"expected bpe, bytes, a tokenizer\.json or its folder, or a model on the hub"):
+        tokenizer.find("./bep")
+    with pytest.raises(UserError, match=r"the folder '.*' has no tokenizer\.json, the only kind that is read"):
+        tokenizer.find(str(tmp_path))
+    with pytest.raises(UserError, match=r"such as gpt2: did you mean 'wrong\.json'\?"):
+        write(tmp_path, {"wrong.json": '{"a": 1}'})
+        tokenizer.find(f"{tmp_path}/worng.json")
     write(tmp_path, {"wrong.json": '{"a": 1}'})
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         tokenizer.from_file(tmp_path / "wrong.json")
     monkeypatch.setattr(tokenizer, "LARGEST_FILE", 4)
     with pytest.raises(UserError, match="has 8 bytes: expected at most 4"):
         tokenizer.from_file(tmp_path / "wrong.json")
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def fake_hub(bpe: tokenizer.Tokenizer) -> Iterator[http.server.ThreadingHTTPServer]:
+    """What the hub answers of models: org/mine has a tokenizer, org/code has none, org/gated wants a login."""
+    content = bpe._inner.to_str().encode()
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = {f"/api/models/org/{name}": name for name in ("mine", "code", "gated")}
+            known |= {f"{path}/revision/{COMMIT}": name for path, name in known.items()}
+            if name := known.get(self.path):
+                if name == "gated":
+                    self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
+                else:
+                    self.answer(
+                        200, json.dumps({"id": f"org/{name}", "modelId": f"org/{name}", "sha": COMMIT}).encode()
+                    )
+            elif self.path.startswith("/api/models/org/mine/revision/"):
+                self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            elif self.path in (f"/org/mine/resolve/{name}/tokenizer.json" for name in (COMMIT, "main")):
+                self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": '"etag"'})
+            elif self.path == "/org/code/resolve/main/tokenizer.json":
+                self.answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            else:
+                self.answer(401, b"", {"X-Error-Code": "RepoNotFound"})
+
+        do_HEAD = do_GET
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    asked: list[str] = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.asked = asked  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def train_with(setting: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A tiny run of the command line with a tokenizer, below a folder that is its home, cache and output."""
+    support.write_text(folder)
+    given = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+    return subprocess.run(
+        [sys.executable, "-m", "posbench", "train", *given, f"data.tokenizer={setting}"],
+        cwd=folder,
+        env={**os.environ, "HF_HOME": str(folder / "huggingface"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
+    fake_hub: http.server.ThreadingHTTPServer, tmp_path: Path, bpe: tokenizer.Tokenizer
+) -> None:
+    there = f"http://127.0.0.1:{fake_hub.server_port}"
+    done = train_with("org/mine", tmp_path, HF_ENDPOINT=there)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "outputs/demo").iterdir()
+    record = json.loads((run / "run.json").read_text())
+    assert record["data"]["tokenizer_revision"] == COMMIT
+    assert record["tokenizer_sha256"] == bpe.sha256
+    downloads = [path for path in fake_hub.asked if path.endswith("tokenizer.json")]  # type: ignore[attr-defined]
+    assert {path.rpartition("/")[2] for path in fake_hub.asked if "resolve" in path} == {  # type: ignore[attr-defined]
+        "tokenizer.json"
+    }
+    for nowhere in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
+        again = train_with("org/mine", tmp_path, **nowhere)
+        assert again.returncode == 0, again.stderr
+        assert [path.name for path in (tmp_path / "outputs/demo").iterdir()] == [run.name]
+    assert downloads == [path for path in fake_hub.asked if path.endswith("tokenizer.json")]  # type: ignore[attr-defined]
+
+
+def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPServer, tmp_path: Path) -> None:
+    there = f"http://127.0.0.1:{fake_hub.server_port}"
+    code = (
+        "import sys; from posbench.data.tokenizer import find\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: print(find(name)[1])\n"
+        "    except Exception as error: print(type(error).__name__, error)"
+    )
+    names = {
+        f"org/mine@{COMMIT}": COMMIT,
+        "org/mine@v9": "UserError 'org/mine' has no revision 'v9'",
+        "org/code": "UserError 'org/code' has no tokenizer.json, the only kind of tokenizer that is read: ",
+        "org/gated": "UserError 'org/gated' is gated: ask for access on its page and log in with `hf auth login`",
+        "bep": "UserError the hub has no model with a tokenizer 'bep' (or it is private: `hf auth login`): "
+        "did you mean 'bpe'?",
+    }
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": there}
+    run = [sys.executable, "-c", code, *names]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(names), done.stderr
+    for line, expected in zip(lines, names.values(), strict=True):
+        assert line.startswith(expected)
+
+
+@pytest.mark.parametrize("network", ["offline", "refused", "silent"])
+def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
+    tmp_path: Path, silent_server: str, network: str
+) -> None:
+    environment = {
+        "offline": {"HF_HUB_OFFLINE": "1"},
+        "refused": {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        "silent": {"HF_ENDPOINT": silent_server},
+    }[network]
+    start = time.monotonic()
+    done = train_with("gpt2", tmp_path, **environment)
+    assert time.monotonic() - start < 20  # the library's own retries take longer; the rest is start-up
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: tokenizer 'gpt2' cannot be reached at http") and "data.tokenizer=FILE" in last
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_folder_with_a_tokenizer_is_that_tokenizer_and_nothing_else_in_it_is_read(
+    bpe: tokenizer.Tokenizer, tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
+    folder = write(tmp_path / "model", {"tokenization_mine.py": f"open({str(canary)!r}, 'w')"})
+    write(folder, {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", null]}}'})
+    bpe.save(folder / "tokenizer.json")
+    made = tokens.prepare(config(path=write(tmp_path / "t", numbered(25)), tokenizer=str(folder)), tmp_path / "cache")
+    assert made.tokenizer.sha256 == bpe.sha256 and "tokenizer_revision" not in made.record
+    assert not canary.exists()
 
 
 # --- the token cache

@@ -1,4 +1,4 @@
-"""Data sets from the HuggingFace hub: which revision is meant, and its rows.
+"""What comes from the HuggingFace hub: data sets, which revision of them is meant and their rows, and tokenizers.
 
 Without network one line says so at once: a short question to the hub comes first, because `datasets` itself retries for
 23 seconds. What was downloaded before keeps working. Only formats that hold data are read, never code.
@@ -149,22 +149,65 @@ def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
     return builder
 
 
-@functools.lru_cache
+def tokenizer_file(name: str) -> tuple[Path, str]:
+    """The `tokenizer.json` of a model on the hub, from the hub's own cache where it is there, and its commit.
+
+    Args:
+        name: `gpt2`, `meta-llama/Llama-3.2-1B`, with a commit, tag or branch `gpt2@main`.
+
+    Raises:
+        UserError: no such model or revision, it has no such file, or it can be neither reached nor found in the cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    repository, _, revision = name.partition("@")
+    away = _commit("model", repository, revision or None) is None
+    try:
+        # By the name of the revision, not its commit, so that the cache knows it by that name later.
+        file = Path(
+            huggingface_hub.hf_hub_download(
+                repository, "tokenizer.json", revision=revision or None, local_files_only=away
+            )
+        )
+    except errors.LocalEntryNotFoundError:
+        raise UserError(
+            f"tokenizer '{repository}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the "
+            "local cache: connect once, or give a tokenizer.json of this machine, data.tokenizer=FILE"
+        ) from None
+    except errors.EntryNotFoundError:
+        raise UserError(
+            f"'{repository}' has no tokenizer.json, the only kind of tokenizer that is read: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) of transformers makes one"
+        ) from None
+    except (OSError, errors.HfHubHTTPError) as error:  # of the transfer
+        raise UserError(f"the tokenizer of '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
+    return file, file.parent.name
+
+
 def _ask(dataset: str, revision: str | None) -> str | None:
+    return _commit("dataset", dataset, revision)
+
+
+@functools.lru_cache
+def _commit(kind: str, name: str, revision: str | None) -> str | None:
     """Ask the hub for the commit of a revision; None if it does not answer in time or as a hub would."""
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=PROBE_SECONDS).sha
+        found = huggingface_hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=PROBE_SECONDS)
+        return found.sha
     except errors.GatedRepoError:
-        raise UserError(f"'{dataset}' is gated: ask for access on its page and log in with `hf auth login`") from None
+        raise UserError(f"'{name}' is gated: ask for access on its page and log in with `hf auth login`") from None
     except errors.RepositoryNotFoundError:
-        raise UserError(f"the hub has no data set '{dataset}' (or it is private: `hf auth login`)") from None
+        called = {"dataset": "data set", "model": "model with a tokenizer"}[kind]
+        raise UserError(f"the hub has no {called} '{name}' (or it is private: `hf auth login`)") from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"'{dataset}' has no revision '{revision}'") from None
+        raise UserError(f"'{name}' has no revision '{revision}'") from None
     except errors.HFValidationError as error:
-        raise UserError(f"data.dataset is '{dataset}': {str(error).splitlines()[0]}") from None
+        key = {"dataset": "data.dataset", "model": "data.tokenizer"}[kind]
+        raise UserError(f"{key} is '{name}': {str(error).splitlines()[0]}") from None
     except Exception as error:  # the transport's own errors: no network, time-out, a captive portal
         logger.info("the hub does not answer (%s): looking in the cache", type(error).__name__)
         return None

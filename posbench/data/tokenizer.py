@@ -1,4 +1,4 @@
-"""Text to token ids and back: byte-level BPE trained here, raw bytes, or a `tokenizer.json`.
+"""Text to token ids and back: byte-level BPE trained here, raw bytes, or a `tokenizer.json`, of the hub as well.
 
 One separator, `<|endoftext|>`, begins every document. The same characters inside a document are ordinary text: data
 must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2.
@@ -16,11 +16,12 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 
 SEPARATOR = "<|endoftext|>"
 LARGEST_FILE = 50 * 2**20  # bytes of a tokenizer.json; a larger one is no tokenizer
 PIECE = 2**16  # characters encoded at a time: bounds memory, and lets one long document use all threads
+_ON_THE_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?(?:@[\w./-]+)?")
 # A single space between two other characters: byte-level pre-tokenizers always part words there.
 BORDER = re.compile(r"(?<=\S) (?=\S)")
 
@@ -106,6 +107,28 @@ def raw_bytes() -> Tokenizer:
     return Tokenizer(_byte_level(models.BPE(vocab={c: i for i, c in enumerate(_byte_alphabet())}, merges=[])))
 
 
+def find(setting: str) -> tuple[Tokenizer, str | None]:
+    """The tokenizer of a `tokenizer.json`, its folder, or a model on the HuggingFace hub, and the hub's commit.
+
+    It may be a stranger's: of a folder or a model nothing but this one file is read, and nothing in it is run.
+
+    Raises:
+        UserError: nothing of the kind is there, or it cannot be read.
+    """
+    path = Path(setting).expanduser()
+    if path.is_dir() and not (path / "tokenizer.json").is_file():
+        raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json, the only kind that is read")
+    if path.exists() or not _ON_THE_HUB.fullmatch(setting) or setting.endswith(".json"):
+        return from_file(path / "tokenizer.json" if path.is_dir() else path), None
+    from posbench.data import hub
+
+    try:
+        file, commit = hub.tokenizer_file(setting)
+    except UserError as error:
+        raise UserError(f"{error}{did_you_mean(setting, ('bpe', 'bytes'))}") from None
+    return from_file(file), commit
+
+
 def from_file(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`; a separator is added if it has none.
 
@@ -113,7 +136,11 @@ def from_file(path: Path) -> Tokenizer:
         UserError: no such file, too large, or not a tokenizer.
     """
     if not path.is_file():
-        raise UserError(f"data.tokenizer is '{path}': expected bpe, bytes, or the path of a tokenizer.json")
+        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.json")])
+        raise UserError(
+            f"data.tokenizer is '{path}': expected bpe, bytes, a tokenizer.json or its folder, or a model on the hub "
+            f"such as gpt2{near}"
+        )
     if path.stat().st_size > LARGEST_FILE:
         raise UserError(f"tokenizer '{path}' has {path.stat().st_size:,} bytes: expected at most {LARGEST_FILE:,}")
     try:

@@ -24,7 +24,7 @@ import numpy as np
 from posbench import files
 from posbench.config.schema import Config, DataConfig
 from posbench.data import corpus
-from posbench.data.tokenizer import Tokenizer, from_file, raw_bytes, train_bpe
+from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +61,20 @@ def prepare(config: DataConfig, cache: Path) -> Tokens:
     Raises:
         UserError: there is no such text or tokenizer, or it cannot be read.
     """
+    own, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer)
     source = corpus.locate(config, cache / "revisions")
-    folder = cache / "tokens" / _key(config, source)[:16]
+    folder = cache / "tokens" / _key(config, source, own)[:16]
+    added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_name(f"{folder.name}.lock")):
         if folder.exists():
             try:
-                return _open(folder, config.name)
+                return _open(folder, added)
             except (OSError, ValueError, KeyError) as error:
                 logger.warning("token cache %s is damaged (%s): making it again", folder, error)
                 shutil.rmtree(folder)
-        _write(config, source, folder)
-        return _open(folder, config.name)
+        _write(config, source, own, folder)
+        return _open(folder, added)
 
 
 def prepare_all(configs: Iterable[Config]) -> None:
@@ -103,7 +105,7 @@ def cache_folder(setting: str | None) -> Path:
         return aside
 
 
-def _key(config: DataConfig, source: corpus.Source) -> str:
+def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None) -> str:
     """A digest of all that shapes the tokens: the text, how it is split, and the tokenizer."""
     shape: dict[str, Any] = {
         "format": FORMAT,
@@ -117,8 +119,8 @@ def _key(config: DataConfig, source: corpus.Source) -> str:
     }
     if config.tokenizer == "bpe":
         shape |= {"vocab_size": config.vocab_size, "tokenizers": importlib.metadata.version("tokenizers")}
-    elif config.tokenizer != "bytes":
-        shape["tokenizer"] = from_file(Path(config.tokenizer).expanduser()).sha256
+    elif own is not None:
+        shape["tokenizer"] = own.sha256
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
@@ -132,7 +134,7 @@ def _lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:
+def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, folder: Path) -> None:
     """Read, split and encode the text into a folder beside `folder`, then rename it into place."""
     for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of a process that was killed; we hold its lock
         shutil.rmtree(stale, ignore_errors=True)
@@ -141,7 +143,7 @@ def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:
         made = Path(temporary) / "made"
         made.mkdir()
         loaded = corpus.load(config, source, Path(temporary) / "documents")
-        tokenizer = _tokenizer(config, loaded.documents["train"])
+        tokenizer = own or _tokenizer(config, loaded.documents["train"])
         tokenizer.save(made / "tokenizer.json")
         counts = {split: _encode(tokenizer, loaded.documents[split], made, split) for split in corpus.SPLITS}
         digests = {path.name: files.sha256(path).hex() for path in sorted(made.iterdir())}
@@ -153,7 +155,7 @@ def _write(config: DataConfig, source: corpus.Source, folder: Path) -> None:
 def _tokenizer(config: DataConfig, train: Sequence[str]) -> Tokenizer:
     if config.tokenizer == "bpe":
         return train_bpe(_sample(train), config.vocab_size)
-    return raw_bytes() if config.tokenizer == "bytes" else from_file(Path(config.tokenizer).expanduser())
+    return raw_bytes()
 
 
 def _sample(texts: Sequence[str]) -> Iterator[str]:
@@ -195,8 +197,11 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _open(folder: Path, name: str) -> Tokens:
+def _open(folder: Path, added: dict[str, Any]) -> Tokens:
     """Map a cache folder after checking every file against its recorded digest.
+
+    Args:
+        added: to the record; what the configuration says and the cache does not.
 
     Raises:
         OSError, ValueError, KeyError: a file is missing or is not what was written.
@@ -207,7 +212,7 @@ def _open(folder: Path, name: str) -> Tokens:
             raise ValueError(f"{file} is not what was written")
     tokenizer = from_file(folder / "tokenizer.json")
     train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)
-    return Tokens(train, validation, test, tokenizer, {**meta["record"], "name": name})
+    return Tokens(train, validation, test, tokenizer, {**meta["record"], **added})
 
 
 def _map(folder: Path, split: str, tokenizer: Tokenizer) -> TokenSplit:
