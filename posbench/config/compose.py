@@ -208,10 +208,14 @@ def _refuse_of_a_multirun(overrides: list[str]) -> None:
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[ConfigLoader]:
+    """Hydra's reader of our configurations; what whoever calls us has set up with Hydra stands again afterwards."""
+    theirs = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
-        hydra = GlobalHydra.instance()
-        yield hydra.config_loader()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(configs_dir()), job_name="posbench"):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = theirs
 
 
 def _parse(text: str, loader: ConfigLoader) -> Override:

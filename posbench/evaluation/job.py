@@ -40,6 +40,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """
     asked = {folder: apply(load_config(folder), overrides) for folder in folders}
     console.log_to_terminal()
+    machine.keep_freed_memory()
     failed = []
     for folder, (settings, device, threads) in asked.items():
         try:
@@ -70,7 +71,6 @@ def evaluate_run(
     step, weights = checkpoint.load_model(folder)
     chosen = machine.resolve(device or config.runtime.device)
     machine.set_threads(threads or config.runtime.threads)
-    machine.keep_freed_memory()
     with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
         run.log_to_file()
         try:

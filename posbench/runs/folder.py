@@ -40,6 +40,7 @@ class Run:
         self._command = None if command is None else redact(shlex.join(command))
         self._lock = lock
         self._log_file: logging.FileHandler | None = None
+        self._log_level = logging.NOTSET  # of the logger, before it was copied into a file
         self.record = self._first_record(config)
         self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
 
@@ -83,7 +84,9 @@ class Run:
     def close(self) -> None:
         """Give the folder up."""
         if self._log_file:
-            logging.getLogger("posbench").removeHandler(self._log_file)
+            logger = logging.getLogger("posbench")
+            logger.removeHandler(self._log_file)
+            logger.setLevel(self._log_level)
             self._log_file.close()
             self._log_file = None
         if self._lock >= 0:
@@ -228,6 +231,7 @@ class Run:
         self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for record in earlier:
             self._log_file.handle(record)
+        self._log_level = logging.getLogger("posbench").level
         heard().addHandler(self._log_file)
 
     def note(self, text: str) -> None:

@@ -36,12 +36,14 @@ class _Kept(logging.Handler):
 @contextlib.contextmanager
 def kept() -> Iterator[list[logging.LogRecord]]:
     """What posbench logs in the meantime, for the `log.txt` of a run that has no folder yet."""
-    handler, logger = _Kept(), heard()
+    handler, level = _Kept(), logging.getLogger("posbench").level
+    logger = heard()
     logger.addHandler(handler)
     try:
         yield handler.records
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def heard() -> logging.Logger:

@@ -30,12 +30,19 @@ _GRACE_SECONDS = 60.0  # to save in, once the parent is gone
 
 
 def run(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
-    """Train and evaluate a configuration in its folder, told on the terminal; arguments and errors as `train.train`."""
+    """Train and evaluate a configuration in its folder, told and drawn on the terminal, in a process that is for this.
+
+    Arguments and errors are those of `train.train`.
+    """
+    from posbench import machine
+    from posbench.evaluation import curve
     from posbench.terminal import console
     from posbench.training.train import train
 
     console.log_to_terminal()
+    machine.keep_freed_memory()
     train(config, folder, command, restart=restart)
+    curve.print_curves(folder)
 
 
 def prepare(configs: list[Config]) -> None:

@@ -22,7 +22,6 @@ from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped
-from posbench.evaluation import curve
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
@@ -30,6 +29,7 @@ from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.log import kept
+from posbench.runs.names import TOKENIZER
 from posbench.runs.tracking import Tracker
 from posbench.terminal import console
 from posbench.training.signals import stop_signals
@@ -41,7 +41,7 @@ VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
-    """Run a configuration in its folder to the end: train, evaluate, draw the curve.
+    """Run a configuration in its folder to the end: train, and evaluate.
 
     Args:
         folder: the run folder; an unfinished run in it is continued.
@@ -59,7 +59,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     device = machine.resolve(config.runtime.device)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
-    machine.keep_freed_memory()
     with kept() as logged:  # the text comes first: a mistake in it leaves no folder behind
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     batches = _batches(tokens, config)
@@ -72,7 +71,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
-        tokens.tokenizer.save(run.folder / "tokenizer.json")
+        tokens.tokenizer.save(run.folder / TOKENIZER)
         run.update(
             data=tokens.record,
             tokenizer_sha256=tokens.tokenizer.sha256,
@@ -85,7 +84,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         run.finish("done")
         if not n_rows and not run.record["attempts"][-1]["steps"]:
             logger.info("finished; nothing to do: %s", run.folder)
-    curve.print_curves(run.folder)
 
 
 def _batches(tokens: Tokens, config: Config) -> TrainingBatches:
