@@ -1,24 +1,56 @@
 """posbench: which positional encoding should my transformer use, and how far beyond its training length will it hold?
 
     import posbench
-    posbench.encodings()
+    run = posbench.train(["encoding=alibi"])  # as `posbench train encoding=alibi`; errors are exceptions
+    run.curve()  # a pandas DataFrame
+    run.plot()
+    run = posbench.load("outputs/demo/alibi-s0-1775196f")  # what has been trained before
+    posbench.runs("outputs/**")  # a DataFrame, a row per run
+    posbench.plot("outputs/demo")  # curves of runs, side by side
+
     enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4, train_length=128)
     posbench.attention_logits(enc, q, k)
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
 """
 
+import importlib
+import types
 from typing import TYPE_CHECKING, Any
 
 from posbench import encodings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pandas import DataFrame
+
     from posbench.attention.reference import attention_logits as attention_logits
     from posbench.attention.reference import attention_output as attention_output
     from posbench.encodings.base import Encoding as Encoding
+    from posbench.notebook.many import plot as plot
+    from posbench.notebook.many import runs as runs
+    from posbench.notebook.run import LoadedRun as LoadedRun
+    from posbench.notebook.run import load as load
+    from posbench.notebook.start import evaluate as evaluate
+    from posbench.notebook.start import train as train
 
 __version__ = "0.1.0"
-__all__ = ["Encoding", "attention_logits", "attention_output", "build_encoding", "encodings"]
+
+_HOMES = {
+    "Encoding": "encodings.base",
+    "LoadedRun": "notebook.run",
+    "attention_logits": "attention.reference",
+    "attention_output": "attention.reference",
+    "evaluate": "notebook.start",
+    "load": "notebook.run",
+    "plot": "notebook.many",
+    "train": "notebook.start",
+}
+__all__ = [
+    "Encoding", "LoadedRun", "attention_logits", "attention_output", "build_encoding", "encodings", "evaluate", "load",
+    "plot", "runs", "train",
+]  # fmt: skip
 
 
 def build_encoding(
@@ -41,13 +73,25 @@ def build_encoding(
     return encodings.build(name, Shape(d_model, n_heads, n_layers, train_length, vocabulary), options)
 
 
+class _Runs(types.ModuleType):
+    """Lets `posbench.runs(...)` read runs although `posbench.runs` is also a package; as `posbench.encodings()`."""
+
+    def __call__(self, *paths: "str | Path") -> "DataFrame":
+        """Runs as a table, a row each: run folders, study folders and globs; see `posbench.notebook.many.runs`."""
+        from posbench.notebook.many import runs
+
+        return runs(*paths)
+
+
+importlib.import_module("posbench.runs").__class__ = _Runs
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("attention_logits", "attention_output"):
-        from posbench.attention import reference
+    if name not in _HOMES:
+        raise AttributeError(f"module 'posbench' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"posbench.{_HOMES[name]}"), name)
 
-        return getattr(reference, name)
-    if name == "Encoding":
-        from posbench.encodings.base import Encoding
 
-        return Encoding
-    raise AttributeError(f"module 'posbench' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    """What there is to use, for completion: also what has not been imported yet."""
+    return sorted({*__all__, "errors", *(name for name in globals() if name.startswith("__"))})

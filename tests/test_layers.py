@@ -14,6 +14,7 @@ ROOMS = [
     "__main__",
     "cli",
     "sweep",
+    "notebook",
     "report",
     "comparison",
     "speed",
@@ -86,7 +87,10 @@ def test_no_circle_within_a_room(name: str) -> None:
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import posbench; posbench.encodings()", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
+        (
+            "import posbench; posbench.encodings(); dir(posbench)",
+            ["torch", "hydra", "pydantic", "numpy", "pandas", "datasets", "wandb"],
+        ),
         ("import posbench.cli.app", ["torch", "hydra", "pydantic", "numpy", "datasets", "wandb"]),
         ("import posbench.runs", ["torch", "hydra", "datasets", "wandb"]),
         ("import posbench.training.train", ["datasets", "wandb", "hydra", "matplotlib", "scipy"]),

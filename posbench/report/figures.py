@@ -66,11 +66,10 @@ def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
     """Write `curves.png`, `.svg` and `.pdf` of a group into a folder; nothing if no run has a curve."""
     import matplotlib
 
-    drawn = [one for one in summaries if any(point.nll is not None for point in one.plain.points)]
-    if not drawn:
+    figure = of_group(group, summaries)
+    if figure is None:
         return []
     with matplotlib.rc_context(SETTINGS):
-        figure = draw(group, drawn)
         paths = []
         for kind, undated in UNDATED.items():
             paths.append(folder / f"curves.{kind}")
@@ -78,7 +77,16 @@ def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
     return paths
 
 
-def draw(group: Group, summaries: list[Summary]) -> "Figure":
+def of_group(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = None) -> "Figure | None":
+    """The picture of a group, a figure of a `kind` of its own if one is given; None if no run has a curve."""
+    import matplotlib
+
+    drawn = [one for one in summaries if any(point.nll is not None for point in one.plain.points)]
+    with matplotlib.rc_context(SETTINGS):
+        return draw(group, drawn, kind) if drawn else None
+
+
+def draw(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = None) -> "Figure":
     """The picture of schemes that all have a curve, its layout final."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -88,7 +96,7 @@ def draw(group: Group, summaries: list[Summary]) -> "Figure":
     rows = _rows(group, summaries, looks)
     widths = WIDTHS if any(one.n_done > 1 for one in summaries) else WIDTHS[:2]
     heights, layout = [row.height for row in rows], ConstrainedLayoutEngine()
-    figure = Figure(figsize=(sum(widths), sum(heights) + 0.9), dpi=DPI, layout=layout)
+    figure = (kind or Figure)(figsize=(sum(widths), sum(heights) + 0.9), dpi=DPI, layout=layout)
     FigureCanvasAgg(figure)  # measures texts
     axes = figure.subplots(len(rows), len(widths), squeeze=False, width_ratios=widths, height_ratios=heights).T
     outside = lines.outside(group, summaries)

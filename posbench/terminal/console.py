@@ -5,12 +5,15 @@ import datetime
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Protocol
 
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from posbench.terminal import cell
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +52,47 @@ class TrainingProgress(Protocol):
 
 def log_to_terminal() -> None:
     """Send posbench's log to stderr: through rich on a terminal, so that the live bar stays whole."""
+    root = logging.getLogger("posbench")
+    root.handlers = [_handler()]
+    root.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def log_shown() -> Iterator[None]:
+    """Show posbench's log while this lasts, in a notebook as one line that is rewritten, and leave logging as it was.
+
+    Whoever has set up logging gets the records there, and nothing is shown beside.
+    """
+    root = logging.getLogger("posbench")
+    handlers, level = root.handlers, root.level
+    if not root.hasHandlers():
+        log_to_terminal()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, of a bar that nobody has asked for
+            yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+
+
+def _handler() -> logging.Handler:
     handler: logging.Handler
-    if stderr.is_terminal:
+    if cell.is_here():
+        handler = cell.LastLine()
+    elif stderr.is_terminal:
         handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=None)
         handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    root = logging.getLogger("posbench")
-    root.handlers = [handler]
-    root.setLevel(logging.INFO)
+    return handler
 
 
 @contextlib.contextmanager
 def progress(total: int, start: int) -> Iterator[TrainingProgress]:
     """Progress over updates `start` .. `total`."""
-    if not stderr.is_terminal:
-        yield _Lines(total, start)
-        return
-    with Progress(
+    bar = Progress(
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -75,8 +100,14 @@ def progress(total: int, start: int) -> Iterator[TrainingProgress]:
         TimeRemainingColumn(),
         console=stderr,
         transient=True,
-    ) as bar:
-        yield _Bar(bar, total, start)
+    )
+    if cell.is_here():
+        yield _Cell(bar, total, start)
+    elif stderr.is_terminal:
+        with bar:
+            yield _Bar(bar, total, start)
+    else:
+        yield _Lines(total, start)
 
 
 class _Bar:
@@ -87,6 +118,20 @@ class _Bar:
 
     def advance(self, loss: float, tokens: int) -> None:
         self.bar.update(self.task, advance=1, loss=loss, speed=self.speed.at(tokens))
+
+
+class _Cell(_Bar):
+    """The bar in a notebook, where it stays, with the last update's loss."""
+
+    def __init__(self, bar: Progress, total: int, start: int) -> None:
+        super().__init__(bar, total, start)
+        self.left = total - start
+        self.shown = cell.Bar(bar)
+
+    def advance(self, loss: float, tokens: int) -> None:
+        super().advance(loss, tokens)
+        self.left -= 1
+        self.shown.refresh(at_once=self.left == 0)
 
 
 class _Lines:

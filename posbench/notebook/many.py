@@ -1,0 +1,108 @@
+"""Several runs, as one table and as one figure."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from posbench.comparison import load
+from posbench.comparison.load import RunData
+from posbench.errors import UserError
+from posbench.evaluation.headline import headline
+from posbench.notebook.run import LoadedRun
+from posbench.runs import finding
+from posbench.runs.jsonl import number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Columns before what was measured. `label` is the encoding with the options that tell it from the others, `data` the
+# sha256 of the text, `status` done, running, stopped or why it failed.
+_KNOWN = (
+    "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
+    "data",
+)  # fmt: skip
+
+
+def runs(*paths: str | Path) -> pd.DataFrame:
+    """Runs as a table, a row each.
+
+    Args:
+        paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
+
+    Returns:
+        Besides what tells the runs apart: `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the
+        same target tokens, at so many training lengths and above 1x; `reach`, the longest context in tokens up to which
+        the rise is at most 0.05, by its upper bound; `seconds` of training; `folder`.
+
+    Raises:
+        UserError: a path that does not exist, or no run at all. A run that cannot be read is left out with a warning.
+    """
+    read = list(_readable(finding.run_folders([Path(path) for path in paths or ("outputs",)])))
+    labels = {
+        run.folder: scheme.label for group in load.groups(read) for scheme in group.schemes for run in scheme.runs
+    }
+    measured = {run.folder: headline(run.levels, run.config.training.train_length) for run in read}
+    names = sorted({name for values in measured.values() for name in values} | {"nll_1x"}, key=_measure_order)
+    rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
+    frame = pd.DataFrame(rows, columns=[*_KNOWN, *names, "seconds", "folder"])
+    return frame.astype({"parameters": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
+
+
+def plot(*runs: LoadedRun | str | Path) -> "Figure":
+    """Curves of runs that may be compared: nll by context, and its rise on the same target tokens.
+
+    One line per scheme: several seeds of it are its band, and a third panel has each of them at 4x.
+
+    Args:
+        runs: what `load` or `train` returned, run folders, study folders or globs.
+
+    Raises:
+        UserError: the runs may not be compared, since they differ in more than the encoding, the learning rate and the
+            seed; none of them has ended; or one cannot be read.
+    """
+    from posbench.notebook.figure import figure
+
+    paths = [Path(run) for run in runs if not isinstance(run, LoadedRun)]
+    read = [run.data for run in runs if isinstance(run, LoadedRun)]
+    read += [load.read(folder) for folder in finding.run_folders(paths)] if paths else []
+    if not read:
+        raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
+    once = list({run.folder.resolve(): run for run in read}.values())
+    repeats = load.repeated(once)  # as in a report, a seed counts once
+    return figure([run for run in once if run not in repeats])
+
+
+def _readable(folders: list[Path]) -> Iterator[RunData]:
+    for folder in folders:
+        try:
+            yield load.read(folder)
+        except UserError as error:
+            warnings.warn(f"left out, unreadable: {error}", stacklevel=3)
+
+
+def _row(run: RunData, label: str) -> dict[str, Any]:
+    data = run.record.get("data")
+    return {
+        "study": run.config.study,
+        "id": run.record.get("id") or run.folder.name,
+        "encoding": run.config.encoding.name,
+        "label": label,
+        "seed": run.config.seed,
+        "train_length": run.config.training.train_length,
+        "learning_rate": run.config.training.learning_rate,
+        "parameters": run.parameters("total"),
+        "tokens": run.config.training.tokens,
+        "status": run.outcome,
+        "data": data.get("sha256") if isinstance(data, dict) else None,
+        "seconds": number(run.record.get("train_seconds")),
+        "folder": str(run.folder),
+    }
+
+
+def _measure_order(name: str) -> tuple[int, float]:
+    """nll by length, then rises by length, then the reach."""
+    kind, _, ratio = name.partition("_")
+    return ("nll", "rise", "reach").index(kind), float(ratio.rstrip("x") or 0)

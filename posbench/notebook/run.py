@@ -1,0 +1,187 @@
+"""One run folder, as objects that a notebook works with."""
+
+import functools
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from posbench.comparison.load import RunData, read
+from posbench.config.schema import Config
+from posbench.errors import UserError
+from posbench.evaluation.headline import headline
+from posbench.runs.finding import run_folders
+from posbench.runs.jsonl import number, read_jsonl
+from posbench.runs.names import CONFIG, METRICS
+from posbench.runs.rows import COLUMNS, EvaluationRow, evaluation_blocks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from posbench.data.tokenizer import Tokenizer
+    from posbench.model import GPT
+
+# Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
+_FIRST = ("protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "perplexity", "extension", "status")
+_COUNTS = ("stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents", "peak_memory_bytes")  # None: missing
+
+
+def load(run: str | Path) -> "LoadedRun":
+    """Read a run folder, finished or not; a folder that a stranger made is only read.
+
+    Args:
+        run: the folder, `outputs/STUDY/RUN`.
+
+    Raises:
+        UserError: it is no run folder, or its files cannot be read as what they should be.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG).is_file() and folder.is_dir():
+        _say_what_it_is(folder)
+    return LoadedRun(read(folder))
+
+
+class LoadedRun:
+    """A run folder as it was when it was read: load it again to see what came later.
+
+    Attributes:
+        folder: where it lies.
+        config: what was asked for.
+        record: what became of it, the content of `run.json`.
+    """
+
+    def __init__(self, data: RunData) -> None:
+        self.data = data
+        self.folder = data.folder
+        self.config: Config = data.config
+        self.record: dict[str, Any] = data.record
+
+    @property
+    def id(self) -> str:
+        """The run's name; its last eight digits are those of all that shapes its weights."""
+        return str(self.record.get("id") or self.folder.name)
+
+    @property
+    def status(self) -> str:
+        """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`, `error`."""
+        return self.data.outcome
+
+    @functools.cached_property
+    def headline(self) -> dict[str, float | None]:
+        """The run in a few numbers: `nll_1x` .. (nats per token), `rise_4x` .. (nats per token), `reach` (tokens)."""
+        return headline(self.data.levels, self.config.training.train_length)
+
+    # -- what was measured -----------------------------------------------------------------------------------------
+
+    def curve(self) -> pd.DataFrame:
+        """What was evaluated, a row each: fixed_target as trained first, then narrowed or extended, then the rest.
+
+        `length` is in tokens, `nll` and its 95 % interval `ci_low`, `ci_high` in nats per token. What is undefined is
+        NaN; `status` and `reason` say why. `curve` names the rows that belong together: fixed_target, windowed,
+        nonoverlap, fixed_target_yarn ...
+        """
+        rows = sorted(self.data.rows, key=_headline_first)
+        columns = ["curve", *_FIRST, *(column for column in COLUMNS if column not in _FIRST)]
+        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=columns)
+        return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
+
+    def metrics(self) -> pd.DataFrame:
+        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
+        rows = [{key: number(value) for key, value in row.items()} for row in read_jsonl(self.folder / METRICS)]
+        frame = pd.DataFrame(
+            rows, columns=list(dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)]))
+        )
+        frame = frame.dropna(subset=["step", "tokens"]).groupby("step", as_index=False).last()
+        return frame.astype({"step": "int64", "tokens": "int64"})
+
+    def blocks(self) -> pd.DataFrame:
+        """The sums behind `curve`, a row per block of target tokens: for statistics of one's own.
+
+        Rows of equal `targets_sha256`, `block` and `document` are of the same tokens, in other runs, too.
+        """
+        found = evaluation_blocks(self.folder)
+        rows = [block.to_json(row) for row in self.data.rows for block in found.get(row.blocks_key, [])]
+        return pd.DataFrame(rows)
+
+    # -- the model -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer it was trained with: `encode(texts)`, `decode(ids)`, and the `separator` before each document.
+
+        Raises:
+            UserError: the folder has no tokenizer yet.
+        """
+        from posbench.runs.trained import tokenizer_of
+
+        return tokenizer_of(self.folder)
+
+    def model(self, device: str = "cpu") -> "GPT":
+        """The trained model, its newest checkpoint, in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size).
+
+        Args:
+            device: cpu, cuda, cuda:1, mps or auto.
+
+        Raises:
+            UserError: no complete checkpoint, or no such device.
+        """
+        from posbench import machine
+        from posbench.runs.trained import model_of
+
+        return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
+
+    def ids(self, text: str) -> "Tensor":
+        """A text as the model reads it: token ids (1, T), the separator first."""
+        import torch
+
+        return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
+
+    # -- to look at ------------------------------------------------------------------------------------------------
+
+    def plot(self) -> "Figure":
+        """The curve beyond the training length, as in a report: its level, and its rise on the same target tokens.
+
+        Raises:
+            UserError: the run has not ended, or nothing was evaluated.
+        """
+        from posbench.notebook.figure import figure
+
+        return figure([self.data])
+
+    def __repr__(self) -> str:
+        numbers = "".join(f", {name} {value:.4g}" for name, value in self._numbers())
+        return f"<run {self.id}: {self.status}{numbers}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        cells = [("status", self.status), *((name, f"{value:.4g}") for name, value in self._numbers())]
+        head, body = (
+            "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
+        )
+        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(str(self.folder))}</code>"
+        return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
+
+    def _numbers(self) -> list[tuple[str, float]]:
+        named = ((name, self.headline.get(name)) for name in ("nll_1x", "rise_4x", "rise_16x", "reach"))
+        return [(name, value) for name, value in named if value is not None]
+
+
+def _headline_first(row: EvaluationRow) -> tuple[bool, bool, str, int]:
+    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
+
+
+def _say_what_it_is(folder: Path) -> None:
+    """A folder of runs is often meant to be all of them.
+
+    Raises:
+        UserError: always where there are runs in it.
+    """
+    try:
+        inside = run_folders([folder])
+    except UserError:
+        return
+    raise UserError(
+        f"{folder} is not a run folder: posbench.runs('{folder}') reads the {len(inside)} in it, or load one, "
+        f"'{inside[0]}'"
+    )

@@ -1,0 +1,43 @@
+"""A run's trained model, from its folder alone: no text is needed, and nothing is written."""
+
+from pathlib import Path
+
+from posbench.config.schema import Config
+from posbench.data.tokenizer import Tokenizer, from_file
+from posbench.errors import UserError
+from posbench.model import GPT, build
+from posbench.runs import checkpoint
+from posbench.runs.folder import load_record
+from posbench.runs.names import TOKENIZER
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with.
+
+    Raises:
+        UserError: the folder has none, or another one than its record names.
+    """
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} has no {TOKENIZER}: the run ended before its text was made tokens")
+    tokenizer = from_file(folder / TOKENIZER)
+    recorded = load_record(folder).get("tokenizer_sha256")
+    if recorded not in (None, tokenizer.sha256):
+        raise UserError(f"{folder / TOKENIZER} is another tokenizer than the run was trained with")
+    return tokenizer
+
+
+def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
+    """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode.
+
+    Raises:
+        UserError: no checkpoint, none that is complete, or weights that are not of this configuration.
+    """
+    _, weights = checkpoint.load_model(folder)
+    model = build(config, tokenizer.vocab_size, tokenizer.texts)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # torch's list of what does not fit
+        raise UserError(
+            f"the weights in {folder} are not of its configuration: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    return model.eval()

@@ -1,0 +1,65 @@
+"""A notebook's cell in place of a terminal: one line of log and one bar, each rewritten where it stands."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+from rich.progress import Progress
+from rich.text import Text
+
+SHOW_EVERY_SECONDS = 0.2  # each time, the whole output is sent to the browser
+
+
+def is_here() -> bool:
+    """Whether this process is the kernel of a notebook; IPython in a terminal is a terminal."""
+    ipython = sys.modules.get("IPython")  # who does not have it imported is in no notebook
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Output:
+    """One output of the running cell, which can be replaced; works in every frontend, without widgets."""
+
+    def __init__(self, shown: Any) -> None:
+        from IPython.display import display
+
+        self._handle = display(shown, display_id=True)
+        self._next = time.monotonic()
+
+    def show(self, shown: Any, at_once: bool = False) -> None:
+        """Replace what is shown by anything that rich can draw; not at once, only if the last time is long enough ago.
+
+        What was held back is lost: ask for the last one `at_once`.
+        """
+        if at_once or time.monotonic() >= self._next:
+            self._handle.update(shown)
+            self._next = time.monotonic() + SHOW_EVERY_SECONDS
+
+
+class LastLine(logging.Handler):
+    """The newest line of a log in place of the one before it. Warnings stay, below each other on stderr."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._output: Output | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        if record.levelno >= logging.WARNING:
+            print(line, file=sys.stderr)
+        elif self._output is None:
+            self._output = Output(Text(line))
+        else:
+            self._output.show(Text(line), at_once=True)
+
+
+class Bar:
+    """A bar of rich's, which is shown by itself rather than by rich: its own way needs widgets."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._output = Output(bar.make_tasks_table(bar.tasks))
+
+    def refresh(self, at_once: bool = False) -> None:
+        self._output.show(self._bar.make_tasks_table(self._bar.tasks), at_once)

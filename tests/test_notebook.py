@@ -1,0 +1,308 @@
+"""Runs from Python: what is read is what the files say, and nothing but the run is left behind."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_study
+import numpy as np
+import pandas as pd
+import pytest
+import support
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+import posbench
+from posbench.errors import UserError
+from posbench.evaluation.headline import headline_of
+from posbench.runs import checkpoint
+from posbench.runs.folder import load_config
+from posbench.runs.rows import evaluation_rows
+
+ROOT = Path(__file__).parent.parent
+TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache"]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs") / "fake"
+    template = fake_study.demo_config()
+    fake_study.write_study(
+        folder, template, {name: fake_study.SCHEMES[name] for name in ("rope", "alibi", "learned")}, 2
+    )
+    other = fake_study.configured(template, "rope", 0, base=64)
+    fake_study.write_run(folder, other, fake_study.SCHEMES["rope"])
+    fake_study.write_run(folder, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that `posbench.train` made, in the folder that is the current one there."""
+    folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
+    os.chdir(folder)
+    support.write_text()
+    run = posbench.train(["encoding=alibi", *TINY])
+    os.chdir(before)
+    yield folder / run.folder
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_rows_of_the_file_the_headline_first(study: Path) -> None:
+    run = posbench.load(next(study.glob("alibi-s0-*")))
+    frame = run.curve()
+    rows = {row.key: row for row in evaluation_rows(run.folder)}
+    assert len(frame) == len(rows)
+    assert frame.curve.tolist() == ["fixed_target"] * 5 + ["windowed"] * 4
+    assert frame.length.tolist()[:5] == [64, 128, 256, 512, 1024]
+    assert frame.nll.tolist() == [row.nll for row in sorted(rows.values(), key=lambda r: (r.window or 0, r.length))]
+    assert frame.window.dtype == "Int64" and frame.window.isna().sum() == 5
+
+
+def test_what_is_undefined_is_nan_and_says_so(study: Path) -> None:
+    frame = posbench.load(next(study.glob("learned-s0-*"))).curve()
+    beyond = frame[(frame.length > 64) & (frame.curve == "fixed_target")]
+    assert len(beyond) == 4 and beyond.nll.isna().all() and set(beyond.status) == {"undefined"}
+
+
+def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
+    table = posbench.runs(study.parent / "*")
+    assert len(table) == 8
+    done = table[table.status == "done"]
+    for _, row in done.iterrows():
+        expected = {name: np.nan if value is None else value for name, value in headline_of(Path(row.folder)).items()}
+        pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
+    assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope base=null"}
+    assert table[table.encoding == "t5"].status.tolist() == ["diverged"] and table.nll_1x.isna().sum() == 1
+    assert table.columns.tolist()[10:].index("reach") > table.columns.tolist()[10:].index("rise_16x")
+    assert done.groupby("label").nll_1x.mean().idxmin() in ("alibi", "rope base=null", "rope base=64")
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(study: Path, tmp_path: Path) -> None:
+    shutil.copytree(study, tmp_path / "study")
+    broken = next((tmp_path / "study").glob("alibi-s0-*"))
+    (broken / "config.yaml").write_text("seed: 1")
+    with pytest.warns(UserWarning, match=f"left out.*{broken.name}"):
+        assert len(posbench.runs(tmp_path / "study")) == 7
+
+
+def test_metrics_have_a_row_per_step(trained: Path) -> None:
+    with open(trained / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 8, "tokens": 512, "validation/nll": 4.5, "odd": "text"}) + "\n")
+    frame = posbench.load(trained).metrics()
+    assert frame.step.tolist() == [8] and frame.tokens.tolist() == [512]
+    assert frame["validation/nll"].tolist() == [4.5] and frame["train/loss"].notna().all() and frame.odd.isna().all()
+
+
+def test_blocks_add_up_to_the_curve(trained: Path) -> None:
+    run = posbench.load(trained)
+    sums = run.blocks().groupby(["protocol", "length", "window"], dropna=False)[["nll_sum", "n_tokens"]].sum()
+    expected = run.curve().set_index(["protocol", "length", "window"]).nll
+    np.testing.assert_allclose(sorted(sums.nll_sum / sums.n_tokens), sorted(expected), rtol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["nowhere", ".."])
+def test_what_is_no_run_gets_one_line(path: str, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml"):
+        posbench.load(tmp_path / "inner" / path)
+
+
+def test_a_study_in_place_of_a_run_is_told_what_reads_it(study: Path) -> None:
+    with pytest.raises(UserError, match=r"posbench\.runs\('.*fake'\) reads the 8 in it"):
+        posbench.load(study)
+
+
+def test_a_run_shows_its_numbers_and_nothing_that_a_browser_would_run(study: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "<script>alert(1)</script>"
+    shutil.copytree(next(study.glob("rope-s0-*")), folder)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"id": "<b>x", "status": "<i>"}))
+    run = posbench.load(folder)
+    page = run._repr_html_()
+    assert "<script" not in page and "&lt;script" in page and "&lt;b&gt;x" in page and "<i>" not in page
+    assert f"nll_1x {run.headline['nll_1x']:.4g}" in repr(run)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
+    run = posbench.load(trained)
+    model = run.model()
+    assert not model.training
+    _, weights = checkpoint.load_model(trained)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    ids = run.ids("word1 follows")
+    assert ids[0, 0] == run.tokenizer.separator and run.tokenizer.decode(ids[0, 1:].tolist()) == "word1 follows"
+    assert model(ids).shape == (1, ids.shape[1], run.tokenizer.vocab_size)
+
+
+def test_weights_and_tokenizers_of_another_run_are_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("d_model: 16", "d_model: 32"))
+    with pytest.raises(UserError, match=r"the weights in .* are not of its configuration"):
+        posbench.load(tmp_path / "run").model()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"tokenizer_sha256": "0" * 64}))
+    with pytest.raises(UserError, match="another tokenizer"):
+        posbench.load(tmp_path / "run").model()
+
+
+def test_a_device_that_is_not_here_gets_one_line(trained: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'cuda'"):
+        posbench.load(trained).model("cdua")
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
+    figure = posbench.plot(study)
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert {"alibi", "rope base=64", "rope base=null", "learned\nundefined from 2x"} <= names
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    one = posbench.load(next(study.glob("alibi-s0-*")))
+    assert [text.get_text() for text in one.plot().axes[0].texts][:2] == ["alibi", "alibi, windowed"]
+
+
+def test_runs_of_different_kinds_are_not_drawn_in_one_figure(study: Path, trained: Path) -> None:
+    with pytest.raises(UserError, match=r"may not be compared, they differ in .*training\.train_length: 16 or 64"):
+        posbench.plot(study, posbench.load(trained))
+
+
+def test_a_run_that_failed_has_no_figure(study: Path) -> None:
+    with pytest.raises(UserError, match="nothing to plot: expected a run that has ended"):
+        posbench.load(next(study.glob("t5-s0-*"))).plot()
+    with pytest.raises(UserError, match="nothing to plot: give runs"):
+        posbench.plot()
+
+
+# -- training and evaluation -------------------------------------------------------------------------------------------
+
+
+def _state() -> dict[str, Any]:
+    """What a call could leave behind in its process."""
+    log = logging.getLogger("posbench")
+    return {
+        "handlers": list(log.handlers), "level": log.level, "root": list(logging.getLogger().handlers),
+        "environment": dict(os.environ), "threads": torch.get_num_threads(), "signals": signal.getsignal(signal.SIGINT),
+        "hydra": GlobalHydra.instance().hydra, "dtype": torch.get_default_dtype(), "filters": list(warnings.filters),
+        "alive": {thread.name for thread in threading.enumerate()}, "folder": os.getcwd(),
+    }  # fmt: skip
+
+
+def test_training_returns_the_run_and_leaves_nothing_else_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+    torch.manual_seed(5)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    before = _state()
+    run = posbench.train(["encoding=rope", *TINY, "runtime.threads=2"])
+    assert _state() == before
+    assert torch.equal(torch.rand(1), drawn)  # the caller's random numbers are its own
+    assert run.status == "done" and run.record["command"].startswith("posbench train encoding=rope")
+    assert run.folder == next(Path("outputs/demo").glob("rope-s0-*"))
+    more = posbench.evaluate(run, ["ratio=1,2,4", "runtime.threads=2"])
+    assert _state() == before
+    assert set(more.curve().length) == {16, 32, 64} and set(run.curve().length) == {16, 32}
+    assert capsys.readouterr().out == ""  # what it has to say is in what it returns
+
+
+def test_the_same_overrides_are_the_same_run(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained.parent.parent.parent)
+    written = (trained / "evaluation.jsonl").read_bytes()
+    run = posbench.train(["encoding=alibi", *TINY])
+    assert run.folder.resolve() == trained.resolve() and (trained / "evaluation.jsonl").read_bytes() == written
+
+
+def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+    done = []
+    thread = threading.Thread(target=lambda: done.append(posbench.train(["encoding=none", *TINY])))
+    thread.start()
+    thread.join()
+    assert [run.status for run in done] == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["encoding=roep"], "did you mean 'rope'"),
+        (["encoding=rope", "training.tokns=5"], "training.tokens"),
+        ("encoding=rope seed=1", r"overrides are a list, a string each: \['encoding=rope', 'seed=1'\]"),
+        ([("seed", 1)], "expected strings key=value"),
+        (["hydra.job.chdir=true"], "use the command line"),
+    ],
+)
+def test_mistakes_are_exceptions_of_one_line(
+    overrides: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message) as error:
+        posbench.train(overrides)
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_in_an_evaluation_are_exceptions_too(trained: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'length'"):
+        posbench.evaluate(trained, ["lenght=32"])
+    with pytest.raises(UserError, match="overrides are a list"):
+        posbench.evaluate(trained, "length=32")
+    with pytest.raises(UserError, match="is not a run folder"):
+        posbench.evaluate(trained.parent / "nothing")
+
+
+def test_a_log_that_is_set_up_gets_the_records(
+    trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained.parent.parent.parent)
+    with caplog.at_level("INFO", "posbench"):
+        posbench.evaluate(trained)
+    assert repr(posbench.load(trained)) in caplog.text
+
+
+def test_the_package_lists_all_that_it_has() -> None:
+    assert set(posbench.__all__) < set(dir(posbench))
+    assert all(getattr(posbench, name).__doc__ for name in posbench.__all__)
+    assert load_config.__module__ == "posbench.runs.folder"  # the package is still one beside the function
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = posbench.trian
+
+
+# -- the notebook ------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources=where).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "stream"]
+    assert len(cells[0].outputs) == 4  # a line and a bar for each of two runs, however often they were rewritten
+    shown = [output.data["text/plain"] for output in cells[0].outputs]
+    assert sum("97/97" in text for text in shown) == 2 and sum("<run " in text for text in shown) == 2
+    (figure,) = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert figure.output_type == "execute_result"
+    assert {path.name.split("-")[0] for path in (tmp_path / "outputs/example").iterdir()} == {"rope", "alibi"}
