@@ -661,6 +661,32 @@ def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.
     assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
+def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("seed=0,1", "-m", "runtime.checkpoint_every_steps=1") == 0
+    cleaned, unfinished = (Path("outputs/demo") / name for name in runs())
+    record = json.loads((unfinished / "run.json").read_text())
+    (unfinished / "run.json").write_text(json.dumps(record | {"status": "stopped"}))
+    kept, weights = support.snapshot(unfinished / "checkpoint"), support.snapshot(cleaned / "checkpoint")
+    capsys.readouterr()
+    assert posbench("clean", "outputs/demo") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("MB in 1 of 2 runs") and second.endswith(f"not finished: {unfinished}")
+    assert support.snapshot(unfinished / "checkpoint") == kept
+    rest = support.snapshot(cleaned / "checkpoint")
+    assert sorted(rest) == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]
+    assert all(weights[name] == content for name, content in rest.items())
+    assert posbench("evaluate", str(cleaned), "length=48", "windowed=false") == 0
+    assert 48 in {row.length for row in evaluation_rows(cleaned)}
+
+
+def test_a_run_cleans_itself_and_the_same_command_again_completes_it() -> None:
+    assert train("runtime.clean=true") == 0
+    (folder,) = Path("outputs/demo").iterdir()
+    assert not list(folder.rglob("optimizer.pt"))
+    assert train("ratio=1,2,4") == 0
+    assert 64 in {row.length for row in evaluation_rows(folder)}
+
+
 def test_an_evaluation_has_a_precision_of_its_own() -> None:
     def dtypes(folder: Path) -> set[str | None]:
         return {row.dtype for row in evaluation_rows(folder)}

@@ -241,6 +241,23 @@ def report(
     report.main(paths, out, least, columns)
 
 
+@app.command()
+def clean(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
+    ],
+) -> None:
+    """Drop what finished runs no longer need: older checkpoints and the optimizer's state. The weights stay."""
+    from posbench.runs import cleaning, finding
+
+    folders = finding.run_folders(paths)
+    freed, left = cleaning.clean(folders)
+    print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
+    for folder in left:
+        print(f"left as it is, since it is not finished: {folder}")
+
+
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List encodings, data sets and experiments."""

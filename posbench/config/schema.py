@@ -191,6 +191,7 @@ class RuntimeConfig:
     validate_every_steps: int | None  # updates; None = never
     checkpoint_every_steps: int  # updates
     objective: str | None = None  # headline value that a sweeper gets; None = nll_1x
+    clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")

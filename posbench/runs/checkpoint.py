@@ -117,6 +117,34 @@ def newest_weights(folder: Path) -> Path:
     return found[1] / _MODEL
 
 
+def weights_at(folder: Path, step: int) -> "dict[str, Tensor] | None":
+    """The weights after that many steps; None where that checkpoint is not there or does not verify."""
+    path = _steps(folder).get(step)
+    try:
+        return None if path is None else _tensors(path, _verified(path, step, (_MODEL,)))
+    except _DamagedError:
+        return None
+
+
+def keep_weights(folder: Path) -> int:
+    """Of a finished run's checkpoints keep the weights of the newest that verifies; they are all that is still read.
+
+    Returns:
+        Bytes freed.
+    """
+    found = _newest_verified(folder, (_MODEL,))
+    if found is None:
+        return 0
+    before = _size(folder / "checkpoint")
+    _remove(path for path in _steps(folder).values() if path != found[1])
+    (found[1] / _OPTIMIZER).unlink(missing_ok=True)
+    return before - _size(folder / "checkpoint")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
 def _tensors(path: Path, contents: dict[str, bytes]) -> dict[str, "Tensor"]:
     import safetensors
     import safetensors.torch

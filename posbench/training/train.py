@@ -82,6 +82,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device)
         run.finish("done")
+        if config.runtime.clean:
+            checkpoint.keep_weights(run.folder)
         if not n_rows and not run.record["attempts"][-1]["steps"]:
             logger.info("finished; nothing to do: %s", run.folder)
 
@@ -97,9 +99,11 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
     total = training.tokens // per_step
-    step, spent = _resume(run, learner)
-    if step >= total:
+    trained = checkpoint.weights_at(run.folder, total)
+    if trained is not None:
+        learner.model.load_state_dict(trained)
         return total
+    step, spent = _resume(run, learner)
     if step:
         logger.info("continuing from step %d", step)
     tracker.begin()

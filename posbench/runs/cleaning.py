@@ -1,0 +1,32 @@
+"""Room on the disk: what a finished run no longer needs, which is most of it (two checkpoints, optimizer and all)."""
+
+import logging
+from pathlib import Path
+
+from posbench.errors import InUse
+from posbench.runs import checkpoint
+from posbench.runs.folder import Run, load_config, load_record
+
+logger = logging.getLogger(__name__)
+
+
+def clean(folders: list[Path]) -> tuple[int, list[Path]]:
+    """Keep of finished runs what evaluation and reports read, the newest weights among it; leave all others alone.
+
+    Returns:
+        Bytes freed, and the folders that were left alone: unfinished, or owned by another process.
+
+    Raises:
+        UserError: a folder cannot be read as a run's.
+    """
+    freed, left = 0, []
+    for folder in folders:
+        if load_record(folder)["status"] != "done":
+            left.append(folder)
+            continue
+        try:
+            with Run.open(folder, load_config(folder), command=None) as run:
+                freed += checkpoint.keep_weights(run.folder)
+        except InUse:
+            left.append(folder)
+    return freed, left
