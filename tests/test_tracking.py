@@ -90,7 +90,7 @@ def test_an_offline_run_reads_back(
         log_everything(run, tracker)
         run.finish("done")
     (mirrored,) = mirrored_runs(run)
-    assert mirrored.run_id == run.record["wandb_id"] == f"{config.study}-{run.id}"
+    assert mirrored.run_id == run.record["wandb"]["id"] == f"{config.study}-{run.id}"
     assert (mirrored.group, mirrored.project, mirrored.tags) == ("test", "posbench", ["rope", "mine"])
     assert mirrored.config == to_container(config)
     at = {"eval/length_ratio": 1, "eval/length": 16}, {"eval/length_ratio": 2, "eval/length": 32}
@@ -182,7 +182,7 @@ def test_a_run_begun_anew_is_another_one_there(tmp_path: Path, config: Config) -
         with Run.open(tmp_path / "run", config, [], restart) as run, tracking.mirror(config, run) as tracker:
             run.begin_attempt("cpu", "fp32", 1)
             tracker.begin()
-        ids.append(run.record["wandb_id"])
+        ids.append(run.record["wandb"]["id"])
     assert ids == [f"test-{run.id}", f"test-{run.id}-2", f"test-{run.id}-2"]
 
 
@@ -298,4 +298,4 @@ def test_a_disabled_wandb_is_no_wandb(tmp_path: Path, config: Config, monkeypatc
     with Run.open(tmp_path / "run", config, []) as run:
         with tracking.mirror(config, run) as tracker:
             log_everything(run, tracker)
-        assert not tracker.begun and run.record["wandb_id"] is None
+        assert not tracker.begun and run.record["wandb"] is None

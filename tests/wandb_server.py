@@ -48,6 +48,13 @@ class ServedRun:
             held |= json.loads(variables.get("config") or "{}")
         return {key: item["value"] for key, item in held.items() if key != "_wandb"}
 
+    @property
+    def axes(self) -> dict[str, str]:
+        """Metric -> its x axis, as the client's last word has it: numbered fields, names by their place."""
+        held = json.loads(self.last("config") or "{}").get("_wandb", {}).get("value", {})
+        metrics = held.get("m", [])
+        return {metric["1"]: metrics[metric["5"] - 1]["1"] for metric in metrics if "5" in metric}
+
     def last(self, name: str) -> Any:
         """The newest value that is not null among those that the client gave."""
         return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)

@@ -204,18 +204,40 @@ def evaluate(
     ],
 ) -> None:
     """Evaluate finished runs beyond their training length; rows that exist are not computed again."""
+    folders, overrides = _runs_and_overrides("evaluate", words)
+    from posbench.evaluation import job
+
+    job.evaluate_runs(folders, overrides)
+
+
+def _runs_and_overrides(command: str, words: list[str]) -> tuple[list[Path], list[str]]:
+    """The run folders that words name, and those words that are settings."""
     from posbench.config.overrides import full_key
     from posbench.runs import finding
 
     paths = [word for word in words if Path(word).exists() or ("=" not in word and full_key(word) == word)]
     overrides = [word for word in words if word not in paths]
     if not paths:
-        raise UserError(f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(overrides)}")
+        raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(overrides)}")
+    return finding.run_folders([Path(path) for path in paths]), overrides
 
-    folders = finding.run_folders([Path(path) for path in paths])
-    from posbench.evaluation import job
 
-    job.evaluate_runs(folders, overrides)
+@app.command()
+def sync(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|key=value",
+            help="Run folders, study folders or globs; also tracking.project=, tracking.mode=offline ...",
+        ),
+    ],
+    anew: Annotated[bool, typer.Option("--anew", help="As new runs, whatever W&B has of them already.")] = False,
+) -> None:
+    """Send run folders to W&B from their own files, each step once: what was trained offline, or what W&B missed."""
+    folders, overrides = _runs_and_overrides("sync", words)
+    from posbench.evaluation import sync
+
+    sync.sync(folders, overrides, anew)
 
 
 @app.command()

@@ -22,7 +22,8 @@ from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
-from posbench.runs.rows import evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
@@ -129,12 +130,16 @@ def evaluate_into(
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:
     """Give the mirror what a run folder's evaluation comes to, if anything was logged."""
-    if not tracker.begun:
-        return
-    rows = evaluation_rows(folder)
+    if tracker.begun:
+        rows = evaluation_rows(folder)
+        tracker.summary(headline_of(folder))
+        tracker.results(rows, picture_of(config, rows))
+
+
+def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
+    """What draws a run's curve, when it is called."""
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
-    tracker.summary(headline_of(folder))
-    tracker.results(rows, lambda: picture.draw(rows, title))
+    return lambda: picture.draw(rows, title)
 
 
 def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:

@@ -187,7 +187,7 @@ class Run:
             **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
             "data": None,
             "tokenizer_sha256": None,
-            "wandb_id": None,
+            "wandb": None,  # where it is mirrored: id, project, entity
             "versions": {},
             "git": {"commit": None, "dirty": None},
         }

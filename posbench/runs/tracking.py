@@ -19,13 +19,12 @@ from posbench.runs.jsonl import read_jsonl
 from posbench.runs.names import EVALUATION
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow
-from posbench.runs.wandb_session import Draw, Session, Target, facts
+from posbench.runs.wandb_session import Draw, Session, Target, exit_code_of, facts
 
 logger = logging.getLogger(__name__)
 _QUEUE_ROWS = 10_000
 _FINISH_SECONDS = 15.0  # for the rest to be sent
 _WEIGHTS_SECONDS = 600.0  # the same, where weights are part of it
-_EXIT_CODES = {"done": 0, "stopped": 255}  # as W&B's client has them: finished, interrupted; all else failed
 
 
 class Tracker:
@@ -80,7 +79,7 @@ class _WandbTracker(Tracker):
             return
         self.begun = True
         target = Target.of(self._config, self._run.folder, self._run.id, self._run.record, new=self._new)
-        self._run.update(wandb_id=target.id)
+        self._run.update(wandb=target.path)
         self._lines = len(read_jsonl(self._run.folder / EVALUATION))
         self._facts |= facts(self._config, self._run.record)
         self._put("summary", dict(self._facts))
@@ -114,7 +113,7 @@ class _WandbTracker(Tracker):
         self._facts |= facts(self._config, record)
         with contextlib.suppress(queue.Full):
             if not self._broken:
-                exit_code = _EXIT_CODES.get(str(record["status"]), 1)
+                exit_code = exit_code_of(record)
                 self._queue.put(("finish", (exit_code, self._facts)), timeout=allowed)
         if not self._ended.wait(max(0.0, deadline - time.monotonic())):
             self._give_up(f"no answer within {allowed:.0f} s")

@@ -52,8 +52,9 @@ class Target:
     folder: Path
     name: str  # the run's
     id: str
+    project: str | None  # None: in a sweep, whose agent knows
+    entity: str | None
     resume: Literal["allow"] | None  # None: what is there under the id is overwritten
-    in_sweep: bool = False  # of a W&B agent, who gave it the id
 
     @classmethod
     def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
@@ -62,13 +63,27 @@ class Target:
         Args:
             new: nothing of the run can be there yet.
         """
-        if os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"):
-            return cls(folder, run_id, os.environ["WANDB_RUN_ID"], "allow", in_sweep=True)
-        there = record.get("wandb_id")
-        if not isinstance(there, str) or not _ID.fullmatch(there):
-            aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
-            there = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
-        return cls(folder, run_id, there, None if new else "allow")
+        if in_sweep():
+            project, entity = os.environ.get("WANDB_PROJECT"), os.environ.get("WANDB_ENTITY")
+            return cls(folder, run_id, os.environ["WANDB_RUN_ID"], project, entity, "allow")
+        there, tracking = record.get("wandb"), config.tracking
+        resume: Literal["allow"] | None = None if new else "allow"
+        if isinstance(there, dict) and _ID.fullmatch(str(there.get("id"))):
+            project, entity = (there.get(name) for name in ("project", "entity"))
+            return cls(folder, run_id, there["id"], project or tracking.project, entity or tracking.entity, resume)
+        aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
+        own = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
+        return cls(folder, run_id, own, tracking.project, tracking.entity, resume)
+
+    @property
+    def path(self) -> dict[str, str | None]:
+        """As `run.json` keeps it."""
+        return {"id": self.id, "project": self.project, "entity": self.entity}
+
+
+def in_sweep() -> bool:
+    """Whether an agent of a W&B sweep started this process and chose the run."""
+    return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
 def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +104,11 @@ def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def exit_code_of(record: Mapping[str, Any]) -> int:
+    """How the run ended, as W&B's client has it: 0 finished, 255 interrupted, all else failed."""
+    return {"done": 0, "stopped": 255}.get(str(record.get("status")), 1)
+
+
 class Session:
     """Opens the W&B run at once; every method may raise whatever the client raises."""
 
@@ -99,9 +119,9 @@ class Session:
         wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
         tracking = config.tracking
         self._config, self._target = config, target
-        where: dict[str, Any] = {"project": tracking.project, "entity": tracking.entity, "id": target.id}
+        where: dict[str, Any] = {} if in_sweep() else target.path
         self._run = wandb.init(
-            **({} if target.in_sweep else where),
+            **where,
             name=target.name,
             group=tracking.group or config.study,
             tags=[config.encoding.name, *tracking.tags],
@@ -172,6 +192,11 @@ class Session:
                 send()
             except Exception as error:
                 logger.warning("W&B did not take %s: %s", what, redact(str(error).partition("\n")[0]))
+
+    @property
+    def where(self) -> str:
+        """Its page, or the offline run's folder."""
+        return str(self._run.url or Path(self._run.settings.sync_dir))
 
     def finish(self, exit_code: int, values: Mapping[str, Any]) -> None:
         """End the session with a last summary."""
@@ -248,11 +273,16 @@ def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
     wanted = asked if asked != "auto" else os.environ.get("WANDB_MODE", "auto")
     if wanted in ("offline", "dryrun"):
         return "offline"
-    if os.environ.get("WANDB_API_KEY") or _netrc_has(urlsplit(base_url).netloc):
+    if has_key(base_url):
         return "online"
     if wanted == "online":
         logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
     return "offline"
+
+
+def has_key(base_url: str) -> bool:
+    """Whether an API key for that server is set up on this machine."""
+    return bool(os.environ.get("WANDB_API_KEY")) or _netrc_has(urlsplit(base_url).netloc)
 
 
 def _netrc_has(host: str) -> bool:

@@ -25,12 +25,14 @@ from posbench.errors import RunFailed, Stopped
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
+from posbench.evaluation.sync import send
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run
 from posbench.runs.log import kept
 from posbench.runs.names import TOKENIZER
 from posbench.runs.tracking import Tracker
+from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.training.signals import stop_signals
 from posbench.training.step import Learner, learner_for, learning_rate, update
@@ -86,6 +88,16 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             checkpoint.keep_weights(run.folder)
         if not n_rows and not run.record["attempts"][-1]["steps"]:
             logger.info("finished; nothing to do: %s", run.folder)
+            if config.tracking.backend == "wandb" and in_sweep():
+                _tell_the_agent(config, run)
+
+
+def _tell_the_agent(config: Config, run: Run) -> None:
+    """A sweep of W&B's chose a run that was finished before: what it came to belongs to the run of the sweep, too."""
+    try:
+        send(config, run, Target.of(config, run.folder, run.id, run.record))
+    except Exception as error:
+        logger.warning("W&B's sweep does not learn of it: %s", error)
 
 
 def _batches(tokens: Tokens, config: Config) -> TrainingBatches:

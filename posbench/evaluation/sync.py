@@ -1,0 +1,101 @@
+"""Run folders sent to Weights & Biases from their own files, each step once."""
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from posbench.config.overrides import parted, value
+from posbench.config.schema import Config, TrackingConfig, validate
+from posbench.errors import PosbenchError, UserError, did_you_mean
+from posbench.evaluation.headline import headline_of
+from posbench.evaluation.job import picture_of
+from posbench.runs.folder import Run, load_config
+from posbench.runs.jsonl import number, read_jsonl
+from posbench.runs.names import EVALUATION, METRICS
+from posbench.runs.redaction import redact
+from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.runs.wandb_session import Session, Target, exit_code_of, facts, has_key
+
+logger = logging.getLogger(__name__)
+
+
+def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
+    """Send run folders. What W&B has of a run already, by its counters, is not sent again.
+
+    Args:
+        overrides: of the runs' own tracking.*; the mode is online unless it is given.
+        anew: as new runs there, whatever it has.
+
+    Raises:
+        UserError: an override that cannot be read, no API key, or a folder that is no run or in use.
+        PosbenchError: W&B cannot be reached or refuses.
+    """
+    given = _given(overrides)
+    for folder in folders:
+        config = load_config(folder)
+        tracking = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
+        config = dataclasses.replace(config, tracking=validate(TrackingConfig, tracking, "tracking"))
+        _refuse_without_key(config)
+        with Run.open(folder, config, command=None) as run:
+            target = Target.of(config, folder, run.id, run.record)
+            moved = {name: given[name] for name in ("project", "entity") if name in given}
+            again: dict[str, Any] = {"id": f"{target.id}-{time.strftime('%Y%m%d%H%M%S')}"} if anew else {}
+            try:
+                said = send(config, run, dataclasses.replace(target, **moved, **again))
+            except Exception as error:
+                raise PosbenchError(f"W&B did not take {folder}: {redact(str(error).partition(chr(10))[0])}") from error
+        print(f"{folder}: {said}")
+
+
+def send(config: Config, run: Run, target: Target) -> str:
+    """Send a run folder and wait until it is there; returns what was sent, and where it is.
+
+    Raises:
+        Exception: whatever the client raises.
+    """
+    metrics, lines = read_jsonl(run.folder / METRICS), read_jsonl(run.folder / EVALUATION)
+    rows = evaluation_rows(run.folder)
+    if not metrics and not rows:
+        return "nothing to send"
+    session = Session(config, target)
+    run.update(wandb=target.path)
+    new_metrics = [row for row in metrics if (number(row.get("step")) or 0) > session.step]
+    for row in new_metrics:
+        session.metrics(row)
+    new_rows, by_key = 0, {row.key: row for row in rows}
+    for at, line in enumerate(lines, start=1):
+        evaluated = EvaluationRow.from_json(line)
+        if evaluated and evaluated == by_key[evaluated.key] and at > session.line:
+            session.curve(evaluated, at)
+            new_rows += 1
+    if new_rows or not session.line:
+        session.results(rows, picture_of(config, rows))
+    session.finish(exit_code_of(run.record), facts(config, run.record) | headline_of(run.folder))
+    if not new_metrics and not new_rows:
+        return f"all of it is there; --anew sends it as another run: {session.where}"
+    return f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation: {session.where}"
+
+
+def _given(overrides: list[str]) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(TrackingConfig) if field.name != "backend"]
+    given: dict[str, Any] = {}
+    for text in overrides:
+        key, typed = parted(text, "tracking.mode=offline")
+        name = key.removeprefix("tracking.")
+        if name not in names:
+            near = did_you_mean(name, names)
+            raise UserError(f"unknown key '{key}'{near} (sync takes {', '.join(f'tracking.{n}' for n in names)})")
+        given[name] = [value(typed)] if name == "tags" and not isinstance(value(typed), list) else value(typed)
+    return given
+
+
+def _refuse_without_key(config: Config) -> None:
+    import wandb
+
+    if config.tracking.mode != "offline" and not has_key(wandb.Settings().base_url):
+        raise UserError(
+            "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one; tracking.mode=offline writes an "
+            "offline run instead"
+        )

@@ -1,0 +1,266 @@
+"""What arrives at W&B: the real client against a server on this machine."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+import wandb_server
+from fake_study import Truth, configured, demo_config, write_run
+from support import TINY, posbench, write_text
+from wandb_server import Server
+
+from posbench.config.schema import Config
+from posbench.evaluation import sync
+from posbench.evaluation.headline import headline_of
+from posbench.runs import tracking
+from posbench.runs.folder import Run
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import EvaluationRow
+
+ROW = EvaluationRow(
+    protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=7, status="ok", nll=1.0
+)  # fmt: skip
+
+
+@pytest.fixture
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No key, no settings of this machine, and no client left over from another test."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    for name in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb" / name))
+    monkeypatch.chdir(tmp_path)
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
+def server(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with wandb_server.serve() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+        assert server.unknown == []
+        wandb.teardown()
+
+
+@pytest.fixture
+def config(tiny_config: Config) -> Config:
+    settings = dataclasses.replace(tiny_config.tracking, backend="wandb", mode="online")
+    return dataclasses.replace(tiny_config, tracking=settings)
+
+
+def offline(config: Config) -> Config:
+    return dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, mode="offline"))
+
+
+def attempt(folder: Path, config: Config, steps: range, rows: int = 0, status: str = "stopped") -> Run:
+    """One attempt at a run: these steps are logged, and so many rows of its evaluation."""
+    with Run.open(folder, config, []) as run, tracking.mirror(config, run) as tracker:
+        run.begin_attempt("cpu", "fp32", 1)
+        for step in steps:
+            row = {"step": step, "tokens": 128 * step, "train/loss": 1.0 / step, "seconds": 0.5}
+            if all(other["step"] < step for other in read_jsonl(folder / "metrics.jsonl")):
+                run.log_metrics(row)
+            tracker.metrics(row)
+        for ratio in range(1, rows + 1):
+            row_at = dataclasses.replace(ROW, length=16 * ratio, length_ratio=ratio)
+            run.log_evaluation(row_at, [])
+            tracker.curve(row_at)
+        if rows:
+            tracker.summary(headline_of(folder))
+        run.finish(status)
+    wandb.teardown()
+    return run
+
+
+def only(server: Server) -> wandb_server.ServedRun:
+    (run,) = server.runs.values()
+    return run
+
+
+def steps(run: wandb_server.ServedRun) -> list[Any]:
+    return [row["step"] for row in run.history if "step" in row]
+
+
+def sync_parts(folder: Path) -> None:
+    """As a user would, with W&B's own command."""
+    parts = sorted(map(str, folder.glob("wandb/offline-run-*")))
+    done = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--yes", *parts], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_table_can_answer_the_question(server: Server, config: Config, tmp_path: Path) -> None:
+    run = attempt(tmp_path / "run", config, range(1, 4), rows=3, status="done")
+    served = only(server)
+    assert (served.name, served.last("project"), served.exit_code) == (f"test-{run.id}", "posbench", 0)
+    assert {name: served.summary[name] for name in ("nll_1x", "status", "rise_2x", "rise_3x", "data/name")} == {
+        "nll_1x": 1.0, "status": "done", "rise_2x": 0.0, "rise_3x": 0.0, "data/name": "text",
+    }  # fmt: skip
+    assert not [name for name in served.summary if name.startswith("eval/") and name != "eval/line"]
+    assert served.axes["eval/fixed_target/nll"] == "eval/length_ratio" and served.axes["train/loss"] == "tokens"
+    assert served.config["encoding"] == {"name": "rope"}
+    assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
+
+
+def test_an_evaluation_later_leaves_the_summary_the_runs(server: Server, config: Config, tmp_path: Path) -> None:
+    attempt(tmp_path / "run", config, range(1, 4), rows=2, status="done")
+    before = only(server).summary
+    with Run.open(tmp_path / "run", config, None) as run, tracking.mirror(config, run) as tracker:
+        late = dataclasses.replace(ROW, length=80, length_ratio=5, nll=7.0)
+        run.log_evaluation(late, [])
+        tracker.curve(late)
+    wandb.teardown()
+    after = only(server)
+    changed = {name for name in before if after.summary.get(name) != before[name] and not name.startswith("_")}
+    assert changed == {"eval/line"}
+    assert after.history[-1]["eval/fixed_target/nll"] == 7.0 and steps(after) == [1, 2, 3]
+    assert after.axes["train/loss"] == "tokens"  # although nothing of the training was logged now
+
+
+def test_online_every_step_arrives_once_though_a_run_was_stopped_and_continued(
+    server: Server, config: Config, tmp_path: Path
+) -> None:
+    attempt(tmp_path / "run", config, range(1, 8))
+    assert (only(server).summary["status"], only(server).exit_code) == ("stopped", 255)
+    attempt(tmp_path / "run", config, range(5, 11), rows=2, status="done")  # from the checkpoint of step 4
+    served = only(server)
+    assert steps(served) == list(range(1, 11))
+    assert [row["eval/line"] for row in served.history if "eval/line" in row] == [1, 2]
+    assert (served.summary["status"], served.summary["nll_1x"], served.exit_code) == ("done", 1.0, 0)
+
+
+def test_offline_parts_of_a_run_all_arrive_by_wandb_sync(server: Server, config: Config, tmp_path: Path) -> None:
+    """In order; steps that were taken twice, since the last checkpoint, are there twice, with equal values."""
+    attempt(tmp_path / "run", offline(config), range(1, 8))
+    attempt(tmp_path / "run", offline(config), range(5, 11), rows=2, status="done")
+    assert server.runs == {}
+    sync_parts(tmp_path / "run")
+    served = only(server)
+    assert steps(served) == [*range(1, 8), *range(5, 11)]
+    assert (served.summary["status"], served.summary["nll_1x"], served.summary["data/name"]) == ("done", 1.0, "text")
+    assert served.axes["train/loss"] == "tokens" and served.axes["eval/fixed_target/nll"] == "eval/length_ratio"
+
+
+def test_posbench_sync_sends_each_step_once_and_a_second_time_nothing(
+    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(tmp_path / "s" / "run", offline(config), range(1, 8))
+    attempt(tmp_path / "s" / "run", offline(config), range(5, 11), rows=2, status="done")
+    assert posbench("sync", str(tmp_path / "s")) == 0
+    served = only(server)
+    assert steps(served) == list(range(1, 11))
+    assert (served.summary["nll_1x"], served.summary["status"]) == (1.0, "done")
+    assert ": 10 rows of metrics and 2 of evaluation: http" in capsys.readouterr().out
+    assert {artifact.type for artifact in server.artifacts.values()} == {"run_table", "evaluation"}
+    lines = len(served.history)
+    assert posbench("sync", str(tmp_path / "s" / "*")) == 0
+    assert "all of it is there; --anew sends it as another run" in capsys.readouterr().out
+    assert len(only(server).history) == lines
+
+
+def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_path: Path) -> None:
+    attempt(tmp_path / "run", config, range(1, 11), rows=1, status="done")
+    sync.sync([tmp_path / "run"], [], anew=True)
+    first, second = server.runs.values()
+    assert second.name.startswith(f"{first.name}-") and steps(second) == list(range(1, 11))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["wandb"]["id"] == second.name
+
+
+def test_sync_sends_what_was_evaluated_since(server: Server, config: Config, tmp_path: Path) -> None:
+    attempt(tmp_path / "run", config, range(1, 4), rows=1, status="done")
+    with Run.open(tmp_path / "run", config, None) as run:
+        run.log_evaluation(dataclasses.replace(ROW, length=32, length_ratio=2, nll=1.5), [])
+    sync.sync([tmp_path / "run"], [])
+    served = only(server)
+    assert steps(served) == [1, 2, 3] and served.summary["rise_2x"] == 0.5
+    assert [row["eval/line"] for row in served.history if "eval/line" in row] == [1, 2]
+
+
+# -- without a server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    template = demo_config()
+    for scheme in ("rope", "alibi"):
+        write_run(tmp_path / "fake", configured(template, scheme, 0), Truth(3.6, 0.1))
+    return tmp_path / "fake"
+
+
+def test_sync_without_a_key_says_so_in_one_line(clean: None, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("sync", str(study)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: no W&B API key found: 'wandb login' stores one") and said.count("\n") == 1
+    assert not list(study.glob("*/wandb"))
+
+
+def test_sync_can_write_offline_runs(clean: None, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("sync", f"{study}/*", "tracking.mode=offline", "tracking.project=mine") == 0
+    assert capsys.readouterr().out.count(": 0 rows of metrics and 9 of evaluation: ") == 2
+    for folder in study.iterdir():
+        assert len(list(folder.glob("wandb/offline-run-*"))) == 1
+        assert json.loads((folder / "run.json").read_text())["wandb"]["project"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tracking.mod=offline"], "unknown key 'tracking.mod': did you mean 'mode'?"),
+        (["tracking.mode=never"], "tracking.mode is 'never'"),
+        (["seed=1"], "unknown key 'seed' (sync takes tracking.mode, "),
+    ],
+)
+def test_mistakes_of_sync_are_one_line(
+    clean: None, study: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert posbench("sync", str(study), *words) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+# -- sweeps of W&B's ---------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_of_a_sweep_chooses_the_run(
+    server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = {"WANDB_SWEEP_ID": "sw33p", "WANDB_RUN_ID": "chosen", "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "me"}
+    for name, value in agent.items():
+        monkeypatch.setenv(name, value)
+    run = attempt(tmp_path / "run", config, range(1, 4), rows=1, status="done")
+    served = only(server)
+    assert (served.name, served.last("sweep"), served.last("project")) == ("chosen", "sw33p", "theirs")
+    assert served.summary["nll_1x"] == 1.0
+    assert run.record["wandb"] == {"id": "chosen", "project": "theirs", "entity": "me"}
+    for name in agent:
+        monkeypatch.delenv(name)
+    attempt(tmp_path / "run", config, range(0), rows=2, status="done")  # later, by hand: the same run there
+    assert only(server).last("project") == "theirs"
+
+
+def test_a_sweep_that_chooses_a_finished_run_learns_of_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text()
+    command = ["train", *TINY, "data.path=text.txt", "training.tokens=640", "cache=c", "runtime.log_every_steps=5"]
+    assert posbench(*command) == 0
+    assert server.runs == {}  # tracking=none
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
+    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
+    assert posbench(*command, "tracking=wandb") == 0
+    served = only(server)
+    assert (served.name, served.last("sweep"), steps(served)) == ("chosen", "sw33p", [5, 10])
+    assert served.summary["nll_1x"] == headline_of(next(Path("outputs").glob("*/*")))["nll_1x"]
+    assert "finished; nothing to do: " in capsys.readouterr().err
