@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import wandb
 import wandb_server
+import yaml
 from fake_study import Truth, configured, demo_config, write_run
 from support import TINY, posbench, write_text
 from wandb_server import Server
 
+from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.evaluation import sync
-from posbench.evaluation.headline import headline_of
+from posbench.evaluation.headline import check_objective, headline_of
 from posbench.runs import tracking
 from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
@@ -112,6 +114,25 @@ def test_a_run_table_can_answer_the_question(server: Server, config: Config, tmp
     assert served.axes["eval/fixed_target/nll"] == "eval/length_ratio" and served.axes["train/loss"] == "tokens"
     assert served.config["encoding"] == {"name": "rope"}
     assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
+
+
+def test_what_is_off_by_default_can_be_switched_on(server: Server, config: Config, tmp_path: Path) -> None:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["remote", "add", "origin", "https://example.org/r"], ["commit", "-qm", "one"]):
+        extra = ["--allow-empty"] if words[0] == "commit" else []
+        subprocess.run(["git", *who, *words, *extra], check=True)
+    chosen = dataclasses.replace(config.tracking, git=True, system_metrics=True, command=True)
+    config = dataclasses.replace(config, tracking=chosen)
+    with Run.open(tmp_path / "run", config, ["posbench", "train", "data.path=a b"]) as run:
+        run.begin_attempt("cpu", "fp32", 1)
+        with tracking.mirror(config, run) as tracker:
+            tracker.begin()
+    wandb.teardown()
+    served = only(server)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (served.last("commit"), served.last("repo")) == (head, "https://example.org/r")
+    assert served.last("host") and served.summary["command"] == "posbench train 'data.path=a b'"
+    assert not [name for name in served.files if "metadata" in name or "requirements" in name or "patch" in name]
 
 
 def test_an_evaluation_later_leaves_the_summary_the_runs(server: Server, config: Config, tmp_path: Path) -> None:
@@ -264,3 +285,19 @@ def test_a_sweep_that_chooses_a_finished_run_learns_of_it(
     assert (served.name, served.last("sweep"), steps(served)) == ("chosen", "sw33p", [5, 10])
     assert served.summary["nll_1x"] == headline_of(next(Path("outputs").glob("*/*")))["nll_1x"]
     assert "finished; nothing to do: " in capsys.readouterr().err
+
+
+def test_the_sample_sweep_is_one_that_the_agent_can_run(clean: None) -> None:
+    """The command line as W&B's own agent makes it of the file."""
+    from wandb.sdk.launch.sweeps import utils
+
+    sample = yaml.safe_load((Path(__file__).parent.parent / "docs" / "wandb_sweep.yaml").read_text())
+    chosen = {"encoding": {"value": "alibi"}, "training.learning_rate": {"value": 0.0012345}}
+    assert chosen.keys() == sample["parameters"].keys()
+    made = utils.create_sweep_command_args({"args": chosen})["args_no_hyphens"]
+    *words, last = sample["command"]
+    assert (words[:2], last) == (["posbench", "train"], "${args_no_hyphens}")
+    (config,) = compose.check([*words[2:], *made])
+    assert (config.encoding.name, config.training.learning_rate) == ("alibi", 0.0012345)
+    runtime = dataclasses.replace(config.runtime, objective=sample["metric"]["name"])
+    check_objective(dataclasses.replace(config, runtime=runtime))
