@@ -14,6 +14,7 @@ import posbench
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.portrait import codes, properties
+from posbench.portrait.schemes import Scheme
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +316,7 @@ class Floor(Encoding):
 def test_a_staircase_that_accepts_fractions_is_not_continuous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(properties, "_build", lambda *args, **kwargs: Floor(Shape(32, 1, 2, 160)))
     with codes.in_double():
-        assert properties._continuous("floor").verdict == "no"
+        assert properties._continuous(Scheme("floor")).verdict == "no"
 
 
 def test_schemes_run_in_double_precision_within_the_probe_only() -> None:

@@ -16,17 +16,18 @@ import posbench
 from posbench.cli.app import main
 from posbench.errors import UserError
 from posbench.portrait import panels, plots, show
+from posbench.portrait.schemes import Scheme
 
 PHRASE = "my daughter called her brother last night"
 
 
 def _titles(name: str) -> list[str]:
-    return [panel.title for panel in panels.picture(name).panels]
+    return [panel.title for panel in panels.picture(Scheme(name)).panels]
 
 
 @pytest.mark.parametrize("name", posbench.encodings())
 def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
-    picture = panels.picture(name)
+    picture = panels.picture(Scheme(name))
     assert picture.panels[-1].title == "Mean attention, random tokens"
     for panel in picture.panels:
         assert panel.title and panel.x_label and panel.y_label
@@ -46,7 +47,7 @@ def test_panels_are_chosen_by_what_the_scheme_does() -> None:
 
 
 def test_rope_wavelengths_are_those_of_the_formula() -> None:
-    wavelengths = panels.picture("rope").panels[1]
+    wavelengths = panels.picture(Scheme("rope")).panels[1]
     assert isinstance(wavelengths, panels.Curves)
     expected = 2 * np.pi * 10000 ** (np.arange(8) / 8)  # head_dim 16: theta = base^(-2p/16)
     np.testing.assert_allclose(wavelengths.series["wavelength"], expected, rtol=1e-6)
@@ -54,7 +55,7 @@ def test_rope_wavelengths_are_those_of_the_formula() -> None:
 
 
 def test_alibi_heads_fall_by_their_slopes() -> None:
-    bias = panels.picture("alibi").panels[0]
+    bias = panels.picture(Scheme("alibi")).panels[0]
     assert isinstance(bias, panels.Curves)
     for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256), start=1):
         np.testing.assert_allclose(bias.series[f"head {head}"], -slope * np.arange(128), atol=1e-12)
@@ -63,20 +64,20 @@ def test_alibi_heads_fall_by_their_slopes() -> None:
 def test_the_dot_product_band_is_a_line_for_sinusoids_and_wide_for_sines() -> None:
     width = {}
     for name in ("sinusoidal", "sine"):
-        panel = panels.picture(name).panels[1]
+        panel = panels.picture(Scheme(name)).panels[1]
         assert isinstance(panel, panels.Curves) and panel.band is not None
         width[name] = float((panel.band[1] - panel.band[0]).max())
     assert width["sinusoidal"] < 1e-9 < 1 < width["sine"]
 
 
 def test_learned_is_undefined_beyond_its_table() -> None:
-    code = panels.picture("learned").panels[0]
+    code = panels.picture(Scheme("learned")).panels[0]
     assert isinstance(code, panels.Heatmap)
     assert np.isfinite(code.values[:, :64]).all() and np.isnan(code.values[:, 64:]).all()
 
 
 def test_attention_without_positions_is_an_even_share() -> None:
-    decay = panels.picture("none").panels[-1]
+    decay = panels.picture(Scheme("none")).panels[-1]
     assert isinstance(decay, panels.Curves)
     np.testing.assert_allclose(decay.series["mean over heads"], 1, atol=0.15)  # the mean of 4096 random weights
 
@@ -100,19 +101,21 @@ def test_attention_without_positions_is_an_even_share() -> None:
     ],
 )
 def test_daughter_and_called_keep_their_logit_under_relative_schemes_only(name: str, stays: bool) -> None:
-    row = panels.moved(name, PHRASE, ("daughter", "called"))
+    row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
     assert (row.stays_until is None) == stays
     assert (panels.verdict(row) == "stays") == stays
 
 
 def test_fire_keeps_it_up_to_its_threshold() -> None:
-    row = panels.moved("fire", PHRASE, ("daughter", "called"))
+    row = panels.moved(Scheme("fire"), PHRASE, ("daughter", "called"))
     assert row.stays_until is not None and row.stays_until <= 64 < row.stays_until + 5  # shifts are 4 or 5 apart
     assert panels.verdict(row).startswith("stays to 64")
 
 
 def test_the_order_of_words_does_not_matter() -> None:
-    first, second = (panels.moved("alibi", PHRASE, pair) for pair in (("daughter", "called"), ("called", "daughter")))
+    first, second = (
+        panels.moved(Scheme("alibi"), PHRASE, pair) for pair in (("daughter", "called"), ("called", "daughter"))
+    )
     np.testing.assert_array_equal(first.contribution, second.contribution)
     np.testing.assert_allclose(first.contribution, -1 / 4)  # one token apart, first head
 
@@ -184,7 +187,7 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
     show.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     for axis, name in zip(saved[0].axes, ("rope", "sinusoidal"), strict=True):
-        row = panels.moved(name, PHRASE, ("daughter", "called"))
+        row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
         assert axis.get_title() == f"{name}: {panels.verdict(row)}"
         np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
 

@@ -20,6 +20,7 @@ from posbench.encodings.base import Encoding, Shape
 from posbench.errors import Undefined, UserError
 from posbench.extend.methods import extended, methods_of
 from posbench.portrait import codes, panels
+from posbench.portrait.schemes import Scheme
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
 LENGTH = 40
@@ -428,8 +429,8 @@ class Decoupled(Encoding):
 def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_first_layer(
     build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codes, "build", lambda name, shape: build(shape))
-    picture = panels.picture("invented")
+    monkeypatch.setattr(codes, "build", lambda name, shape, options: build(shape))
+    picture = panels.picture(Scheme("invented"))
     drawn = [
         panel.values if isinstance(panel, panels.Heatmap) else [*panel.series.values()] for panel in picture.panels
     ]

@@ -291,7 +291,11 @@ def list_(as_json: AsJson = False) -> None:
 @app.command()
 def properties(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Encodings; default: all.", autocompletion=complete.encodings)
+        list[str] | None,
+        typer.Argument(
+            help="Encodings, each with its options after it, such as rope base=100; default: all.",
+            autocompletion=complete.encodings,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -304,7 +308,11 @@ def properties(
 @app.command()
 def show(
     names: Annotated[
-        list[str], typer.Argument(help="Encodings, drawn side by side.", autocompletion=complete.encodings)
+        list[str],
+        typer.Argument(
+            help="Encodings, each with its options after it, such as rope base=100; and run folders.",
+            autocompletion=complete.schemes,
+        ),
     ],
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
@@ -312,7 +320,10 @@ def show(
         str | None, typer.Option(metavar="A,B", help="Two words of the phrase whose logit to watch.")
     ] = None,
 ) -> None:
-    """Draw what an encoding does, in the terminal or as a PNG file."""
+    """Draw what an encoding does, or what a trained run's has learned, in the terminal or as a PNG file.
+
+    Of a run, the weights are those it learned, and attention is that of its model on its own test text.
+    """
     from posbench.portrait import show
 
     show.main(names, png, phrase, words)

@@ -41,7 +41,12 @@ def report(incomplete: str) -> list[str]:
 
 def encodings(incomplete: str) -> list[str]:
     """Names of encodings."""
-    return _completed(incomplete, lambda typed: [name for name in choices("encoding") if name.startswith(typed)])
+    return _completed(incomplete, _encodings)
+
+
+def schemes(incomplete: str) -> list[str]:
+    """Names of encodings, and run folders."""
+    return _completed(incomplete, lambda typed: [*_encodings(typed), *_runs(typed)])
 
 
 def _completed(incomplete: str, words: Callable[[str], Iterable[str]]) -> list[str]:
@@ -155,6 +160,10 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def _encodings(typed: str) -> list[str]:
+    return [name for name in choices("encoding") if name.startswith(typed)]
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from rich.console import Console, Group
 from rich.rule import Rule
 from rich.text import Text
 
-from posbench.portrait.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
+from posbench.portrait.panels import SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
 from posbench.terminal import console
 
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
 MARGIN = 8  # for the y axis
 COLOURS = ("bright_blue", "yellow", "green", "magenta")
+MARKS = "123456789abcdefghijklmnopqrstuvwxyz"  # of curves, in their order
 
 Cells = dict[tuple[int, int], tuple[str, str]]  # (column, row from the top) -> character, style
 
@@ -44,7 +45,8 @@ def print_pictures(pictures: list[Picture]) -> None:
     for picture in pictures:
         out.print(Rule(_title(picture), characters=signs.line))
         out.print(Columns([_panel(panel, signs) for panel in picture.panels], padding=(1, 3)))
-    out.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
+    lengths = dict.fromkeys(f"{picture.train_length} tokens" for picture in pictures)
+    out.print(f"{signs.bar} marks the training length, {' or '.join(lengths)}.")
 
 
 def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
@@ -65,6 +67,7 @@ def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
             y_label=verdict(row),
             x=row.where,
             series={"": row.contribution},
+            end=2 * SHAPE.train_length - 1,
             limit=SHAPE.train_length,
         )
         drawn.append(_curves(curves, signs, (middle - 1.2 * half, middle + half)))  # the middle is not between two rows
@@ -95,7 +98,8 @@ def _heatmap(panel: Heatmap, signs: Signs) -> Group:
     if panel.limit is not None:
         cells |= _bar(round(panel.limit / columns * WIDTH), signs)
     shades = f"'{signs.shades[0]}' {-size:.2g} .. '{signs.shades[-1]}' {size:.2g}"
-    return _framed(panel.title, cells, ("0", str(rows - 1)), f"{panel.y_label}; {shades}", panel.x_label, signs)
+    legend = f"{panel.y_label}; {shades}"
+    return _framed(panel.title, cells, ("0", str(rows - 1)), legend, panel.x_label, signs, str(columns - 1))
 
 
 def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = None) -> Group:
@@ -108,10 +112,11 @@ def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = N
     if panel.band is not None:
         cells |= _band(panel.x, panel.band, axes, signs)
     for index, values in reversed(list(enumerate(panel.series.values()))):  # the first one last, over the others
-        mark = signs.dot if len(panel.series) == 1 else str(index + 1)
+        mark = signs.dot if len(panel.series) == 1 else MARKS[index % len(MARKS)]
         cells |= _points(panel.x, values, axes, (mark, COLOURS[index % len(COLOURS)]))
     labels = tuple(f"{10**edge if axes.log_y else edge:.3g}" for edge in (axes.high, axes.low))
-    return _framed(panel.title, cells, labels, _legend(panel, signs), panel.x_label, signs, f"{axes.end:g}")
+    drawn = _framed(panel.title, cells, labels, _legend(panel, signs), panel.x_label, signs, f"{axes.end:g}")
+    return Group(drawn, Text(f"{panel.note:^{MARGIN + WIDTH}}", style="bright_black")) if panel.note else drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +140,12 @@ def _axes(panel: Curves, y_range: tuple[float, float] | None) -> _Axes:
     if y_range is None:
         drawn = (*panel.series.values(), *(panel.band or ()))
         y_range = _range(panel, [_scaled(values, panel.log_y) for values in drawn])
-    end = float(panel.x[-1]) if panel.points else LENGTH - 1
-    return _Axes(end, *y_range, panel.log_y)
+    return _Axes(float(panel.x[-1]) if panel.end is None else panel.end, *y_range, panel.log_y)
 
 
 def _range(panel: Curves, drawn: list[Numbers]) -> tuple[float, float]:
     low, high = (float(f([f(values) for values in drawn])) for f in (np.nanmin, np.nanmax))
-    if panel.log_y and panel.limit_y is None:
+    if panel.even:
         return min(low, -0.6), max(high, 0.6)  # attention: a factor of 4 either way, or noise fills the panel
     return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
 
@@ -182,7 +186,7 @@ def _legend(panel: Curves, signs: Signs) -> str:
     elif all(name.startswith("head ") for name in panel.series):
         names = f"{panel.y_label}, by head"
     else:
-        names = ", ".join(f"{number} {name}" for number, name in enumerate(panel.series, start=1))
+        names = ", ".join(f"{mark} {name}" for mark, name in zip(MARKS, panel.series, strict=False))
     return names if panel.limit_y is None else f"{signs.line} trained to {panel.limit_y:g}; {names}"
 
 
@@ -193,7 +197,7 @@ def _framed(
     legend: str,
     x_label: str,
     signs: Signs,
-    x_end: str = str(LENGTH - 1),
+    x_end: str,
 ) -> Group:
     width = MARGIN + WIDTH
     text = Text(title[:width] + "\n", style="bold", no_wrap=True)

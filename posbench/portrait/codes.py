@@ -7,7 +7,7 @@ Everything goes through the public functions, so an encoding that did not exist 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,17 +24,20 @@ CONTENTS = 4  # random tokens per measurement
 MARGIN = 8
 
 
-def build(name: str, shape: Shape, length: int = 1, draw: bool = True) -> Encoding:
+def build(
+    name: str, shape: Shape, length: int = 1, draw: bool = True, options: Mapping[str, Any] | None = None
+) -> Encoding:
     """Build an encoding, always the same: raw codes (scale 1), and its learned tables drawn from N(0,1).
 
     Args:
         length: positions it must be defined for; where it is not, it is built for a longer training length.
         draw: whether to draw tables; a table of zeros would measure as no encoding at all.
+        options: of its constructor; default: its own.
 
     Raises:
-        UserError: an unknown name, or a shape that the encoding refuses.
+        UserError: an unknown name or option, or a shape that the encoding refuses.
     """
-    options = {"scale": 1.0} if "scale" in encodings.options_of(name) else {}
+    options = ({"scale": 1.0} if "scale" in encodings.options_of(name) else {}) | dict(options or {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, shape, options)

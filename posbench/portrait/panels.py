@@ -16,12 +16,12 @@ from torch import Tensor
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError, did_you_mean
 from posbench.portrait import codes
+from posbench.portrait.schemes import Scheme
 
 Numbers = NDArray[np.float64]
 
-# A small model, whose pictures are readable: heads of 16 channels, and room to show as much again as was trained.
+# A small model, whose pictures are readable: heads of 16 channels.
 SHAPE = Shape(d_model=64, n_heads=4, n_layers=2, train_length=64)
-LENGTH = 2 * SHAPE.train_length
 DECAY_SAMPLES = 64
 DECAY_QUERIES = 16  # the last queries, which see the most keys
 FAINTEST = 1e-4  # attention, in multiples of an even share; below, a curve leaves the picture
@@ -45,11 +45,14 @@ class Curves:
     y_label: str
     x: Numbers
     series: dict[str, Numbers]
+    end: float | None = None  # of the x axis, where `x` may end before; None: where `x` does
     limit: float | None = None  # where on the x axis training ended
     limit_y: float | None = None  # likewise on the y axis
     band: tuple[Numbers, Numbers] | None = None  # lowest and highest around the only series
     log_y: bool = False
-    points: bool = False
+    points: bool = False  # at whole numbers of something: pairs, layers
+    even: bool = False  # in multiples of an even share
+    note: str = ""  # what a reader may miss in it
 
 
 Panel = Heatmap | Curves
@@ -62,42 +65,58 @@ class Picture:
     name: str
     subtitle: str
     panels: tuple[Panel, ...]
+    train_length: int = SHAPE.train_length
 
 
-def picture(name: str) -> Picture:
+def picture(scheme: Scheme) -> Picture:
     """Draw an encoding.
 
     Raises:
-        UserError: an unknown name, or an encoding that cannot be built for `SHAPE`.
+        UserError: an unknown name or option, or an encoding that cannot be built for `SHAPE`.
     """
     with codes.in_double(), torch.no_grad():
-        encoding = codes.build(name, SHAPE)
-        panels: list[Panel] = []
-        if "embed" in codes.hooks_of(encoding):
-            panels += [_code(encoding), _similarity(encoding)]
-        if "rotate" in codes.hooks_of(encoding):
-            panels += _rotary(encoding)
+        encoding = codes.build(scheme.name, SHAPE, options=scheme.options)
+        panels = of_positions(encoding)
         if codes.hooks_of(encoding) & codes.PAIRWISE:
             panels.append(_by_distance(encoding))
         panels.append(_decay(encoding))
     notes = ["untrained: random parameters"] if any(True for _ in encoding.parameters()) else []
-    if (used := codes.first_layer(encoding)) is not encoding:
-        notes.append(f"first layer: {used.name}")
-    return Picture(name, ", ".join(notes), tuple(panels))
+    return Picture(scheme.label, ", ".join([*notes, *first_layer_of_several(encoding)]), tuple(panels))
 
 
-def defined(encoding: Encoding, length: int = LENGTH) -> int:
-    """Up to where, at most `length`, the encoding is defined."""
-    return min(length, encoding.max_length or length)
+def of_positions(encoding: Encoding) -> list[Panel]:
+    """What an encoding gives to each position: its code at the input, and how far q and k are turned."""
+    panels: list[Panel] = []
+    if "embed" in codes.hooks_of(encoding):
+        panels += [_code(encoding), _similarity(encoding)]
+    if "rotate" in codes.hooks_of(encoding):
+        panels += _rotary(encoding)
+    return panels
+
+
+def first_layer_of_several(encoding: Encoding) -> list[str]:
+    """A note where a picture shows the first layer's encoding, of one that stands around others."""
+    used = codes.first_layer(encoding)
+    return [] if used is encoding else [f"first layer: {used.name}"]
+
+
+def room(encoding: Encoding) -> int:
+    """How long a picture's axis is: room to show as much again as was trained."""
+    return 2 * encoding.shape.train_length
+
+
+def defined(encoding: Encoding) -> int:
+    """Up to where, at most to the end of the axis, the encoding is defined."""
+    return min(room(encoding), encoding.max_length or room(encoding))
 
 
 def _code(encoding: Encoding) -> Heatmap:
     code = codes.input_code(encoding, codes.positions_of(encoding, defined(encoding)))
     used = int(code.any(0).nonzero().max()) + 1
-    values = np.full((used, LENGTH), np.nan)
+    values = np.full((used, room(encoding)), np.nan)
     values[:, : len(code)] = code[:, :used].mT.numpy()
     dimension = "dimension" if used == code.shape[1] else "dimension (all others: 0)"
-    return Heatmap("Code of each position", "position (tokens)", dimension, values, SHAPE.train_length)
+    return Heatmap("Code of each position", "position (tokens)", dimension, values, encoding.shape.train_length)
 
 
 def _similarity(encoding: Encoding) -> Curves:
@@ -113,7 +132,8 @@ def _similarity(encoding: Encoding) -> Curves:
         x=np.arange(len(mean), dtype=np.float64),
         series={"mean over places": mean},
         band=(low, high),
-        limit=SHAPE.train_length,
+        end=room(encoding) - 1,
+        limit=encoding.shape.train_length,
     )
 
 
@@ -122,7 +142,7 @@ def _rotary(encoding: Encoding) -> list[Panel]:
     angles = _turns_per_token(encoding)
     if angles is None:
         return []
-    distance = np.arange(LENGTH)
+    distance = np.arange(room(encoding))
     phases = np.exp(1j * distance[:, None] * angles)  # (distance, pair)
     with np.errstate(divide="ignore"):
         wavelengths = 2 * np.pi / angles
@@ -133,7 +153,7 @@ def _rotary(encoding: Encoding) -> list[Panel]:
         y_label="wavelength (tokens)",
         x=pairs,
         series={"wavelength": np.where(np.isfinite(wavelengths), wavelengths, np.nan)},
-        limit_y=SHAPE.train_length,
+        limit_y=encoding.shape.train_length,
         log_y=True,
         points=True,
     )
@@ -144,14 +164,15 @@ def _rotary(encoding: Encoding) -> list[Panel]:
         y_label="relative to distance 0",
         x=distance.astype(np.float64),
         series={"q·k for q = k": phases.real.mean(axis=1), "bound (RoFormer)": bound / bound[0]},
-        limit=SHAPE.train_length,
+        end=room(encoding) - 1,
+        limit=encoding.shape.train_length,
     )
     turned = Heatmap(
         "Cosine of the angle turned",
         "position (tokens)",
         "pair",
         np.ascontiguousarray(phases.real.T),
-        SHAPE.train_length,
+        encoding.shape.train_length,
     )
     return [turned, wave, decay]
 
@@ -170,7 +191,7 @@ def _turns_per_token(encoding: Encoding) -> Numbers | None:
 
 def _by_distance(encoding: Encoding) -> Curves:
     """What position adds to the last query's logits, all tokens being alike."""
-    pairs = codes.contribution(encoding, codes.positions_of(encoding, LENGTH + codes.MARGIN))
+    pairs = codes.contribution(encoding, codes.positions_of(encoding, room(encoding) + codes.MARGIN))
     added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
     added = np.where(added < math.log(torch.finfo(torch.float64).tiny) / 2, np.nan, added)
     own = (
@@ -186,7 +207,8 @@ def _by_distance(encoding: Encoding) -> Curves:
         y_label="log of the weight" if own else "added to the logit",
         x=np.arange(added.shape[1], dtype=np.float64),
         series=dict(zip(names, added, strict=False)),
-        limit=SHAPE.train_length,
+        end=room(encoding) - 1,
+        limit=encoding.shape.train_length,
     )
 
 
@@ -206,10 +228,23 @@ def _decay(encoding: Encoding) -> Curves:
         x_label="distance (tokens)",
         y_label="times an even share",
         x=np.arange(len(by_distance), dtype=np.float64),
-        series={"mean over heads": np.where(by_distance > FAINTEST, by_distance, np.nan)},
-        limit=SHAPE.train_length,
+        series={"mean over heads": without_faint(by_distance, FAINTEST)},
+        end=room(encoding) - 1,
+        limit=encoding.shape.train_length,
         log_y=True,
+        even=True,
+        note=faint(by_distance, FAINTEST),
     )
+
+
+def without_faint(weights: Numbers, least: float) -> Numbers:
+    """What is drawn of weights on a logarithmic axis."""
+    return np.where(weights > least, weights, np.nan)
+
+
+def faint(weights: Numbers, least: float) -> str:
+    """What is said where some are left out."""
+    return f"below {least:g}: not drawn" if (weights <= least).any() else ""
 
 
 def _project(encoding: Encoding, tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,7 +279,7 @@ class Moved:
     stays_until: float | None  # the last place before it first changes; None: it never does
 
 
-def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
+def moved(scheme: Scheme, phrase: str, words: tuple[str, str]) -> Moved:
     """Move a phrase along a longer sentence and watch the later of two words look at the earlier one.
 
     Raises:
@@ -253,7 +288,7 @@ def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
     tokens = phrase.lower().split()
     key, query = sorted(_place(word, tokens) for word in words)
     with codes.in_double(), torch.no_grad():
-        encoding = codes.build(name, SHAPE)
+        encoding = codes.build(scheme.name, SHAPE, options=scheme.options)
         length = defined(encoding)
         if len(tokens) >= SHAPE.train_length:
             raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
@@ -266,7 +301,7 @@ def moved(name: str, phrase: str, words: tuple[str, str]) -> Moved:
     where = (starts + query).numpy().astype(np.float64)
     differs = (part - part[0]).abs() > STAYS * max(1.0, float(with_encoding.abs().max()))
     until = where[int(differs.int().argmax()) - 1] if differs.any() else None
-    return Moved(name, where, part.numpy(), change, until)
+    return Moved(scheme.label, where, part.numpy(), change, until)
 
 
 def verdict(row: Moved) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench.errors import UserError
-from posbench.portrait.panels import LENGTH, SHAPE, Curves, Heatmap, Moved, Picture, verdict
+from posbench.portrait.panels import SHAPE, Curves, Heatmap, Moved, Picture, verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,22 +23,24 @@ STYLE: dict[Any, Any] = {
     "figure.titlesize": 14,
 }
 DPI = 90
+COLUMNS = 5
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
-    """One row of panels per encoding.
+    """A row of panels per encoding, and a second one where it has many.
 
     Raises:
         UserError: the file cannot be written.
     """
-    columns = max(len(picture.panels) for picture in pictures)
+    columns = min(COLUMNS, max(len(picture.panels) for picture in pictures))
+    heights = [-(-len(picture.panels) // columns) for picture in pictures]
     with _style():
-        figure = _figure(width=4.1 * columns, height=3.5 * len(pictures))
-        rows = figure.subfigures(len(pictures), 1, squeeze=False)[:, 0]
-        for row, picture in zip(rows, pictures, strict=True):
+        figure = _figure(width=4.1 * columns, height=3.5 * sum(heights))
+        rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for row, picture, height in zip(rows, pictures, heights, strict=True):
             note = f"  ({picture.subtitle})" if picture.subtitle else ""
             row.suptitle(picture.name + note, fontsize=13, fontweight="bold")
-            axes = row.subplots(1, columns, squeeze=False)[0]
+            axes = row.subplots(height, columns, squeeze=False).flatten()
             for axis, panel in zip(axes, picture.panels, strict=False):
                 _heatmap(axis, panel) if isinstance(panel, Heatmap) else _curves(axis, panel)
             for axis in axes[len(picture.panels) :]:
@@ -102,7 +104,7 @@ def _heatmap(axis: "Axes", panel: Heatmap) -> None:
 
 
 def _curves(axis: "Axes", panel: Curves) -> None:
-    for colour, (name, values) in zip(COLOURS, panel.series.items(), strict=False):
+    for colour, (name, values) in zip(_colours(len(panel.series)), panel.series.items(), strict=True):
         style = {"marker": "o", "linestyle": "none"} if panel.points else {"linewidth": 1.8}
         axis.plot(panel.x, values, color=colour, label=name, **style)
     if panel.band is not None and np.ptp(np.subtract(*panel.band)) > 1e-9:
@@ -111,18 +113,42 @@ def _curves(axis: "Axes", panel: Curves) -> None:
     if panel.log_y:
         axis.set_yscale("log")
     if panel.limit is not None:
-        _training_end(axis, panel.limit)
+        _training_end(axis, panel.limit, panel.x[-1] if panel.end is None else panel.end)
         if panel.x[-1] < panel.limit:
             _undefined(axis)
     if panel.limit_y is not None:
         _never_turns(axis, panel.limit_y)
-    if panel.log_y and panel.limit_y is None:  # attention: at least a factor of 4 either way, or noise fills the panel
+    if panel.points and len(panel.x) <= 16:
+        axis.set_xticks(panel.x)
+    if panel.log_y and panel.limit_y is None:
+        low, high = axis.get_ylim()
+        _plain_ticks(axis, fine=high / low < 100)
+    if panel.even:  # attention: at least a factor of 4 either way, or noise fills the panel
         low, high = axis.get_ylim()
         low, high = min(low, 0.25), max(high, 4)
         axis.set_ylim(low, high)
         _plain_ticks(axis, fine=high / low < 100)
         axis.axhline(1, color=BEYOND, linewidth=1, linestyle=":")
-    axis.legend(loc="best", framealpha=0.7)
+    if panel.note:
+        axis.annotate(panel.note, (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=9, color="#444444")
+    _legend(axis, beside=len(panel.series) > 1)
+
+
+def _legend(axis: "Axes", beside: bool) -> None:
+    """Beside the panel where its curves would lie below it."""
+    if beside:
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.2, frameon=False, handlelength=1.2)
+    else:
+        axis.legend(loc="best", framealpha=0.7)
+
+
+def _colours(count: int) -> list[Any]:
+    """One for each of so many curves; of many heads, in order along a scale that the colour-blind can follow."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    import matplotlib
+
+    return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.95, count)))
 
 
 def _plain_ticks(axis: "Axes", fine: bool) -> None:
@@ -134,10 +160,10 @@ def _plain_ticks(axis: "Axes", fine: bool) -> None:
     axis.yaxis.set_minor_locator(NullLocator())
 
 
-def _training_end(axis: "Axes", limit: float) -> None:
-    """Mark the training length on the x axis and shade what lies beyond it."""
-    axis.set_xlim(0, LENGTH - 1)
-    axis.axvspan(limit, LENGTH, color=BEYOND, alpha=0.15, lw=0)
+def _training_end(axis: "Axes", limit: float, end: float) -> None:
+    """Mark the training length on the x axis, which goes to `end`, and shade what lies beyond it."""
+    axis.set_xlim(0, end)
+    axis.axvspan(limit, end + 1, color=BEYOND, alpha=0.15, lw=0)
     axis.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
 
 
@@ -148,7 +174,6 @@ def _never_turns(axis: "Axes", limit: float) -> None:
     axis.axhspan(limit, high, color=BEYOND, alpha=0.15, lw=0)
     axis.axhline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
     axis.set_ylim(low, high)
-    axis.set_xticks(range(0, int(axis.get_xlim()[1]) + 1))
     axis.annotate("never a full turn in training", (0.04, 0.9), xycoords="axes fraction", fontsize=9)
 
 
@@ -157,11 +182,11 @@ def _moved(axis: "Axes", row: Moved) -> None:
     middle = (row.contribution.max() + row.contribution.min()) / 2
     half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding shall not look like change
     axis.set_ylim(middle - half, middle + half)
-    _training_end(axis, SHAPE.train_length)
+    _training_end(axis, SHAPE.train_length, 2 * SHAPE.train_length - 1)
     if row.where[-1] < SHAPE.train_length:
         _undefined(axis)
     axis.set_title(f"{row.name}: {verdict(row)}", fontsize=11)
-    axis.legend(loc="best", framealpha=0.7)
+    _legend(axis, beside=False)
     axis.set_xlabel("position of the phrase's later word (tokens)", fontsize=9)
     axis.set_ylabel("positional part of the logit", fontsize=9)
 

@@ -22,7 +22,8 @@ from posbench import encodings
 from posbench.attention.reference import attention_logits, attention_output
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
-from posbench.portrait import codes
+from posbench.portrait import codes, schemes
+from posbench.portrait.schemes import Scheme
 from posbench.terminal import console, tables
 
 WIDTH = 32  # d_model; one head, so head_dim too
@@ -107,27 +108,28 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
 }
 
 
-def measure(names: list[str] | None = None) -> list[Properties]:
+def measure(words: list[str] | None = None) -> list[Properties]:
     """Measure encodings, all of them by default.
 
+    Args:
+        words: names, each with its options after it: rope base=100.
+
     Raises:
-        UserError: an unknown name.
+        UserError: an unknown name or option.
     """
-    names = names or encodings.names()
-    for name in names:
-        encodings.load(name)
-    return [_measure_one(name) for name in names]
+    asked = schemes.parted(words or encodings.names())
+    return [_measure_one(one) for one in [schemes.scheme(*words, _shape()) for words in asked]]
 
 
-def main(names: list[str] | None = None, as_json: bool = False) -> None:
+def main(words: list[str] | None = None, as_json: bool = False) -> None:
     """Print the properties: a table of verdicts, with names given also what they rest on, or everything as JSON."""
-    measured = measure(names)
+    measured = measure(words)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in measured], indent=2, allow_nan=False))
         return
     out = console.stdout()
     out.print(_overview(measured, out))
-    for one in measured if names else []:
+    for one in measured if words else []:
         out.print(_details(one, out))
     for one in measured:
         for name in PROPERTIES:
@@ -135,13 +137,13 @@ def main(names: list[str] | None = None, as_json: bool = False) -> None:
                 out.print(f"* {one.name}, {name.replace('_', ' ')}: {explanation}.")
 
 
-def _measure_one(name: str) -> Properties:
+def _measure_one(scheme: Scheme) -> Properties:
     results = {}
     with codes.in_double(), torch.no_grad():
         for index, (title, measurement) in enumerate(_MEASUREMENTS.items()):
             torch.manual_seed(index)
-            results[title] = _beside_tutorials(name, title, measurement(name))
-    return Properties(name=name, **results)
+            results[title] = _beside_tutorials(scheme.label, title, measurement(scheme))
+    return Properties(name=scheme.label, **results)
 
 
 def _beside_tutorials(name: str, title: str, measured: Measured) -> Measured:
@@ -200,18 +202,21 @@ _HEADERS = {
 _COLOURS = {"yes": "green", "no": "yellow", "partial": "cyan"}  # told apart by the colour-blind; words say it too
 
 
-def _build(name: str, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:
+def _build(scheme: Scheme, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:
     """One head, two layers; for a longer training length only where `length` positions need it."""
-    shape = Shape(width, n_heads=1, n_layers=2, train_length=TRAIN_LENGTH, token_rms=GPT2_RMS)
-    return codes.build(name, shape, length, draw)
+    return codes.build(scheme.name, _shape(width), length, draw, scheme.options)
+
+
+def _shape(width: int = WIDTH) -> Shape:
+    return Shape(width, n_heads=1, n_layers=2, train_length=TRAIN_LENGTH, token_rms=GPT2_RMS)
 
 
 # -- the measurements --------------------------------------------------------------------------------------------------
 
 
-def _order(name: str) -> Measured:
+def _order(scheme: Scheme) -> Measured:
     """Swap every two tokens before the last one: how often does its output change?"""
-    encoding = _build(name, ORDER_LENGTH)
+    encoding = _build(scheme, ORDER_LENGTH)
     plain = _swaps_seen(encoding, layers=1, norm=False)
     pairs = math.comb(ORDER_LENGTH - 1, 2)
     score = plain / pairs
@@ -261,14 +266,14 @@ def _directional(encoding: Encoding) -> bool:
     return bool(((logits - logits.mT).abs() > 1e-9 * logits.abs().max()).any())
 
 
-def _uniqueness(name: str) -> Measured:
+def _uniqueness(scheme: Scheme) -> Measured:
     """The least distance between two codes in fp32, and the neighbours that become equal in bf16."""
-    vectors = codes.code(_build(name, UNIQUE_LENGTH), torch.arange(UNIQUE_LENGTH)[None])
+    vectors = codes.code(_build(scheme, UNIQUE_LENGTH), torch.arange(UNIQUE_LENGTH)[None])
     vectors = torch.from_numpy(vectors.numpy().astype("float32").astype("float64"))
     gaps = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(math.inf)
     least = gaps.min().item()
     shared = (gaps <= 1e-6).any(-1).nonzero()
-    longer = codes.code(_build(name, BF16_LENGTH), torch.arange(BF16_LENGTH)[None]).bfloat16()
+    longer = codes.code(_build(scheme, BF16_LENGTH), torch.arange(BF16_LENGTH)[None]).bfloat16()
     figures = {
         "least_gap": least,
         "first_shared": shared[0].item() if len(shared) else None,
@@ -277,9 +282,9 @@ def _uniqueness(name: str) -> Measured:
     return Measured("yes" if least > 1e-6 else "no", figures)
 
 
-def _relative_code(name: str) -> Measured:
+def _relative_code(scheme: Scheme) -> Measured:
     """How much codes equally far apart differ in their distance, or pairs in their contribution to the logit."""
-    encoding = _build(name, RELATIVE_LENGTH + codes.MARGIN)
+    encoding = _build(scheme, RELATIVE_LENGTH + codes.MARGIN)
     spreads = [0.0]
     if "embed" in codes.hooks_of(encoding):
         vectors = codes.input_code(encoding, codes.positions_of(encoding, RELATIVE_LENGTH))
@@ -297,10 +302,10 @@ def _uneven(matrix: Tensor) -> float:
     return max(ranges) / deviation if deviation > 0 else 0.0
 
 
-def _relative_logit(name: str) -> Measured:
+def _relative_logit(scheme: Scheme) -> Measured:
     """Two tokens at (10 + s, 7 + s), the whole phrase shifted: how far does their full logit move?"""
     length = 10 + SHIFTS
-    encoding = _build(name, length)
+    encoding = _build(scheme, length)
     positions = codes.positions_of(encoding, length)
     ids = torch.zeros(codes.CONTENTS, length, dtype=torch.long)
     query, key = (
@@ -315,9 +320,9 @@ def _relative_logit(name: str) -> Measured:
     return Measured("yes" if ratio < 1e-5 else "no", {"range_over_logit": ratio})
 
 
-def _shift_linear(name: str) -> Measured:
+def _shift_linear(scheme: Scheme) -> Measured:
     """What is left of code(i + 1) after the best affine function of code(i), relative to its spread."""
-    encoding = _build(name, UNIQUE_LENGTH)
+    encoding = _build(scheme, UNIQUE_LENGTH)
     if "embed" not in codes.hooks_of(encoding):
         return Measured(NOT_APPLICABLE, {"residual": None})
     vectors = codes.input_code(encoding, codes.positions_of(encoding, UNIQUE_LENGTH))
@@ -328,9 +333,9 @@ def _shift_linear(name: str) -> Measured:
     return Measured("yes" if residual < 1e-6 else "no", {"residual": residual})
 
 
-def _continuous(name: str) -> Measured:
+def _continuous(scheme: Scheme) -> Measured:
     """Halve every step towards where it changes most, 14 times: the change over a slope shrinks, a jump stays."""
-    encoding = _build(name, RELATIVE_LENGTH)
+    encoding = _build(scheme, RELATIVE_LENGTH)
     try:
         vectors = functools.partial(_code_between, encoding)
         low, high = torch.zeros(RELATIVE_LENGTH - 1), torch.ones(RELATIVE_LENGTH - 1)
@@ -358,9 +363,9 @@ def _code_between(encoding: Encoding, fraction: Tensor) -> Tensor:
     return codes.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
 
 
-def _invariance(name: str) -> Measured:
+def _invariance(scheme: Scheme) -> Measured:
     """The largest change of the first 32 codes when the input doubles from 32 tokens to 64."""
-    encoding = _build(name, RELATIVE_LENGTH)
+    encoding = _build(scheme, RELATIVE_LENGTH)
     change = 0.0
     for hooks, code in (({"embed"}, codes.input_code), ({"rotate"}, codes.turn_code)):
         if codes.hooks_of(encoding) & hooks:
@@ -373,10 +378,10 @@ def _invariance(name: str) -> Measured:
     return Measured("yes" if change < 1e-7 else "no", {"change": change})
 
 
-def _purpose(name: str) -> Measured:
+def _purpose(scheme: Scheme) -> Measured:
     """What differs from no encoding: logits, what is read at equal weights (values), or the weights of equal logits."""
     length = WIDTH
-    encoding = _build(name, length)
+    encoding = _build(scheme, length)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(1, length, encoding.token_dim(), generator=generator)
     positions = codes.positions_of(encoding, length)
@@ -403,24 +408,24 @@ def _purpose(name: str) -> Measured:
     return Measured(" + ".join(words) or "neither", figures)
 
 
-def _zero_mean(name: str) -> Measured:
-    vectors = _initial_code(name, SPREAD_LENGTH)
+def _zero_mean(scheme: Scheme) -> Measured:
+    vectors = _initial_code(scheme, SPREAD_LENGTH)
     if vectors is None:
         return Measured(NOT_APPLICABLE, {"mean": None, "std": None})
     return Measured("figure", {"mean": vectors.mean().item(), "std": vectors.std(correction=0).item()})
 
 
-def _spread(name: str) -> Measured:
+def _spread(scheme: Scheme) -> Measured:
     """Root mean square of the raw code, which is its ratio to tokens of rms 1, and the ratio to tokens of rms 0.02."""
-    vectors = _initial_code(name, SPREAD_LENGTH)
+    vectors = _initial_code(scheme, SPREAD_LENGTH)
     if vectors is None:
         return Measured(NOT_APPLICABLE, {"rms": None, "rms_over_gpt2_tokens": None})
     rms = vectors.square().mean().sqrt().item()
     return Measured("figure", {"rms": rms, "rms_over_gpt2_tokens": rms / GPT2_RMS})
 
 
-def _initial_code(name: str, length: int) -> Tensor | None:
-    encoding = _build(name, length, width=CODE_WIDTH, draw=False)
+def _initial_code(scheme: Scheme, length: int) -> Tensor | None:
+    encoding = _build(scheme, length, width=CODE_WIDTH, draw=False)
     return (
         codes.input_code(encoding, codes.positions_of(encoding, length))
         if "embed" in codes.hooks_of(encoding)
@@ -428,13 +433,13 @@ def _initial_code(name: str, length: int) -> Tensor | None:
     )
 
 
-def _max_length(name: str) -> Measured:
-    end = _build(name).max_length
+def _max_length(scheme: Scheme) -> Measured:
+    end = _build(scheme).max_length
     verdict = "any" if end is None else "train length" if end == TRAIN_LENGTH else str(end)
     return Measured(verdict, {"max_length": end, "train_length": TRAIN_LENGTH})
 
 
-_MEASUREMENTS: dict[str, Callable[[str], Measured]] = {
+_MEASUREMENTS: dict[str, Callable[[Scheme], Measured]] = {
     "order": _order,
     "uniqueness": _uniqueness,
     "relative_code": _relative_code,

@@ -1,30 +1,51 @@
-"""`posbench show`: pictures of encodings, in the terminal or as a PNG file."""
+"""`posbench show`: pictures of encodings and of trained runs, in the terminal or as a PNG file."""
 
 from pathlib import Path
 
+from posbench import encodings
 from posbench.errors import UserError
-from posbench.portrait import panels
+from posbench.portrait import panels, schemes
 
 
 def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
-    """Draw encodings side by side.
+    """Draw encodings and trained runs side by side.
 
     Args:
-        names: encodings.
+        names: encodings, each with its options after it (rope base=100), and run folders.
         png: write the picture here; default: draw in the terminal.
         phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
         words: those two, separated by a comma.
 
     Raises:
-        UserError: an unknown encoding or word, `phrase` without `words` or the other way round, or no matplotlib.
+        UserError: an unknown encoding, option or word, a folder that is no run, `phrase` without `words` or the other
+            way round.
     """
+    asked = schemes.parted(names)
     if phrase is None and words is None:
-        _show_pictures([panels.picture(name) for name in names], png)
+        _show_pictures([_picture(name, options) for name, options in asked], png)
         return
     if phrase is None or words is None:
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
+    if run := next((name for name, _ in asked if _is_run(name)), None):
+        raise UserError(f"--phrase is for encodings by their names: {run} is a run")
+    chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
     pair = _pair(words)
-    _show_moved([panels.moved(name, phrase, pair) for name in names], phrase, pair, png)
+    _show_moved([panels.moved(scheme, phrase, pair) for scheme in chosen], phrase, pair, png)
+
+
+def _picture(name: str, options: list[str]) -> panels.Picture:
+    if not _is_run(name):
+        return panels.picture(schemes.scheme(name, options, panels.SHAPE))
+    if options:
+        raise UserError(f"{name} is a run, which has its options: {options[0]} stands after an encoding's name")
+    from posbench.portrait import trained
+
+    return trained.picture(Path(name))
+
+
+def _is_run(word: str) -> bool:
+    """Whether a word is the path of a folder: an encoding of that name comes first."""
+    return word not in encodings.names() and ("/" in word or Path(word).is_dir())
 
 
 def _pair(words: str) -> tuple[str, str]:
