@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from posbench import encodings
 from posbench.config.overrides import value
 from posbench.encodings.base import Shape
@@ -59,5 +61,6 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
             if not isinstance(inside, dict):
                 raise UserError(f"'{word}': {part} has a value of its own beside it")
         inside[last] = value(typed)
-    encodings.build(name, shape, options)
+    with torch.random.fork_rng(devices=[]):
+        encodings.build(name, shape, options)
     return Scheme(name, options, " ".join([name, *(word.removeprefix("encoding.") for word in words)]))
