@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
 
 from posbench import report
-from posbench.report import figures
+from posbench.report import figures, styles
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 PAYLOAD = "\"'></th><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>{{7*7}}"
@@ -118,7 +119,7 @@ def test_a_click_on_a_header_sorts_and_another_turns_it_round(opened: Any) -> No
 
     before = column(0)
     header = click(opened, "thead button", "nll")
-    ascending, levels = column(0), [float(text) for text in column(5) if text]
+    ascending, levels = column(0), [float(text) for text in column(2) if text]
     assert ascending != before and sorted(ascending) == sorted(before)
     assert len(levels) == 5 and levels == sorted(levels)
     assert ascending[-1] == "none"  # its run failed: without a value it stays last
@@ -200,10 +201,131 @@ def test_a_click_on_a_family_takes_all_of_it_away(browser: Any, many: Path) -> N
 def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
     from selenium.webdriver import ActionChains
 
-    spot = opened.find_elements("css selector", "g.series[data-label=sinusoidal] circle.hit")[-1]
+    spot = opened.find_elements("css selector", "g.series[data-label=sinusoidal] path.point")[-1]
     ActionChains(opened).move_to_element(spot).perform()
     readout = opened.find_element("css selector", ".readout").text
     assert readout.startswith("sinusoidal at 1024 tokens (16x): 5.") and "95 %" in readout
+
+
+def test_text_among_numbers_stands_where_they_stand(opened: Any) -> None:
+    script = """return [...document.querySelectorAll("td")].filter(e => e.textContent === "undefined")
+        .map(e => getComputedStyle(e).textAlign)"""
+    assert set(opened.execute_script(script)) == {"right"}
+
+
+def texts_of_the_chart(browser: Any) -> list[dict[str, Any]]:
+    """Words, box and size in pixels of every text."""
+    script = """return [...document.querySelectorAll("figure.chart > svg text")].map(e => {
+        const scale = e.ownerSVGElement.clientWidth / e.ownerSVGElement.viewBox.baseVal.width;
+        return {words: e.textContent, box: e.getBoundingClientRect().toJSON(),
+                size: parseFloat(getComputedStyle(e).fontSize) * scale};})"""
+    return list(browser.execute_script(script))
+
+
+def test_the_chart_follows_the_window(browser: Any, many: Path) -> None:
+    browser.get(many.as_uri())
+    widths = []
+    for width in (1280, 800, 1280):
+        browser.set_window_size(width, 1000)
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+        (chart,) = boxes(browser, "figure.chart > svg")
+        widths.append(chart["width"])
+        assert all(abs(text["size"] - 12.5) < 1 for text in texts_of_the_chart(browser))
+        assert max(name["right"] for name in boxes(browser, "g.name text")) <= chart["right"]
+    assert widths[0] == widths[2] > 1.3 * widths[1]
+
+
+@pytest.fixture
+def phone(browser: Any) -> Iterator[Any]:
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    yield browser
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("view", ["level", "rise against 1x"])
+def test_on_a_phone_every_label_is_readable_and_lies_on_nothing_else(phone: Any, many: Path, view: str) -> None:
+    phone.get(many.as_uri())
+    click(phone, ".view", view)
+    assert phone.execute_script("return document.documentElement.scrollWidth") == 390
+    texts = texts_of_the_chart(phone)
+    assert len(texts) > 20 and min(text["size"] for text in texts) >= 11
+    (chart,) = boxes(phone, "figure.chart > svg")
+    assert all(text["box"]["right"] <= chart["right"] and text["box"]["left"] >= chart["left"] for text in texts)
+    apart = [text["box"] for text in texts if text["words"] != "trained at 64"]  # which stands on the grid
+    assert not any(overlap(one, other) for one, other in itertools.combinations(apart, 2))
+
+
+def test_on_a_phone_a_wide_table_scrolls_under_the_names_of_its_rows(phone: Any, page: Path) -> None:
+    phone.get(page.as_uri())
+    before, after = phone.execute_script("""
+        const table = document.querySelector(".scroll"), left = e => e.getBoundingClientRect().left;
+        const all = () => [table.querySelector("tbody th"), table.querySelector("tbody td:last-child")].map(left);
+        const before = all();
+        table.scrollLeft = 200;
+        return [before, all()];""")
+    assert after[0] == before[0] and after[1] < before[1] - 100
+
+
+def test_a_tap_and_a_drag_read_the_curve(phone: Any, page: Path) -> None:
+    phone.get(page.as_uri())
+    phone.execute_script("document.querySelector('figure.chart > svg').scrollIntoView({block: 'center'})")
+    places = boxes(phone, "g.series[data-label=sinusoidal] path.point")
+    at = [{"x": place["left"] + 12, "y": place["top"] - 4} for place in places]  # a finger is not exact
+
+    def touch(kind: str, points: list[dict[str, float]]) -> str:
+        phone.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        return str(phone.find_element("css selector", ".readout").text)
+
+    assert touch("touchStart", [at[2]]).startswith("sinusoidal at 256 tokens (4x)")
+    assert touch("touchMove", [at[3]]).startswith("sinusoidal at 512 tokens (8x)")
+    assert touch("touchEnd", []).startswith("sinusoidal at 512")  # it stays to be read
+    assert phone.find_element("css selector", "circle.here").get_attribute("visibility") == "visible"
+
+
+def luminance(colour: str) -> float:
+    """Of WCAG; of `rgb(1, 2, 3)` or `#010203`."""
+    parts = re.findall(r"\d+", colour) if "(" in colour else [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    linear = [
+        (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4) for x in (int(part) / 255 for part in parts)
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+INKS = """const root = getComputedStyle(document.documentElement);
+    return [...Array(8).keys()].map(i => root.getPropertyValue(`--ink-${i}`).trim())"""
+
+
+def computed(browser: Any, css: str, key: str) -> set[str]:
+    script = f"return [...document.querySelectorAll({css!r})].map(e => getComputedStyle(e)[{key!r}])"
+    return set(browser.execute_script(script))
+
+
+def test_where_it_is_dark_the_page_is_and_every_curve_and_word_stands_out(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    assert [ink.upper() for ink in browser.execute_script(INKS)] == list(styles.COLOURS)  # as in the pictures
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    try:
+        (ground,) = computed(browser, "html", "backgroundColor")
+        inks = browser.execute_script(INKS)
+        assert luminance(ground) < 0.02 and len(set(inks)) == 8
+        assert all(contrast(ink, ground) >= 4 for ink in inks)
+        words = computed(browser, "p, th, td, figcaption, pre, .legend button", "color")
+        words |= computed(browser, "svg text", "fill")
+        stripes = computed(browser, "tbody tr, pre", "backgroundColor")
+        assert all(contrast(word, below) >= 4.5 for word in words for below in (ground, *stripes))
+        lines = computed(browser, "g.series path.curve", "stroke")
+        assert len(lines) >= 4 and all(contrast(line, ground) >= 4 for line in lines)
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_hostile_names_are_shown_and_do_nothing(opened: Any) -> None:

@@ -26,13 +26,20 @@ function compare(a, b, up) {
 
 // -- curves --------------------------------------------------------------------------------------------------------
 
-const LEFT = 64, RIGHT = 764, WIDTH = 960, TOP = 14, LOWEST = 384;
-const NAME = 16, LONGEST_NAME = 23, SIGN = 20;  // heights of a name and of a stop sign; characters
 const MARKS = {
   "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "s": "M-4-4h8v8h-8z", "^": "M0-5 5 4h-10z", "v": "M0 5 5-4h-10z",
   "D": "M0-5.5 5.5 0 0 5.5-5.5 0z", "<": "M-5 0 4-5v10z", ">": "M5 0-4-5v10z", "p": "M0-5 5-1 3 5h-6l-2-6z",
   "P": "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z", "X": "M-5-3-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
 };
+// In pixels, on a page wide enough and on a phone: beside the panel on either side, above it, and its least lower edge.
+// On a phone the unit stands above the axis and not beside it.
+const WIDE = { left: 64, right: 196, top: 14, lowest: 384, unitAbove: false };
+const NARROW = { left: 40, right: 104, top: 30, lowest: 300, unitAbove: true };
+const NARROW_BELOW = 640;
+const NAME = 16, SIGN = 20;  // heights of a name and of a stop sign
+const NAME_AT = 22;  // from the panel to a name
+const LABEL = 38;  // room for a length below the axis
+const NEAR = { mouse: 28, touch: 90 };  // how far from a point it is read
 
 function element(name, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -67,10 +74,15 @@ function apart(wanted, size, low, high) {
   return found;
 }
 
-// Of a long name the beginning and the end, where variants of a scheme differ.
-function short(name, most) {
-  const half = Math.floor((most - 1) / 2);
-  return name.length > most ? `${name.slice(0, half)}\u2026${name.slice(-half)}` : name;
+// Of a name that is wider than there is room the beginning and the end, where variants of a scheme differ.
+function short(name, end, room) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "12px system-ui, 'DejaVu Sans', sans-serif";
+  let words = name + end;
+  for (let half = Math.floor(name.length / 2); half > 1 && pen.measureText(words).width > room; half--) {
+    words = `${name.slice(0, half)}\u2026${name.slice(-half)}${end}`;
+  }
+  return words;
 }
 
 class Chart {
@@ -84,6 +96,9 @@ class Chart {
       button.addEventListener("click", () => this.show(button));
     }
     this.legend(figure.querySelector(".legend"));
+    this.svg.addEventListener("pointermove", (event) => this.read(event));
+    this.svg.addEventListener("pointerdown", (event) => this.read(event));
+    new ResizeObserver(() => { if (this.svg.clientWidth !== this.width) this.draw(); }).observe(this.svg);
     this.draw();
   }
 
@@ -125,9 +140,9 @@ class Chart {
     button.type = "button";
     button.setAttribute("aria-pressed", series.on);
     const sample = element("svg", { viewBox: "0 0 34 14" },
-      element("line", { class: "curve", x1: 1, x2: 33, y1: 7, y2: 7, stroke: series.colour,
+      element("line", { class: "curve", x1: 1, x2: 33, y1: 7, y2: 7, stroke: series.ink,
         "stroke-dasharray": series.dash }));
-    if (series.mark) sample.append(element("path", { class: "point", d: MARKS[series.mark], fill: series.colour,
+    if (series.mark) sample.append(element("path", { class: "point", d: MARKS[series.mark], fill: series.ink,
       transform: "translate(17 7)" }));
     button.append(sample, series.label);
     button.addEventListener("click", () => {
@@ -144,12 +159,32 @@ class Chart {
     const room = Math.max(0.05 * (most - least), 0.02);
     this.low = least - room;
     this.high = most + room;
-    this.bottom = Math.max(LOWEST, TOP + NAME * on.length);
-    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${this.bottom + 56}`);
-    const [width, height] = [RIGHT - LEFT, this.bottom - TOP];
-    const inside = element("svg", { x: LEFT, y: TOP, width, height, viewBox: `${LEFT} ${TOP} ${width} ${height}` },
+    this.width = this.svg.clientWidth;
+    this.place = this.width < NARROW_BELOW ? NARROW : WIDE;
+    this.left = this.place.left;
+    this.top = this.place.top;
+    this.right = Math.max(this.left + 80, this.width - this.place.right);
+    this.bottom = Math.max(this.place.lowest, this.top + NAME * on.length);
+    this.spots = [];
+    this.svg.setAttribute("viewBox", `0 0 ${this.right + this.place.right} ${this.bottom + 56}`);
+    const [x, y, width, height] = [this.left, this.top, this.right - this.left, this.bottom - this.top];
+    const inside = element("svg", { x, y, width, height, viewBox: `${x} ${y} ${width} ${height}` },
       ...on.flatMap((series) => this.curve(series)), ...this.stops(on.filter((series) => series.undefined_at)));
-    this.svg.replaceChildren(...this.axes(), inside, ...this.names(on));
+    this.here = element("circle", { class: "here", r: 8, visibility: "hidden" });
+    this.svg.replaceChildren(...this.axes(), inside, this.here, ...this.names(on));
+  }
+
+  // The point nearest to the mouse or the finger, if one is near.
+  read(event) {
+    const box = this.svg.getBoundingClientRect();
+    const away = (spot) => Math.hypot(spot.x - (event.clientX - box.left), spot.y - (event.clientY - box.top));
+    const nearest = this.spots.reduce((a, b) => (a && away(a) <= away(b) ? a : b), null);
+    const near = nearest && away(nearest) < (event.pointerType === "mouse" ? NEAR.mouse : NEAR.touch);
+    this.here.setAttribute("visibility", near ? "visible" : "hidden");
+    if (!near) return;
+    this.here.setAttribute("cx", nearest.x);
+    this.here.setAttribute("cy", nearest.y);
+    this.readout.textContent = nearest.words;
   }
 
   // All that is shown; curves that would flatten the others count only among themselves.
@@ -165,52 +200,58 @@ class Chart {
   // Beside the ends of the curves, pushed apart.
   names(on) {
     const ends = on.map((series) => this.y(this.last(series)[this.view][0]));
-    const within = ends.map((y) => Math.min(this.bottom, Math.max(TOP, y)));
-    const heights = apart(within, NAME, TOP + NAME / 2, this.bottom - NAME / 2);
+    const within = ends.map((y) => Math.min(this.bottom, Math.max(this.top, y)));
+    const heights = apart(within, NAME, this.top + NAME / 2, this.bottom - NAME / 2);
     return on.map((series, i) => this.name(series, ends[i], heights[i]));
   }
 
   name(series, end, height) {
     const most = Math.max(...series.points.map((point) => point[this.view]?.[0] ?? -Infinity));
     const goesTo = most > this.high ? ` \u2191 ${most.toFixed(2)}` : "";
-    const words = short(series.label, LONGEST_NAME - goesTo.length) + goesTo;
+    const words = short(series.label, goesTo, this.place.right - NAME_AT - 2);
+    const right = this.right;
     const group = element("g", { class: "name" }, element("title", {}, series.label),
-      element("text", { x: RIGHT + 22, y: height + 4, fill: series.colour }, words));
-    if (series.mark) group.append(element("path", { class: "point", d: MARKS[series.mark], fill: series.colour,
-      transform: `translate(${RIGHT + 13} ${height})` }));
-    if (!series.undefined_at && most <= this.high) group.append(element("path", { class: "lead", stroke: series.colour,
-      d: `M${this.x(this.last(series).ratio)} ${end}L${RIGHT - 4} ${height}h10` }));
+      element("text", { x: right + NAME_AT, y: height + 4 }, words));
+    if (series.mark) group.append(element("path", { class: "point", d: MARKS[series.mark], fill: series.ink,
+      transform: `translate(${right + 13} ${height})` }));
+    else group.append(element("path", { class: "curve", stroke: series.ink, "stroke-dasharray": "4 2",
+      d: `M${right + 7} ${height}h12` }));
+    if (!series.undefined_at && most <= this.high) group.append(element("path", { class: "lead", stroke: series.ink,
+      d: `M${this.x(this.last(series).ratio)} ${end}L${right - 4} ${height}h10` }));
     return group;
   }
 
   x(ratio) {
     const last = Math.log2(Math.max(2, ...this.data.lengths.map((entry) => entry.ratio)));
-    return LEFT + 14 + (RIGHT - LEFT - 48) * Math.log2(ratio) / last;
+    return this.left + 14 + (this.right - this.left - 40) * Math.log2(ratio) / last;
   }
 
-  y(value) { return this.bottom - (this.bottom - TOP) * (value - this.low) / (this.high - this.low); }
+  y(value) { return this.bottom - (this.bottom - this.top) * (value - this.low) / (this.high - this.low); }
 
   axes() {
-    const parts = [];
-    const text = (x, y, anchor, words) => element("text", { x, y, "text-anchor": anchor, fill: "#333" }, words);
+    const { left, right, top, bottom } = this, parts = [];
+    const text = (x, y, anchor, words) => element("text", { x, y, "text-anchor": anchor }, words);
     for (const value of ticks(this.low, this.high)) {
       const y = this.y(value);
-      parts.push(element("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y, y2: y }),
-        text(LEFT - 8, y + 4, "end", value.toFixed(2)));
+      parts.push(element("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }),
+        text(left - 6, y + 4, "end", value.toFixed(2)));
     }
+    let labelled = -Infinity;
     for (const { ratio, length } of this.data.lengths) {
       const x = this.x(ratio);
-      parts.push(element("line", { class: "grid", x1: x, x2: x, y1: TOP, y2: this.bottom }),
-        text(x, this.bottom + 18, "middle", `${length}`), text(x, this.bottom + 34, "middle", `${ratio}x`));
+      parts.push(element("line", { class: "grid", x1: x, x2: x, y1: top, y2: bottom }));
+      if (x < labelled + LABEL) continue;
+      labelled = x;
+      parts.push(text(x, bottom + 18, "middle", `${length}`), text(x, bottom + 34, "middle", `${ratio}x`));
     }
-    const trained = this.x(1);
-    parts.push(element("line", { class: "trained", x1: trained, x2: trained, y1: TOP, y2: this.bottom }),
-      text(trained + 6, TOP + 10, "start", `trained at ${this.data.train_length}`),
-      element("line", { class: "axis", x1: LEFT, x2: RIGHT, y1: this.bottom, y2: this.bottom }),
-      element("line", { class: "axis", x1: LEFT, x2: LEFT, y1: TOP, y2: this.bottom }),
-      text((LEFT + RIGHT) / 2, this.bottom + 52, "middle", "context, tokens (log scale)"),
-      element("text", { transform: `translate(14 ${(TOP + this.bottom) / 2}) rotate(-90)`, "text-anchor": "middle",
-        fill: "#333" }, this.view === "level" ? "nll, nats per token" : "rise against 1x, nats per token"));
+    const trained = this.x(1), unit = this.view === "level" ? "nll, nats per token" : "rise against 1x, nats per token";
+    parts.push(element("line", { class: "trained", x1: trained, x2: trained, y1: top, y2: bottom }),
+      text(trained + 6, top + 10, "start", `trained at ${this.data.train_length}`),
+      element("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }),
+      element("line", { class: "axis", x1: left, x2: left, y1: top, y2: bottom }),
+      text((left + right) / 2, bottom + 52, "middle", "context, tokens (log scale)"),
+      this.place.unitAbove ? text(2, 16, "start", unit) : element("text", { "text-anchor": "middle",
+        transform: `translate(14 ${(top + bottom) / 2}) rotate(-90)` }, unit));
     return parts;
   }
 
@@ -223,15 +264,15 @@ class Chart {
     const banded = points.filter((point) => point[this.view].length === 3);
     if (banded.length > 1) {
       const edge = (i) => banded.map((point) => [this.x(point.ratio), this.y(point[this.view][i])]);
-      group.append(element("path", { class: "band", fill: series.colour, d: path([...edge(1), ...edge(2).reverse()]) + "Z" }));
+      group.append(element("path", { class: "band", fill: series.ink, d: path([...edge(1), ...edge(2).reverse()]) + "Z" }));
     }
     if (points[0].seeds) group.append(...this.seeds(series, points));
     else {
-      group.append(element("path", { class: "curve", stroke: series.colour, "stroke-dasharray": series.dash, d: path(at) }));
+      group.append(element("path", { class: "curve", stroke: series.ink, "stroke-dasharray": series.dash, d: path(at) }));
       if (series.mark) group.append(...at.map(([x, y]) => element("path",
-        { class: "point", d: MARKS[series.mark], fill: series.colour, transform: `translate(${x} ${y})` })));
+        { class: "point", d: MARKS[series.mark], fill: series.ink, transform: `translate(${x} ${y})` })));
     }
-    points.forEach((point, i) => group.append(this.hit(series, point, at[i])));
+    points.forEach((point, i) => this.spot(series, point, at[i]));
     return [group];
   }
 
@@ -239,8 +280,8 @@ class Chart {
   seeds(series, points) {
     const at = (point, seed) => [this.x(point.ratio), this.y(point.seeds[this.view][seed])];
     return points[0].seeds[this.view].flatMap((_, seed) => [
-      element("path", { class: "seed", stroke: series.colour, d: "M" + points.map((p) => at(p, seed).join(" ")).join("L") }),
-      ...points.map((point) => element("path", { class: "point", d: MARKS[series.mark], fill: series.colour,
+      element("path", { class: "seed", stroke: series.ink, d: "M" + points.map((p) => at(p, seed).join(" ")).join("L") }),
+      ...points.map((point) => element("path", { class: "point", d: MARKS[series.mark], fill: series.ink,
         transform: `translate(${at(point, seed).join(" ")}) scale(.75)` })),
     ]);
   }
@@ -257,7 +298,7 @@ class Chart {
       else near.push([i]);
     }
     return near.flatMap((some) => {
-      const heights = apart(some.map((i) => y[i]), SIGN, TOP + SIGN / 2, this.bottom - SIGN / 2);
+      const heights = apart(some.map((i) => y[i]), SIGN, this.top + SIGN / 2, this.bottom - SIGN / 2);
       return some.map((i, n) => this.stop(on[i], this.x(ends[i].ratio), y[i], x[i], heights[n]));
     });
   }
@@ -265,18 +306,17 @@ class Chart {
   stop(series, x, y, sign, height) {
     return element("g", { class: "end" },
       element("title", {}, `${series.label}: undefined from ${series.undefined_at}x`),
-      element("line", { class: "curve", x1: x, x2: sign, y1: y, y2: height, stroke: "#b00020", "stroke-dasharray": "2 3" }),
+      element("line", { class: "curve", x1: x, x2: sign, y1: y, y2: height, stroke: "var(--stop)",
+        "stroke-dasharray": "2 3" }),
       element("path", { class: "stop", d: "M-4-9h8l5 5v8l-5 5h-8l-5-5v-8z", transform: `translate(${sign} ${height})` }),
-      element("rect", { x: sign - 5, y: height - 1.5, width: 10, height: 3, fill: "#fff" }));
+      element("rect", { x: sign - 5, y: height - 1.5, width: 10, height: 3, class: "bar" }));
   }
 
-  hit(series, point, [x, y]) {
-    const spot = element("circle", { class: "hit", cx: x, cy: y, r: 6 });
+  spot(series, point, [x, y]) {
     const [mean, low, high] = point[this.view].map((value) => value.toFixed(3));
     const interval = low === undefined ? "" : ` (95 %: ${low} to ${high})`;
     const words = `${series.label} at ${point.length} tokens (${point.ratio}x): ${mean}${interval}`;
-    spot.addEventListener("pointerenter", () => { this.readout.textContent = words; });
-    return spot;
+    if (y >= this.top) this.spots.push({ x, y, words });
   }
 }
 

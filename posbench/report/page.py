@@ -98,6 +98,7 @@ def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool) -> dict[
     return {
         "label": one_line(_label(one, curve)),
         "colour": look.colour,
+        "ink": f"var(--ink-{styles.COLOURS.index(look.colour)})",  # page.css has each for light and for dark
         "mark": look.mark if plain else None,
         "dash": look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
         "on": plain or (curve.kind == WINDOWED and is_baseline),

@@ -96,20 +96,20 @@ def _property(measured: Measured) -> Value:
 
 
 def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
-    columns = ["scheme", "runs", "params", "PE params", "tokens", "nll", "SD seeds", "SE text"]
-    columns += ["ppl", "bits/byte", "tokens/s", "vs none"]
+    columns = ["scheme", "runs", "nll", "SD seeds", "SE text", "ppl", "bits/byte"]
+    columns += ["params", "PE params", "tokens", "tokens/s", "vs none"]
     rows = [
         [
             Value(one.scheme.label),
             runs_ended(one),
-            short(parameters(one, "total")),
-            short(parameters(one, "encoding")),
-            short(_first(one, lambda run: number(run.record.get("tokens")))),
             decimal(one.nll.mean if one.nll else None),
             decimal(sd_of_seeds(one.nll_on_text)),
             decimal(one.nll_of_checkpoints.error if one.nll_of_checkpoints else None),
             perplexity(one),
             decimal(one.bits_per_byte),
+            short(parameters(one, "total")),
+            short(parameters(one, "encoding")),
+            short(_first(one, lambda run: number(run.record.get("tokens")))),
             whole(one.tokens_per_second),
             decimal(one.relative_speed, 2, suffix="x"),
         ]
