@@ -22,7 +22,8 @@ def attention_logits(
 
     Args:
         encoding: of the whole model; `layer` says where in it.
-        q, k: raw (un-rotated) queries and keys (B, H, T, Dh).
+        q: raw (un-rotated) queries (B, H, T, Dh).
+        k: raw keys, as many.
         x: the layer's normalised input (B, T, D), for encodings that look at it.
         layer: which layer's parameters to use.
         positions: (T,), (1, T) or (B, T); default 0 .. T-1.
