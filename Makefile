@@ -8,7 +8,7 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev test test-all lint format types readme build clean bench bench-peers
+.PHONY: help demo compare install dev test test-all lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,10 @@ types: $(VENV)/.dev ## mypy, strict
 readme: $(VENV)/.core ## write README's table of encodings from the encodings
 	$(BIN)/python scripts/readme.py
 
+docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
+	$(BIN)/python scripts/docs.py build/docs
+	$(BIN)/zensical build --strict --clean --config-file build/docs/mkdocs.yml
+
 build: $(VENV)/.dev ## wheel and source archive into dist/
 	$(BIN)/python -m build
 
@@ -65,7 +69,11 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e .
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.core
+	$(INSTALL) --group docs
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --group oracles --group test --group lint --group launchers
+	$(INSTALL) --group oracles --group test --group lint --group launchers --group docs
 	$(INSTALL) --no-deps --group oracles-no-deps
 	@touch $@

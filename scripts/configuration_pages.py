@@ -1,0 +1,169 @@
+"""The page of the configuration: every key with its type, its default and the comment beside it in configs/."""
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posbench.config import compose, overrides, schema
+from posbench.config.shipped import choices, configs_dir
+
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
+
+
+def pages() -> dict[str, str]:
+    """The text of the page, by its name."""
+    return {"reference/configuration.md": _page()}
+
+
+def comments(path: Path) -> dict[str, str]:
+    """What a YAML file says of its keys, `section.key` for those below others: beside a key, or in the lines above."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
+    return dict(_comments(root, lines)) if isinstance(root, yaml.MappingNode) else {}
+
+
+def _comments(node: yaml.MappingNode, lines: list[str], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
+    for key, value in node.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line
+        end = value.end_mark if isinstance(value, yaml.ScalarNode) or value.flow_style else key.end_mark
+        beside = lines[end.line][end.column :].partition("#")[2].strip()
+        yield name, beside or _above(lines, line)
+        if isinstance(value, yaml.MappingNode):
+            yield from _comments(value, lines, f"{name}.")
+
+
+def _above(lines: list[str], line: int) -> str:
+    first = line
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return " ".join(text.strip().lstrip("# ") for text in lines[first:line]) if first else ""
+
+
+def head(path: Path) -> str:
+    """The first comment of a YAML file."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if "@package" not in line:
+            found.append(line.lstrip("# "))
+    return " ".join(found)
+
+
+def kind(hint: Any) -> str:
+    """A type in words."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(f"`{choice}`" for choice in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind(each) for each in inner)
+    if origin in (tuple, list):
+        if origin is list or inner[-1] is Ellipsis:
+            return f"list: {kind(inner[0])}"
+        return f"{len(inner)} numbers"
+    return _WORDS.get(hint, "mapping")
+
+
+def plain(value: Any) -> str:
+    """A value as it is typed on a command line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
+    """Keys or options with their types, defaults and meanings, in Markdown."""
+    lines = [f"| {first} | type | default | meaning |", "|---|---|---|---|"]
+    for name, what, default, meaning in rows:
+        cells = [cell.replace("|", "\\|") for cell in (f"`{name}`", what, f"`{default}`", meaning)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _page() -> str:
+    defaults = schema.flat(schema.to_container(compose.single([])[0]))
+    general = [name for name, hint in _fields(schema.Config) if not dataclasses.is_dataclass(hint)]
+    sections = {name: hint for name, hint in _fields(schema.Config) if dataclasses.is_dataclass(hint)}
+    train = comments(configs_dir() / "train.yaml")
+    parts = [_INTRODUCTION, table(_rows(schema.Config, "", defaults, train, only=general))]
+    for section, cls in sections.items():
+        parts.append(f"## {section}\n\n{cls.__doc__}\n")
+        parts.append(_choices(section))
+        if section == "encoding":
+            parts.append("The options of each stand on [its page](../encodings.md).\n")
+            continue
+        said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
+        parts.append(table(_rows(cls, f"{section}.", defaults, said)))
+    parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep", "rates")]
+    parts.append(_WITHOUT_SECTION + _words())
+    return "\n".join(part for part in parts if part)
+
+
+_INTRODUCTION = """# Configuration
+
+`group=name` picks a file of a group (`encoding=alibi`), `section.key=value` changes a value
+(`training.tokens=2000000`), and `posbench train --cfg job` prints what came out. The default is what a bare
+`posbench train` runs with, `experiment=demo` included; another experiment brings its own.
+"""
+_WITHOUT_SECTION = """## Words that need no section
+
+In `train`, `sweep`, `bench` and, as far as they make sense there, `evaluate`:
+
+"""
+
+
+def _words() -> str:
+    own = [(word, key) for word, key in overrides.WORDS.items() if key != f"evaluation.{word}" != f"runtime.{word}"]
+    lines = [f"- `{word}` for `{key}`" for word, key in own if not key.endswith(f".{word}") or key == overrides.LENGTH]
+    lines.append("- every key of `evaluation` and `runtime` by its own name, such as `device` or `batch_tokens`")
+    return "\n".join(lines) + "\n"
+
+
+def _fields(cls: Any) -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(cls)
+    return [(field.name, hints[field.name]) for field in dataclasses.fields(cls)]
+
+
+def _rows(
+    cls: Any, prefix: str, defaults: dict[str, Any], said: dict[str, str], only: list[str] | None = None
+) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for name, hint in _fields(cls):
+        key = f"{prefix}{name}"
+        if only is not None and name not in only:
+            continue
+        if dataclasses.is_dataclass(hint):
+            rows += _rows(hint, f"{key}.", defaults, said)
+        else:
+            rows.append((key, kind(hint), plain(defaults.get(key, {})), said.get(key, "")))
+    return rows
+
+
+def _said(group: str) -> dict[str, str]:
+    """What the files of a group say of its keys; where several do, what they all build upon, or the first."""
+    found: dict[str, str] = {}
+    for path in sorted((configs_dir() / group).glob("*.yaml")):  # an underscore, for what others build upon, is first
+        found = {key: text for key, text in comments(path).items() if text} | found
+    return found
+
+
+def _choices(group: str) -> str:
+    """The files of a group, what each is, and what stands in it."""
+    files = choices(group) if (configs_dir() / group).is_dir() else {}
+    if group == "encoding" or not files:
+        return ""
+    rows = [f"| `{group}={name}` | {head(path)} |" for name, path in files.items()]
+    folded = [_folded(group, name, path) for name, path in files.items() if group in ("experiment", "sweep")]
+    return "\n".join(["| choice | what it is |", "|---|---|", *rows, "", *folded])
+
+
+def _folded(group: str, name: str, path: Path) -> str:
+    text = path.read_text(encoding="utf-8").replace("\n", "\n    ").rstrip()
+    return f'??? note "{group}={name}"\n    ```yaml\n    {text}\n    ```\n'

@@ -1,0 +1,137 @@
+"""Write the pages of the documentation site:  make docs
+
+Those of docs/ and of the root are copied. Those of encodings, of the configuration and of the commands are made from
+what is there: docstrings, YAML files and their comments, the command line itself.
+"""
+
+import argparse
+import logging
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import configuration_pages
+import encoding_pages
+import yaml
+
+ROOT = Path(__file__).parents[1]
+# What the site calls files that stand outside of docs/. It has a page for each of these.
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# A link to code or to configuration leads to the page that was made from it.
+MADE_FROM = {
+    r"configs(/.*)?": "reference/configuration.md",
+    r"posbench/encodings": "encodings.md",
+    r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
+    r"posbench/cli(/.*)?": "reference/commands.md",
+    r"posbench/__init__\.py": "reference/python.md",
+}
+_LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def write(folder: Path, pictures: bool = True) -> None:
+    """Write all pages, and the configuration that the site is built with, into an empty folder.
+
+    Args:
+        pictures: also draw the encodings, which takes most of the time.
+    """
+    pages = folder / "pages"
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("mkdocs.yml"))
+    for name, page in PAGES.items():
+        shutil.copy(ROOT / name, pages / page)
+    for page in pages.rglob("*.md"):
+        repository = next((name for name, to in PAGES.items() if pages / to == page), f"docs/{page.relative_to(pages)}")
+        page.write_text(relinked(page.read_text(encoding="utf-8"), repository), encoding="utf-8")
+    made = encoding_pages.pages(pages if pictures else None) | configuration_pages.pages() | {
+        "reference/commands.md": commands(),
+        "reference/python.md": PYTHON,
+    }  # fmt: skip
+    for name, text in made.items():
+        (pages / name).parent.mkdir(exist_ok=True)
+        (pages / name).write_text(text, encoding="utf-8")
+    (folder / "mkdocs.yml").write_text(_site(sorted(made)), encoding="utf-8")
+
+
+def relinked(text: str, name: str) -> str:
+    """A page of the repository with links that lead somewhere on the site. Others become the words they stood on.
+
+    Args:
+        name: of the page, from the root of the repository.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        image, words, target, anchor = found[1], found[2], found[3], found[4] or ""
+        if "://" in target:
+            return found[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        there = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        for pattern, page in MADE_FROM.items():
+            if exact := re.fullmatch(pattern, path):
+                there = exact.expand(page)
+        here = posixpath.dirname(PAGES.get(name, name.removeprefix("docs/")))
+        return f"{image}[{words}]({posixpath.relpath(there, here or '.')}{anchor})" if there else words
+
+    return _LINK.sub(link, text)
+
+
+def commands() -> str:
+    """The command line's own help, as Typer writes it in Markdown."""
+    typer = [sys.executable, "-m", "typer", "posbench.cli.app", "utils", "docs", "--name", "posbench"]
+    done = subprocess.run([*typer, "--title", "Commands"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a pattern, not a line to be typed
+
+
+PYTHON = """# Python
+
+Everything that `import posbench` offers. [From Python](../python.md) shows how it is used.
+
+::: posbench
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+      filters: ["!^_", "!^Encoding$"]
+
+## The contract of an encoding
+
+::: posbench.encodings.base.Encoding
+
+::: posbench.encodings.base.Shape
+
+## Errors
+
+::: posbench.errors
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+"""
+
+
+def _site(made: list[str]) -> str:
+    """docs/mkdocs.yml with the encodings' pages in its navigation."""
+    site: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))
+    for entry in site["nav"]:
+        if "Encodings" in entry:
+            entry["Encodings"] = [
+                {"All of them": "encodings.md"},
+                *(name for name in made if name.startswith("encodings/")),
+            ]
+    site |= {"docs_dir": "pages", "site_dir": "site"}
+    return yaml.safe_dump(site, sort_keys=False, allow_unicode=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the pages go; what is in it is removed")
+    folder = parser.parse_args().folder
+    logging.getLogger("posbench").setLevel(logging.ERROR)  # what encodings warn about at the demo's size
+    os.environ.setdefault("MPLBACKEND", "agg")
+    shutil.rmtree(folder, ignore_errors=True)
+    write(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The documentation site: every command on it runs, what it says of keys is there, and it asks for no network."""
+
+import dataclasses
+import importlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+from posbench.config import compose, schema
+from posbench.config.shipped import choices
+from posbench.speed import bench
+from posbench.sweep import jobs
+
+ROOT = Path(__file__).parents[1]
+# What a documented training run is cut down to. A key of the command itself gives way to the one here.
+SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+# Commands that are not run here, and why.
+NOT_RUN = {
+    "make ": "the targets are checked by name; what they call is run by other tests",
+    "pip install": "takes packages from the network; test_package.py installs the wheel",
+    "uvx ": "takes packages from the network",
+    "pipx ": "takes packages from the network",
+}
+
+
+@pytest.fixture(scope="session")
+def site() -> Any:
+    """The script that writes the pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        yield importlib.import_module("docs")
+
+
+@pytest.fixture(scope="session")
+def written(site: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pages, without pictures."""
+    folder = tmp_path_factory.mktemp("docs")
+    site.write(folder, pictures=False)
+    return folder
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Lines of console blocks, and of indented ones that begin with a command, continued lines joined."""
+    for _, block in re.findall(r"^( *)```(?:console|bash|sh)\n(.*?)^\1```", text, flags=re.S | re.M):
+        yield from _joined(textwrap.dedent(block))
+    for block in re.findall(r"(?:^ {4,}(?:posbench|make) .*\n(?: {5,}.*\n)*)", text, flags=re.M):
+        yield from _joined(textwrap.dedent(block))
+
+
+def _joined(block: str) -> Iterator[str]:
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+        command = line.partition("  #")[0].strip().removeprefix("$ ")
+        if command and not command.startswith("#"):
+            yield command
+
+
+HAND_WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = sorted({line for page in HAND_WRITTEN for line in commands_of(page.read_text(encoding="utf-8"))})
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the documents speak of, and a finished run to make their studies of."""
+    folder = tmp_path_factory.mktemp("work")
+    support.write_text(folder)
+    (folder / "novels").mkdir()
+    shutil.copy(folder / "text.txt", folder / "novels" / "one.txt")
+    shutil.copy(folder / "text.txt", folder / "my.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert support.posbench("train", "encoding=rope", *SMALL) == 0
+    (folder / "outputs").rename(folder / "finished")
+    return folder
+
+
+def small(arguments: list[str]) -> list[str]:
+    """A command's arguments with the sizes and the text of a tiny run."""
+    sized = {word.partition("=")[0] for word in SMALL} | {"experiment", "evaluation"}
+    return [word for word in arguments if word.partition("=")[0] not in sized] + SMALL
+
+
+def _train(arguments: list[str]) -> None:
+    """It is composed as it stands and then run small. What needs the hub, and a multirun, are composed only."""
+    if "--cfg" in arguments:
+        assert support.posbench("train", *arguments) == 0
+        return
+    overrides = [word for word in arguments if not word.startswith("-")]
+    (first, *_) = compose.check(overrides, multirun="-m" in arguments)
+    if "-m" not in arguments and first.data.source != "hub":
+        assert support.posbench("train", *small(arguments)) == 0
+
+
+def _sweep(arguments: list[str]) -> None:
+    """A sweep's jobs are made as it stands; tests of sweeps run them."""
+    own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "rates=", "tune=")))
+    named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
+    named = [word for word in named if not word.startswith(("-", "hydra"))]
+    assert len(jobs.expand(jobs.read_sets(own.get("sweep"), named))) > 1
+    assert set(own.get("rates", "demo").split(",")) <= set(choices("rates"))
+
+
+def _bench(arguments: list[str]) -> None:
+    """What would be measured is composed as it stands; it takes minutes to measure."""
+    names = [word for word in arguments if word.isidentifier() and word in choices("encoding")]
+    flags = dict(itertools.pairwise(arguments))
+    sizes = bench.find_shape(flags.get("--shape", "demo"), int(flags["--length"]) if "--length" in flags else None)
+    assert bench.configurations(names, sizes, 1, [word for word in arguments if "=" in word])
+
+
+def _of_a_study(word: str) -> list[str]:
+    """What a shell makes of outputs/STUDY and of globs in it, where a study is a copy of the finished one."""
+    path = Path(word)
+    if path.parts[:1] != ("outputs",):
+        return [word]
+    shutil.copytree("finished/demo", Path(*path.parts[:2]), dirs_exist_ok=True)
+    return sorted(map(str, Path().glob(word))) or [word]
+
+
+RUNNERS: dict[str, Callable[[list[str]], None]] = {"train": _train, "sweep": _sweep, "bench": _bench}
+
+
+def carry_out(command: str, run: Path) -> None:
+    """Run a documented command, on a run folder where it says RUN."""
+    words = [str(run) if word == "RUN" else word for word in shlex.split(command)]
+    assert words[0] == "posbench", f"{command}: a page shows it, and nothing here runs it"
+    if words[1] in RUNNERS:
+        RUNNERS[words[1]](words[2:])
+    else:
+        expanded = [part for word in words[1:] for part in _of_a_study(word)]
+        assert support.posbench(*expanded) == 0, command
+
+
+@pytest.mark.parametrize("command", [line for line in SHOWN if not line.startswith(tuple(NOT_RUN))])
+def test_every_command_of_the_pages_runs(command: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    (run,) = work.glob("finished/demo/rope-s0-*")
+    carry_out(command, run)
+
+
+def test_nothing_is_left_out_without_a_command_of_its_kind() -> None:
+    for prefix, reason in NOT_RUN.items():
+        assert reason and any(line.startswith(prefix) for line in SHOWN), f"no page shows {prefix}"
+
+
+def test_commands_of_the_pages_made_from_code_compose(written: Path) -> None:
+    made = [*(written / "pages" / "encodings").glob("*.md"), *(written / "pages" / "reference").glob("*.md")]
+    shown = {line for page in made for line in commands_of(page.read_text(encoding="utf-8"))}
+    assert {f"posbench train encoding={name}" for name in choices("encoding")} <= shown
+    for line in shown:
+        program, command, *overrides = shlex.split(line)
+        assert (program, command) == ("posbench", "train"), line
+        assert compose.check(overrides)
+
+
+def test_every_encoding_has_a_page_with_its_facts(written: Path) -> None:
+    for name in choices("encoding"):
+        text = (written / "pages" / "encodings" / f"{name}.md").read_text(encoding="utf-8")
+        for part in ("Source: ", "Acts on: ", "Beyond the training length: ", "Checked against: ", "## Cost"):
+            assert part in text, f"{name}: {part}"
+        assert "None\n" not in text.replace("None.\n", ""), name
+
+
+def test_the_configuration_page_explains_every_key(written: Path) -> None:
+    text = (written / "pages" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    rows = {row[0].strip("| `"): row for row in (line.strip("| ").split(" | ") for line in text.splitlines()) if row}
+
+    def keys(cls: Any, prefix: str = "") -> Iterator[str]:
+        for field in dataclasses.fields(cls):
+            section = {f"{kind.__name__}": kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind)}
+            inner = section.get(str(getattr(field.type, "__name__", field.type)))
+            yield from keys(inner, f"{prefix}{field.name}.") if inner else [f"{prefix}{field.name}"]
+
+    for key in keys(schema.Config):
+        if not key.startswith("encoding."):
+            assert key in rows, f"no row for {key}"
+            assert len(rows[key]) == 4 and rows[key][3].strip(), f"no meaning beside {key} in configs/"
+
+
+def test_links_to_code_lead_to_the_pages_made_from_it(site: Any) -> None:
+    text = "[keys](../configs/train.yaml) [rope](../posbench/encodings/rope.py#x) [cite](../CITATION.cff) ![a](six.png)"
+    mended = site.relinked(text, "docs/runs.md")
+    assert mended == "[keys](reference/configuration.md) [rope](encodings/rope.md#x) cite ![a](six.png)"
+    assert site.relinked("[p](docs/protocol.md#x)", "README.md") == "[p](protocol.md#x)"
+
+
+@pytest.fixture(scope="module")
+def built(written: Path) -> Path:
+    """The site as it would be published, but for pictures of encodings."""
+    if os.environ.get("POSBENCH_REQUIRE_ORACLES") != "1":  # `make test` has it
+        pytest.importorskip("zensical")
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file"]
+    config = written / "mkdocs.yml"
+    config.write_text(config.read_text(encoding="utf-8").replace("../..", str(ROOT)), encoding="utf-8")
+    done = subprocess.run([*command, str(config)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return written / "site"
+
+
+def test_the_site_is_complete(built: Path, written: Path) -> None:
+    pages = {path.relative_to(written / "pages").with_suffix("") for path in (written / "pages").rglob("*.md")}
+    html = {path.relative_to(built).with_suffix("") for path in built.rglob("*.html")}
+    assert pages <= html
+    assert 'id="posbench.build_encoding"' in (built / "reference" / "python.html").read_text(encoding="utf-8")
+    assert "yarn" in (built / "search.json").read_text(encoding="utf-8")
+
+
+def test_the_site_asks_for_nothing_from_the_network(built: Path) -> None:
+    """Nothing that a page loads has an address elsewhere; links that a reader may follow are another matter."""
+    for page in built.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data)=\S+", text)
+        loaded += re.findall(r"<link\b[^>]*>", text)
+        elsewhere = [tag for tag in loaded if re.search(r"""=["']?(?:https?:)?//""", tag)]
+        assert elsewhere == [], page
+        assert re.findall(r"@import|url\(\s*[\"']?(?:https?:)?//", text) == [], page
+    for sheet in built.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert re.findall(r"@import[^;]*//|url\(\s*[\"']?(?:https?:)?//[^)]*", text) == [], sheet
