@@ -43,7 +43,7 @@ readme: $(VENV)/.core ## write README's table of encodings from the encodings
 	$(BIN)/python scripts/readme.py
 
 docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
-	$(BIN)/python scripts/docs.py build/docs
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs.py build/docs
 	$(BIN)/zensical build --strict --clean --config-file build/docs/mkdocs.yml
 
 build: $(VENV)/.dev ## wheel and source archive into dist/
