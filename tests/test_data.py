@@ -1,10 +1,14 @@
 """Text, splits, tokenizers, the token cache and batches. No network: the hub is tested on local copies of its data."""
 
 import ast
+import bz2
+import csv
 import dataclasses
 import errno
 import fcntl
+import gzip
 import http.server
+import io
 import json
 import logging
 import os
@@ -305,6 +309,110 @@ def test_jsonl_parquet_and_globs_hold_a_document_per_row(tmp_path: Path) -> None
         assert sorted(t for s in corpus.SPLITS for t in result.documents[s]) == sorted(rows)
 
 
+def packed(content: bytes, packing: str) -> bytes:
+    import pyarrow
+
+    if packing == ".zst":
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(content)
+        return bytes(sink.getvalue())
+    return {".gz": gzip.compress, ".bz2": bz2.compress, "": bytes}[packing](content)
+
+
+ODD = ["007", "2020-01-01", "NA", "null", 'two,\n"lines"', "naïve 🙂", *(f"row {i}" for i in range(20))]
+
+
+def in_form(kind: str) -> bytes:
+    """The odd texts as the rows of a table, beside columns of their own."""
+    if kind in (".csv", ".tsv"):
+        text = io.StringIO()
+        mixed = [["x" if i % 2 else i, texts] for i, texts in enumerate(ODD)]
+        csv.writer(text, delimiter="," if kind == ".csv" else "\t").writerows([["id", "text"], *mixed, ["", ""]])
+        return text.getvalue().encode()
+    rows = [{"id": i, "more": {"a": i}, "text": text} for i, text in enumerate(ODD)]
+    if kind == ".json":
+        return json.dumps(rows).encode()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize("packing", ["", ".gz", ".zst", ".bz2"])
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".json", ".jsonl"])
+def test_tables_hold_a_document_per_row_as_it_is_written_plain_or_packed(
+    tmp_path: Path, kind: str, packing: str
+) -> None:
+    file = tmp_path / f"a[1]{kind}{packing}"  # brackets: a name, no pattern
+    file.write_bytes(packed(in_form(kind), packing))
+    result = load(config(path=file), tmp_path)
+    assert sorted(text for split in corpus.SPLITS for text in result.documents[split]) == sorted(ODD)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.md", "a.py", "a.rst", "a.tex", "A.TXT", "a.txt.gz", "a.md.zst", "a.py.bz2"]
+)
+def test_prose_and_code_are_a_document_per_file_plain_or_packed(tmp_path: Path, name: str) -> None:
+    packing = Path(name).suffix if Path(name).suffix in reading.PACKED else ""
+    (tmp_path / name).write_bytes(packed((STRANGE * 5).encode(), packing))
+    result = load(config(path=tmp_path / name), tmp_path)
+    assert "".join(result.documents[split][0] for split in corpus.SPLITS) == STRANGE * 5
+
+
+def test_a_packed_file_is_the_corpus_that_it_holds_and_says_its_split(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain", {f"{s}.txt": f"{s} {STRANGE}" for s in ("train", "valid", "test")})
+    (tmp_path / "packed").mkdir()
+    for file in plain.iterdir():
+        (tmp_path / "packed" / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    one, other = (load(config(path=tmp_path / name), tmp_path).record for name in ("plain", "packed"))
+    assert one == other and one["split"] == "given"
+
+
+def test_a_folder_is_what_it_was_before_more_kinds_were_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    folder = write(tmp_path / "many", numbered(25))
+    digest = load(config(path=folder), tmp_path).record["sha256"]
+    assert digest == "14423c111dfa26c2b1cbd4ef29f743081d59c0008a1ac890c74ebe284beb387b"
+    assert "are read" not in caplog.text
+    write(folder, {"README.md": "how", "rows.csv": "text\na\n", "settings.json": "{}", "more.txt.gz": "x"})
+    assert load(config(path=folder), tmp_path).record["sha256"] == digest
+    assert f"of '{folder}' the .txt files are read, not its .csv, .json, .md, .txt: a glob" in caplog.text
+    assert [file.name for file in reading.find(str(write(tmp_path / "code", {"a.py": "a", "b.json": "{}"})))] == [
+        "a.py"
+    ]
+    rows = write(tmp_path / "rows", {"README.md": "how", "rows.csv": "text\na\n"})
+    assert [file.name for file in reading.find(str(rows))] == ["rows.csv"]
+
+
+def saved_to_disk(folder: Path, rows: int = 30) -> Path:
+    """What `datasets` writes of a data set that was filtered, with a cache of its own beside the data."""
+    import datasets
+
+    texts = [f"text number {i} of {rows}" for i in range(rows * 2)]
+    made = datasets.Dataset.from_dict({"text": texts, "id": list(range(rows * 2))}).select(range(0, rows * 2, 2))
+    made.save_to_disk(str(folder))
+    shutil.copy(folder / "data-00000-of-00001.arrow", folder / "cache-0123456789abcdef.arrow")
+    return folder
+
+
+@pytest.mark.parametrize("key", ["path", "dataset"])
+def test_a_folder_of_save_to_disk_is_read_by_either_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import datasets
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
+    name = {"path": "text", "dataset": "hub"}[key]
+    one = load(config(name, **{key: str(saved_to_disk(tmp_path / "one"))}), tmp_path)
+    assert one.record["split"] == "document" and sum(one.record["documents"].values()) == 30
+    saved_to_disk(tmp_path / "all/train")
+    saved_to_disk(tmp_path / "all/test", 20)
+    (tmp_path / "all/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    given = load(config(name, **{key: str(tmp_path / "all")}), tmp_path)
+    assert given.record["split"] == "given"
+    assert given.record["documents"] == {"train": 30, "validation": 10, "test": 10}
+    assert "from the hub" not in caplog.text
+
+
 def test_max_documents_is_obeyed_and_changes_the_tokens(tmp_path: Path) -> None:
     folder = write(tmp_path / "many", numbered(60))
     assert sum(load(config(path=folder, max_documents=30), tmp_path).record["documents"].values()) == 30
@@ -335,7 +443,19 @@ def test_max_documents_is_obeyed_and_changes_the_tokens(tmp_path: Path) -> None:
         ("number.jsonl", b'{"text": 5}\n', "line 1: column 'text' holds int"),
         ("half.jsonl", b'{"text": "\\ud83d"}\n', "line 1: .*surrogate"),
         ("false.parquet", b"no parquet", "false.parquet' is not a parquet file"),
-        ("paper.pdf", b"%PDF", "ends in '.pdf': expected .txt, .jsonl or .parquet"),
+        ("paper.pdf", b"%PDF", "ends in '.pdf': expected .txt, .md, .py, "),
+        ("rows.csv", b"texts,id\na,1\n", "rows.csv' has no column 'text': it has texts, id: did you mean 'texts'"),
+        ("rows.csv", b"text,id\ncaf\xe9,1\n", "rows.csv' is not UTF-8 text: byte 11 is 0xe9"),
+        ("rows.csv", b'text\n"a', "rows.csv' cannot be read as .csv: "),
+        ("rows.json", b'[{"text": "a"}, {"te', "rows.json' is not JSON: Unterminated string.*, line 1"),
+        ("rows.json", b'[{"text": "a"}, {"text": 5}]', "rows.json' row 2: column 'text' holds int: expected text"),
+        ("rows.json", b'{"data": [{"text": "a"}]}', "rows.json' row 1 has no column 'text': it has data"),
+        ("rows.arrow", b"no arrow", "rows.arrow' cannot be read as .arrow: "),
+        ("a.txt.gz", b"no gzip", "a.txt.gz' cannot be unpacked: "),
+        ("a.txt.zst", b"no zstd", "a.txt.zst' cannot be unpacked: "),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:40], "a.jsonl.gz' cannot be unpacked: "),
+        ("late.csv.gz", gzip.compress(b"text\n" + b"ab\n" * 500_000 + b"\xe2\x82"), "byte 1500005 is 0xe2"),
+        ("a.parquet.gz", b"x", "ends in '.gz': expected .txt, .md, .py, "),
     ],
 )
 def test_unreadable_text_is_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -355,8 +475,8 @@ def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:
     write(tmp_path, {"dracula.txt": "x"})
     with pytest.raises(UserError, match=r"no file matches '.*dracula.text': did you mean 'dracula.txt'"):
         load(config(path=tmp_path / "dracula.text"), tmp_path)
-    with pytest.raises(UserError, match=r"no \.txt, \.jsonl or \.parquet file in the folder"):
-        load(config(path=write(tmp_path / "sub", {"a.csv": "x"})), tmp_path)
+    with pytest.raises(UserError, match=r"no file in the folder '.*' can be read: expected \.txt, "):
+        load(config(path=write(tmp_path / "sub", {"a.pdf": "x"})), tmp_path)
     with pytest.raises(UserError, match=r"data\.path is missing"):
         load(dataclasses.replace(config(), path=None), tmp_path)
 
@@ -416,7 +536,7 @@ def test_with_a_limit_a_hub_data_set_is_streamed_to_whole_documents(wikitext: Pa
 
 def test_unknown_subset_split_and_column_of_a_data_set_are_one_line(wikitext: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"subset": "wikitext-3"}, "cannot be loaded: .*wikitext-3.*wikitext-2-raw-v1"),
+        ({"subset": "wikitext-3"}, "cannot be loaded: .*wikitext-3.*wikitext-2-raw-v1.*data.subset=NAME, or null"),
         ({"splits": {"train": "trian"}}, "has no split 'trian': it has train, .*did you mean 'train'"),
         ({"column": "txt"}, "has no column 'txt': it has text: did you mean"),
         ({"splits": {"tain": "train"}}, "data.splits names tain"),
@@ -424,6 +544,66 @@ def test_unknown_subset_split_and_column_of_a_data_set_are_one_line(wikitext: Pa
         with pytest.raises(UserError, match=message) as caught:
             load(config("wikitext-2", dataset=str(wikitext), **changes), tmp_path)
         assert "\n" not in str(caught.value)
+
+
+def hub_copy(folder: Path, **splits: int) -> Path:
+    for split, rows in splits.items():
+        write_parquet(
+            folder / f"data/{split}-00000-of-00001.parquet", [f"{split} text {i} {i * i}" for i in range(rows)]
+        )
+    files = [{"split": split, "path": f"data/{split}-*"} for split in splits]
+    card = yaml.safe_dump({"configs": [{"config_name": "default", "data_files": files}]})
+    return write(folder, {"README.md": f"---\n{card}---\n"})
+
+
+def test_a_data_set_of_any_name_has_the_splits_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
+
+    def loaded(folder: Path, **changes: Any) -> dict[str, Any]:
+        return load(config("hub", dataset=str(folder), **changes), tmp_path).record
+
+    alone = loaded(hub_copy(tmp_path / "alone", train=40))
+    assert (alone["split"], alone["documents"]) == ("document", {"train": 36, "validation": 2, "test": 2})
+    odd = loaded(hub_copy(tmp_path / "odd", everything=40))
+    assert odd["split"] == "document" and sum(odd["documents"].values()) == 40
+    two = loaded(hub_copy(tmp_path / "two", train=40, dev=40))
+    assert (two["split"], two["documents"]) == ("given", {"train": 40, "validation": 20, "test": 20})
+    more = hub_copy(tmp_path / "more", first=30, second=30, validation=30)
+    with pytest.raises(
+        UserError, match=r"has the splits first, second, validation: say which to train on, data\.splits="
+    ):
+        loaded(more)
+    assert loaded(more, splits={"train": "second"})["split"] == "document"
+    bounded = loaded(hub_copy(tmp_path / "alone", train=40), max_documents=25)
+    assert sum(bounded["documents"].values()) == 25
+    two_configs = yaml.safe_dump({"configs": [{"config_name": c, "data_files": "data/train-*"} for c in ("a", "b")]})
+    write(tmp_path / "alone", {"README.md": f"---\n{two_configs}---\n"})
+    with pytest.raises(UserError, match=r"Config name is missing.*'a', 'b'.*\(data.subset=NAME"):
+        loaded(tmp_path / "alone")
+    assert loaded(tmp_path / "alone", subset="b")["documents"] == alone["documents"]
+    with pytest.raises(UserError, match=r"data.dataset is '.*one.txt', a file: .* is data=text data.path="):
+        loaded(write(tmp_path, {"one.txt": "x"}) / "one.txt")
+    with pytest.raises(UserError, match=r"data\.dataset is missing: expected a name on the hub"):
+        load(config("hub"), tmp_path)
+
+
+def test_a_data_set_that_does_not_fit_the_disk_is_told_how_to_bound_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    from datasets.packaged_modules.parquet import parquet
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("Not enough disk space. Needed: 40.00 TiB (download: 20.00 TiB, generated: 20.00 TiB)")
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
+    monkeypatch.setattr(parquet.Parquet, "download_and_prepare", full)
+    folder = hub_copy(tmp_path / "large", train=40)
+    with pytest.raises(UserError, match=r"no room on the disk for .* Needed: 40.00 TiB .*; data.max_documents=N reads"):
+        load(config("hub", dataset=str(folder)), tmp_path)
+    assert sum(load(config("hub", dataset=str(folder), max_documents=30), tmp_path).record["documents"].values()) == 30
 
 
 def test_a_folder_of_code_or_pickles_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +654,7 @@ def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server:
     }[network]
     done, seconds = hub_error(environment, tmp_path)
     assert done.stdout.startswith("UserError 'Salesforce/wikitext' cannot be reached at http"), done.stderr
-    assert "data.path=FOLDER" in done.stdout
+    assert "data.dataset=FOLDER" in done.stdout
     assert done.stdout.count("\n") == 1
     # The library's own retries take 23 s. The rest is the import of `datasets` on a busy machine.
     assert seconds < 15

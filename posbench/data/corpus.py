@@ -66,7 +66,7 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     if config.max_documents is not None and config.max_documents < 1:
         raise UserError(f"data.max_documents is {config.max_documents}: expected at least 1, or null for all")
     if config.source == "hub" and config.path is None:
-        if "train" not in config.splits or not set(config.splits) <= set(SPLITS):
+        if config.splits and ("train" not in config.splits or not set(config.splits) <= set(SPLITS)):
             raise UserError(f"data.splits names {', '.join(config.splits)}: expected train, and validation and test")
         if config.dataset is None:
             raise UserError("data.dataset is missing: expected a name on the hub, such as Salesforce/wikitext")
@@ -116,7 +116,7 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
 
 def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if config.path is None:
-        raise UserError("data.path is missing: expected a file, a folder or a glob of .txt, .jsonl or .parquet files")
+        raise UserError("data.path is missing: expected a file, a folder or a glob, such as data.path=novels/")
     found = reading.find(config.path)
     root = Path(config.path).expanduser()
     if not root.is_dir():  # one file, or a glob
@@ -134,7 +134,7 @@ def _read(config: DataConfig, source: Source, scratch: Path | None) -> dict[str,
         rows = hub.Rows(config.dataset, config.subset, source.revision, config.column)
         return {
             ours: hub.load(rows, theirs, config.articles, config.max_documents, scratch)
-            for ours, theirs in config.splits.items()
+            for ours, theirs in (config.splits or hub.own_splits(rows)).items()
         }
     return {
         split: hub.from_generator(

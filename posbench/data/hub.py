@@ -6,7 +6,9 @@ Without network one line says so at once: a short question to the hub comes firs
 
 import contextlib
 import dataclasses
+import errno
 import functools
+import glob
 import hashlib
 import logging
 import re
@@ -22,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 3.0
 # `cache` serves, offline, what one of the others prepared before.
-BUILDERS = ("parquet", "json", "text", "arrow", "cache")
+BUILDERS = ("parquet", "json", "text", "csv", "arrow", "cache")
 
 
 def resolve(dataset: str, subset: str | None, revision: str | None, remembered: Path) -> str:
@@ -37,6 +39,8 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
     """
     if Path(dataset).is_dir():
         return _folder_digest(Path(dataset))
+    if Path(dataset).is_file():
+        raise UserError(f"data.dataset is '{dataset}', a file: text of your own is data=text data.path={dataset}")
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     note = remembered / f"{hashlib.sha256(f'{dataset}@{revision}'.encode()).hexdigest()[:16]}.txt"
@@ -79,6 +83,28 @@ def load(rows: Rows, split: str, articles: bool, limit: int | None, scratch: Pat
     return from_generator(_documents, folder, **arguments)  # type: ignore[no-any-return]
 
 
+def own_splits(rows: Rows) -> dict[str, str]:
+    """Our splits -> a data set's own names for them, by those names; its only split is training text.
+
+    Raises:
+        UserError: unreachable and not in the cache, or none of several splits is called train.
+    """
+    builder = _builder(rows.dataset, rows.subset, rows.commit)
+    names = [str(name) for name in builder.info.splits or builder.as_streaming_dataset()]
+    found: dict[str, str] = {}
+    for name in names:
+        if name.lower() in reading.SPLIT_WORDS:
+            found.setdefault(reading.SPLIT_WORDS[name.lower()], name)
+    if len(names) == 1:
+        return {"train": names[0]}
+    if "train" not in found:
+        listed = ", ".join(names)
+        raise UserError(
+            f"'{rows.dataset}' has the splits {listed}: say which to train on, data.splits={{train: {names[0]}}}"
+        )
+    return found
+
+
 def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: Path | None, **kwargs: Any) -> Any:
     """Return the `text` column of what a generator of `{"text": ...}` yields, as a memory-mapped table in `folder`.
 
@@ -113,12 +139,13 @@ def _documents(
 def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str, stream: bool) -> Any:
     """The text column of a split: a sequence, or an iterable that downloads as it goes."""
     builder = _builder(dataset, subset, commit)
-    logger.info("reading split '%s' of '%s' at %s, from the hub where it is not in the cache", split, dataset, commit)
+    where = "" if Path(dataset).is_dir() else ", from the hub where it is not in the cache"
+    logger.info("reading split '%s' of '%s' at %s%s", split, dataset, commit, where)
     if stream and type(builder).__name__ != "Cache":
         rows = builder.as_streaming_dataset()
     else:
         with _offline(type(builder).__name__ == "Cache"):
-            builder.download_and_prepare()
+            _prepare(builder, dataset)
         rows = builder.as_dataset()
     if split not in rows:
         raise UserError(f"'{dataset}' has no split '{split}': it has {', '.join(rows)}{did_you_mean(split, rows)}")
@@ -126,6 +153,16 @@ def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str
     if column not in columns:
         raise UserError(reading.missing_column(f"'{dataset}'", column, columns))
     return rows[split][column]
+
+
+def _prepare(builder: Any, dataset: str) -> None:
+    try:
+        builder.download_and_prepare()
+    except OSError as error:
+        if error.errno != errno.ENOSPC and "disk space" not in str(error):
+            raise
+        bound = "data.max_documents=N reads N documents of each split as it downloads them, and no more"
+        raise UserError(f"no room on the disk for '{dataset}': {str(error).splitlines()[0]}; {bound}") from None
 
 
 def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
@@ -136,14 +173,21 @@ def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
         import datasets
 
         try:
-            builder = datasets.load_dataset_builder(dataset, subset, revision=None if local else commit)
+            if saved := reading.saved_to_disk(Path(dataset)) if local else {}:
+                arrow = {split: [glob.escape(str(file)) for file in files] for split, files in saved.items()}
+                builder = datasets.load_dataset_builder("arrow", data_files=arrow)
+            else:
+                builder = datasets.load_dataset_builder(dataset, subset, revision=None if local else commit)
         except (ValueError, OSError, RuntimeError) as error:
             if offline:
                 raise _unreachable(dataset) from None
-            raise UserError(f"'{dataset}' cannot be loaded: {str(error).splitlines()[0]}") from None
+            told = " ".join(line for line in str(error).splitlines()[:2] if not line.startswith("Example"))
+            unnamed = "Config name is missing" in told or "BuilderConfig" in told
+            hint = " (data.subset=NAME, or null for its only one)" if unnamed else ""
+            raise UserError(f"'{dataset}' cannot be loaded: {told}{hint}") from None
     kinds = {cls.__module__.removeprefix("datasets.packaged_modules.").split(".")[0] for cls in type(builder).__mro__}
     if not kinds & set(BUILDERS):
-        raise UserError(f"'{dataset}' does not hold parquet, JSON or text files, the only kinds that are read")
+        raise UserError(f"'{dataset}' does not hold parquet, JSON, CSV or text files, the only kinds that are read")
     if offline and commit and builder.hash != commit:
         raise UserError(f"'{dataset}' is cached here at {builder.hash}, and {commit} cannot be reached")
     return builder
@@ -238,7 +282,7 @@ def _unreachable(dataset: str) -> UserError:
 
     return UserError(
         f"'{dataset}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the local cache: "
-        "connect once, or name its files on this machine with data.path=FOLDER"
+        "connect once, or name a copy of it on this machine, data.dataset=FOLDER"
     )
 
 

@@ -1,22 +1,39 @@
 """Documents from files on this machine: which files, which split each belongs to, and their text.
 
-`.txt` (and the built-in corpus's `.py`) hold one document per file, `.jsonl` and `.parquet` one per row. Files are
-read as strict UTF-8; line ends stay as they are; a byte-order mark is dropped, being no text.
+Prose and code (`.txt`, `.md`, `.py` ...) hold one document per file, tables (`.jsonl`, `.parquet`, `.csv` ...) one per
+row; all that is text may be packed (`.gz`, `.zst`, `.bz2`). It is read as strict UTF-8; line ends stay as they are; a
+byte-order mark is dropped, being no text. A folder may be one that `datasets` saved with save_to_disk.
 """
 
+import bz2
 import codecs
+import contextlib
 import glob
+import gzip
+import io
 import itertools
 import json
+import logging
 import re
 import sysconfig
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from posbench.errors import UserError, did_you_mean
 
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+logger = logging.getLogger(__name__)
+
+PACKED = (".gz", ".zst", ".bz2")
+WHOLE = (".txt", ".md", ".py", ".rst", ".tex")  # a document each
+# What a folder's text is: the files of the first of these kinds that it has. Reports and settings lie beside data.
+KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".json",))
+READABLE = (
+    "expected .txt, .md, .py, .rst, .tex, .jsonl, .json, .csv, .tsv, .parquet or .arrow; text also as .gz, .zst, .bz2"
+)
+CHUNK = 2**20  # bytes looked at or unpacked at a time
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -62,20 +79,50 @@ def find(path: str) -> list[Path]:
     """
     here = Path(path).expanduser()
     if here.is_dir():
-        hidden = (file for file in here.rglob("*") if not any(p.startswith(".") for p in file.relative_to(here).parts))
-        files = sorted(file for file in hidden if file.suffix in SUFFIXES and file.is_file())
-        if not files:
-            raise UserError(f"data.path: no .txt, .jsonl or .parquet file in the folder '{path}'")
-        return files
+        return _in_folder(here)
     files = [here] if here.is_file() else sorted(Path(p) for p in glob.glob(str(here), recursive=True))
     files = [file for file in files if file.is_file()]
     if not files:
         nearby = [p.name for p in here.parent.iterdir()] if here.parent.is_dir() else []
         raise UserError(f"data.path: no file matches '{path}'{did_you_mean(here.name, nearby)}")
     for file in files:
-        if file.suffix not in SUFFIXES:
-            raise UserError(f"data.path: '{file}' ends in '{file.suffix}': expected .txt, .jsonl or .parquet")
+        if not _kind(file):
+            raise UserError(f"data.path: '{file}' ends in '{file.suffix}': {READABLE}")
     return files
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    inside = [file for file in folder.rglob("*") if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
+    found = [file for file in inside if _kind(file) and file.is_file()]
+    if saved := saved_to_disk(folder):
+        return sorted(itertools.chain(*saved.values()))
+    for kinds in KINDS:
+        # Plain ones first: what a folder meant before packed files were read, it still means.
+        for files in ([f for f in found if f.suffix in kinds], [f for f in found if _kind(f) in kinds]):
+            if not files:
+                continue
+            others = sorted({_kind(file) for file in found if file not in set(files)})
+            if others:
+                line = "data.path: of '%s' the %s files are read, not its %s: a glob such as '%s/**/*%s' names others"
+                read = ", ".join(sorted({_kind(file) for file in files}))
+                logger.info(line, folder, read, ", ".join(others), folder, others[0])
+            return sorted(files)
+    raise UserError(f"data.path: no file in the folder '{folder}' can be read: {READABLE}")
+
+
+def saved_to_disk(folder: Path) -> dict[str, list[Path]]:
+    """The files of a folder that `datasets` wrote with save_to_disk, by split; empty for any other folder."""
+    states = [folder / "state.json"] if (folder / "state.json").is_file() else sorted(folder.glob("*/state.json"))
+    # Beside them may lie what `datasets` remembers of computations, cache-*.arrow.
+    found = {state.parent: sorted(state.parent.glob("data-*.arrow")) for state in states}
+    return {"train" if at == folder else at.name: files for at, files in found.items() if files}
+
+
+def _kind(file: Path) -> str:
+    """`.csv` for `a.csv` and `a.csv.gz`; empty for what cannot be read."""
+    inner = Path(file.stem) if (packed := file.suffix.lower() in PACKED) else file
+    kind = inner.suffix.lower()
+    return kind if any(kind in kinds for kinds in KINDS) and not (packed and kind in (".parquet", ".arrow")) else ""
 
 
 def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
@@ -102,7 +149,8 @@ def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
 
 
 def _split_of(file: Path) -> str | None:
-    words = re.split(r"[._-]", file.stem.lower())
+    name = file.stem if file.suffix.lower() in PACKED else file.name
+    words = re.split(r"[._-]", Path(name).stem.lower())
     for word in (words[0], words[-1], *(part.lower() for part in file.parts[:-1])):
         if word in SPLIT_WORDS:
             return SPLIT_WORDS[word]
@@ -121,10 +169,14 @@ def read(
         UserError: no text, bytes that are not UTF-8, a row that is not what was promised, a missing column.
     """
     del digest
-    readers: dict[str, Callable[[Path, str], Iterator[str]]] = {".jsonl": _jsonl, ".parquet": _parquet}
-    texts: Iterator[str] = itertools.chain.from_iterable(
-        readers.get(Path(f).suffix, _whole)(Path(f), column) for f in files
-    )
+    readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
+        **dict.fromkeys(WHOLE, _whole),
+        ".jsonl": _jsonl,
+        ".json": _json,
+        ".parquet": _parquet,
+        **dict.fromkeys((".csv", ".tsv", ".arrow"), _by_datasets),
+    }
+    texts: Iterator[str] = itertools.chain.from_iterable(readers[_kind(Path(f))](Path(f), column) for f in files)
     if articles:
         texts = join_articles(texts)
     where = f"'{files[0]}'" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
@@ -157,8 +209,31 @@ def join_articles(texts: Iterable[str]) -> Iterator[str]:
     yield "".join(article)
 
 
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked."""
+    packing = file.suffix.lower()
+    if packing not in PACKED:
+        with file.open("rb") as plain:
+            yield plain
+        return
+    try:
+        with {".gz": gzip.open, ".bz2": bz2.open, ".zst": _open_zst}[packing](file) as stream:  # type: ignore[operator]
+            yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"'{file}' cannot be unpacked: {str(error).splitlines()[0]}") from None
+
+
+def _open_zst(file: Path) -> IO[bytes]:
+    import pyarrow
+
+    return pyarrow.input_stream(str(file), compression="zstd")  # type: ignore[no-any-return]
+
+
 def _whole(file: Path, column: str) -> Iterator[str]:
-    yield _decode(file.read_bytes(), file)
+    with _open(file) as stream:
+        raw = stream.read()
+    yield _decode(raw, file)
 
 
 def _decode(raw: bytes, file: Path, start: int = 0) -> str:
@@ -168,13 +243,13 @@ def _decode(raw: bytes, file: Path, start: int = 0) -> str:
         return raw[mark:].decode("utf-8")
     except UnicodeDecodeError as error:
         at = mark + error.start
-        raise UserError(f"'{file}' is not UTF-8 text: byte {start + at} is 0x{raw[at]:02x}") from None
+        raise UserError(_not_utf8(file, start + at, raw[at])) from None
 
 
 def _jsonl(file: Path, column: str) -> Iterator[str]:
     start = 0
-    with file.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
+    with _open(file) as stream:
+        for number, raw in enumerate(io.BufferedReader(stream), start=1):  # type: ignore[type-var]
             line = _decode(raw, file, start)
             start += len(raw)
             if not line.strip():
@@ -183,11 +258,30 @@ def _jsonl(file: Path, column: str) -> Iterator[str]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(f"'{file}' line {number} is not JSON: {error.msg}") from None
-            if not isinstance(row, dict):
-                raise UserError(f"'{file}' line {number} is not a JSON object: expected one with a column '{column}'")
-            if column not in row:
-                raise UserError(missing_column(f"'{file}' line {number}", column, row))
-            yield _text(row[column], f"'{file}' line {number}", column)
+            yield _cell(row, f"'{file}' line {number}", column)
+
+
+def _json(file: Path, column: str) -> Iterator[str]:
+    """One object or a list of them. `datasets` would make dates of texts, and rewrite a column of two types."""
+    with _open(file) as stream:
+        text = _decode(stream.read(), file)
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # an object per line, under the name of one
+            yield from _jsonl(file, column)
+            return
+        raise UserError(f"'{file}' is not JSON: {error.msg}, line {error.lineno}") from None
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+        yield _cell(row, f"'{file}' row {number}", column)
+
+
+def _cell(row: Any, where: str, column: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is not a JSON object: expected one with a column '{column}'")
+    if column not in row:
+        raise UserError(missing_column(where, column, row))
+    return _text(row[column], where, column)
 
 
 def _parquet(file: Path, column: str) -> Iterator[str]:
@@ -204,6 +298,62 @@ def _parquet(file: Path, column: str) -> Iterator[str]:
     for batch in table.iter_batches(batch_size=1024, columns=[column]):
         for value in batch.column(0).to_pylist():
             yield _text(value, f"'{file}' row {next(number)}", column)
+
+
+def _by_datasets(file: Path, column: str) -> Iterator[str]:
+    """The rows of a kind of table that `datasets` has a builder for; an `.arrow` file is one of its own."""
+    import datasets
+    import pyarrow
+
+    def rows(**options: Any) -> Any:
+        every = {"data_files": glob.escape(str(plain)), "split": "train", "streaming": True}
+        return datasets.load_dataset({".tsv": "csv"}.get(kind, kind[1:]), **every, **separator, **options)
+
+    kind = _kind(file)
+    separator = {"sep": "\t"} if kind == ".tsv" else {}
+    # Of a CSV the one column, as it is written: 007 is no number, and NA and nothing are text.
+    own = (
+        {"usecols": [column], "converters": {column: str}, "keep_default_na": False} if kind in (".csv", ".tsv") else {}
+    )
+    with _plain(file, kind) as plain:
+        try:
+            first = next(iter(rows(**({"nrows": 1} if own else {}))), {column: ""})
+            if column not in first:
+                raise UserError(missing_column(f"'{file}'", column, first))
+            for number, row in enumerate(rows(**own).select_columns([column]), start=1):
+                yield _text(row[column], f"'{file}' row {number}", column)
+        except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as error:
+            raise UserError(f"'{file}' cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+
+
+@contextlib.contextmanager
+def _plain(file: Path, kind: str) -> Iterator[Path]:
+    """The file, unpacked to a temporary one if it is packed; looked through for bytes that are not UTF-8."""
+    if kind == ".arrow":
+        yield file
+        return
+    packed = file.suffix.lower() in PACKED
+    with tempfile.NamedTemporaryFile(suffix=kind) as copy:
+        with _open(file) as stream:
+            decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+            while True:
+                chunk = stream.read(CHUNK)
+                begun = at - len(decoder.getstate()[0])  # where a character that the last chunk cut began
+                try:
+                    decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as error:
+                    raise UserError(_not_utf8(file, begun + error.start, error.object[error.start])) from None
+                at += len(chunk)
+                if not chunk:
+                    break
+                if packed:
+                    copy.write(chunk)
+        copy.flush()
+        yield Path(copy.name) if packed else file
+
+
+def _not_utf8(file: Path, at: int, byte: int) -> str:
+    return f"'{file}' is not UTF-8 text: byte {at} is 0x{byte:02x}"
 
 
 def _text(value: Any, where: str, column: str) -> str:
