@@ -94,6 +94,7 @@ def test_an_offline_run_reads_back(
     assert (mirrored.group, mirrored.project, mirrored.tags) == ("test", "posbench", ["rope", "mine"])
     assert mirrored.config == to_container(config)
     at = {"eval/length_ratio": 1, "eval/length": 16}, {"eval/length_ratio": 2, "eval/length": 32}
+    assert [row.pop("rows") for row in mirrored.history] == [1, 2, 3, 4, 5, 6, 7]
     assert mirrored.history == [
         {"step": 1, "tokens": 128, "train/loss": 3.0},
         {"step": 2, "tokens": 256, "train/loss": 1.5},
@@ -105,12 +106,12 @@ def test_an_offline_run_reads_back(
     ]
     curves = [f"eval/{name}/{value}" for name in ("fixed_target", "windowed") for value in ("nll", "perplexity")]
     assert mirrored.axes == dict.fromkeys(TRAINING, "tokens") | dict.fromkeys(curves, "eval/length_ratio")
-    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", "eval/line", "seconds", "step"]
+    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", "eval/line", "rows", "seconds", "step"]
     assert sorted(mirrored.not_summarised) == sorted(["eval/length", "eval/length_ratio", *curves])
     assert mirrored.summary == {
         "status": "done", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
         "parameters/total": 7, "parameters/encoding": 0, "parameters/non_embedding": 3,
-        "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3,
+        "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3, "rows": 7,
     }  # fmt: skip
     for path in (tmp_path / "run").rglob("*"):
         for secret in SECRETS:

@@ -145,7 +145,7 @@ def test_an_evaluation_later_leaves_the_summary_the_runs(server: Server, config:
     wandb.teardown()
     after = only(server)
     changed = {name for name in before if after.summary.get(name) != before[name] and not name.startswith("_")}
-    assert changed == {"eval/line"}
+    assert changed == {"eval/line", "rows"}
     assert after.history[-1]["eval/fixed_target/nll"] == 7.0 and steps(after) == [1, 2, 3]
     assert after.axes["train/loss"] == "tokens"  # although nothing of the training was logged now
 
@@ -187,7 +187,7 @@ def test_posbench_sync_sends_each_step_once_and_a_second_time_nothing(
     assert {artifact.type for artifact in server.artifacts.values()} == {"run_table", "evaluation"}
     lines = len(served.history)
     assert posbench("sync", str(tmp_path / "s" / "*")) == 0
-    assert "all of it is there; --anew sends it as another run" in capsys.readouterr().out
+    assert ": nothing new: http" in capsys.readouterr().out
     assert len(only(server).history) == lines
 
 
@@ -197,6 +197,18 @@ def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_p
     first, second = server.runs.values()
     assert second.name.startswith(f"{first.name}-") and steps(second) == list(range(1, 11))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["wandb"]["id"] == second.name
+
+
+def test_sync_says_what_w_and_b_lacks_in_between(
+    server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(tmp_path / "run", config, range(1, 4))
+    off = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, backend="none"))
+    attempt(tmp_path / "run", off, range(4, 7))
+    attempt(tmp_path / "run", config, range(7, 9), status="done")
+    sync.sync([tmp_path / "run"], [])
+    assert ": nothing new; 3 rows before lack there, --anew sends all as another run: " in capsys.readouterr().out
+    assert steps(only(server)) == [1, 2, 3, 7, 8]
 
 
 def test_sync_sends_what_was_evaluated_since(server: Server, config: Config, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ _TABLE = (
 )  # fmt: skip
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _LINE = "eval/line"  # of evaluation.jsonl, from 1 on
+_ROWS = "rows"  # logged so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,31 +149,37 @@ class Session:
             ),
         )
         there = dict(self._run.summary) if self._run.resumed else {}
-        self.step, self.line = (int(number(there.get(name)) or 0) for name in ("step", _LINE))  # the last ones there
+        # What is there: the last step, the last line of evaluation.jsonl, and how many rows of both.
+        self.step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", _LINE, _ROWS))
+        self._rows = self.rows
         self._shown: set[str] = set()
         self._run.define_metric("tokens")
-        for name in ("step", "seconds", _LINE):  # counters: no panels
+        for name in ("step", "seconds", _LINE, _ROWS):  # counters: no panels
             self._run.define_metric(name, hidden=True)
         for name in ("eval/length", "eval/length_ratio"):
             self._run.define_metric(name, hidden=True, summary="none")
         self._show(_TRAINING)
         for row in evaluation_rows(target.folder):
-            self._show(_curve_values(row))
+            self._show(curve_values(row))
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A row of `metrics.jsonl`, unless it is there from before the run was continued."""
         if row.get("step", self.step + 1) <= self.step:
             return
         self._show(row)
-        self._run.log(defined(row))
+        self._log(row)
 
     def curve(self, row: EvaluationRow, line: int) -> None:
         """A row of `evaluation.jsonl` and where it stands there, from 1 on; what is undefined is left out."""
-        values = _curve_values(row)
-        if line <= self.line or row.status != "ok" or not values:
+        values = curve_values(row)
+        if line <= self.line or not values:
             return
         self._show(values)
-        self._run.log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
+        self._log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        self._rows += 1
+        self._run.log({**defined(row), _ROWS: self._rows})
 
     def summary(self, values: Mapping[str, Any]) -> None:
         self._run.summary.update(defined(values))
@@ -255,7 +262,10 @@ class Session:
         self._run.log_artifact(artifact)
 
 
-def _curve_values(row: EvaluationRow) -> dict[str, Any]:
+def curve_values(row: EvaluationRow) -> dict[str, Any]:
+    """What is logged of a row; nothing of one that is undefined."""
+    if row.status != "ok":
+        return {}
     return {f"eval/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
 
 
