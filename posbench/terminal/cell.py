@@ -59,7 +59,11 @@ class Bar:
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._output = Output(bar.make_tasks_table(bar.tasks))
+        self._output: Output | None = None  # where nothing is left to do, there is no bar
 
     def refresh(self, at_once: bool = False) -> None:
-        self._output.show(self._bar.make_tasks_table(self._bar.tasks), at_once)
+        table = self._bar.make_tasks_table(self._bar.tasks)
+        if self._output is None:
+            self._output = Output(table)
+        else:
+            self._output.show(table, at_once)
