@@ -109,6 +109,12 @@ def test_a_window_of_the_model_hides_what_lies_outside(tiny_config: Config) -> N
     assert max(values.max() for values in found[f"Mean distance read, at {LENGTH} tokens"].series.values()) <= 3
 
 
+def test_a_large_model_is_not_read_for_long(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "SECONDS", 0.0)
+    panel = drawn(*built(tiny_config, "rope"))["Mean attention, its own text"]
+    assert list(panel.series) == ["at 16", "at 32"] and panel.end == 63
+
+
 def test_short_documents_are_read_on_into_the_next(tiny_config: Config) -> None:
     text = TokenSplit(TEXT.ids, np.arange(0, len(TEXT.ids) + 1, 10))
     windows = trained._windows(text, 64)

@@ -33,9 +33,9 @@ from posbench.runs.folder import load_config, load_record
 from posbench.runs.trained import model_of, tokenizer_of
 
 RATIOS = (1, 2, 4)  # lengths that are looked at, in training lengths
-LONGEST = 4096  # tokens; a longer one is left out, unless it is the training length
+LONGEST = 2048  # tokens; a longer one is left out, unless it is the training length
 WINDOWS = 64  # of text, at each length, and
-SECONDS = 2.0  # at each length: what was read by then is what is drawn
+SECONDS = 2.0  # at each length: what was read by then is what is drawn; after three times that, no third one is begun
 QUERIES = 16  # the last ones of a window, which see the most keys: at most so many, and an eighth of it
 LAYERS = 4  # that are drawn by themselves, where they differ
 FAINTEST = 1e-5  # attention; below, a curve leaves the picture
@@ -114,7 +114,12 @@ def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:
     trained = config.training.train_length
     lengths = [trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST]
     defined = [length for length in lengths if length <= (model.encoding.max_length or length)]
-    seen = [one for length in defined if (one := _seen(model, config, text, length))]
+    seen: list[_Seen] = []
+    began = time.monotonic()
+    for length in defined:
+        in_time = len(seen) < 2 or time.monotonic() < began + 3 * SECONDS
+        if in_time and (one := _seen(model, config, text, length)):
+            seen.append(one)
     if not seen:
         return []
     hooks = {hook for layer in range(config.model.n_layers) for hook in model.encoding.at(layer)[0].hooks}
