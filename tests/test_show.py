@@ -1,6 +1,7 @@
 """Pictures: the numbers behind them, what the terminal prints, and the PNG file."""
 
 import io
+import itertools
 import re
 import shlex
 import sys
@@ -190,6 +191,24 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
         row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
         assert axis.get_title() == f"{name}: {panels.verdict(row)}"
         np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
+
+
+@pytest.mark.parametrize("name", ["t5", "fire", "path", "rope", "index", "shaw"])
+def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: list[Figure], name: str) -> None:
+    show.main([name], tmp_path / "a.png")
+    axes = saved[0].subfigs[0].axes
+    boxes = [legend.get_window_extent() for axis in axes if (legend := axis.get_legend())]
+    taken = [axis.get_window_extent() for axis in axes] + [axis.xaxis.label.get_window_extent() for axis in axes]
+    assert len(boxes) >= 2
+    assert not any(box.overlaps(other) for box in boxes for other in taken)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.x1 <= saved[0].bbox.width and box.y0 >= 0 for box in boxes)
+
+
+def test_where_attention_is_too_faint_to_draw_the_legend_says_so(tmp_path: Path, saved: list[Figure]) -> None:
+    show.main(["fox", "alibi"], tmp_path / "a.png")
+    said = [[text.get_text() for text in row.axes[-1].get_legend().get_texts()] for row in saved[0].subfigs]
+    assert "below 0.0001: not drawn" in said[0] and "below 0.0001: not drawn" not in said[1]
 
 
 def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ STYLE: dict[Any, Any] = {
     "figure.titlesize": 14,
 }
 DPI = 90
+LEGEND = 40  # points, from a panel down to its legend, for the numbers and the name of its x axis
+LEGEND_WIDTH = 40  # characters of names that may stand in three columns
 COLUMNS = 5
 
 
@@ -35,7 +37,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
     columns = min(COLUMNS, max(len(picture.panels) for picture in pictures))
     heights = [-(-len(picture.panels) // columns) for picture in pictures]
     with _style():
-        figure = _figure(width=4.1 * columns, height=3.5 * sum(heights))
+        figure = _figure(width=4.1 * columns, height=3.9 * sum(heights))
         rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
         for row, picture, height in zip(rows, pictures, heights, strict=True):
             note = f"  ({picture.subtitle})" if picture.subtitle else ""
@@ -130,16 +132,20 @@ def _curves(axis: "Axes", panel: Curves) -> None:
         _plain_ticks(axis, fine=high / low < 100)
         axis.axhline(1, color=BEYOND, linewidth=1, linestyle=":")
     if panel.note:
-        axis.annotate(panel.note, (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=9, color="#444444")
-    _legend(axis, beside=len(panel.series) > 1)
+        axis.plot([], [], " ", label=panel.note)
+    _legend(axis)
 
 
-def _legend(axis: "Axes", beside: bool) -> None:
-    """Beside the panel where its curves would lie below it."""
-    if beside:
-        axis.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.2, frameon=False, handlelength=1.2)
-    else:
-        axis.legend(loc="best", framealpha=0.7)
+def _legend(axis: "Axes") -> None:
+    """Below the panel, where no curve is."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = axis.transAxes + ScaledTranslation(0, -LEGEND / 72, axis.figure.dpi_scale_trans)
+    names = axis.get_legend_handles_labels()[1]
+    axis.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0, frameon=False,
+        ncols=2 if len("".join(names)) > LEGEND_WIDTH else 3, handlelength=1.6, columnspacing=1.2, handletextpad=0.5,
+    )  # fmt: skip
 
 
 def _colours(count: int) -> list[Any]:
@@ -186,8 +192,9 @@ def _moved(axis: "Axes", row: Moved) -> None:
     if row.where[-1] < SHAPE.train_length:
         _undefined(axis)
     axis.set_title(f"{row.name}: {verdict(row)}", fontsize=11)
-    _legend(axis, beside=False)
-    axis.set_xlabel("position of the phrase's later word (tokens)", fontsize=9)
+    axis.set_xlabel(
+        f"position of the phrase's later word (tokens)\ndashed: trained to {SHAPE.train_length}", fontsize=9
+    )
     axis.set_ylabel("positional part of the logit", fontsize=9)
 
 
