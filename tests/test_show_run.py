@@ -149,7 +149,7 @@ def test_a_run_is_drawn_in_the_terminal(run: Path, capsys: pytest.CaptureFixture
 def test_runs_and_names_stand_side_by_side_in_one_file(run: Path, tmp_path: Path) -> None:
     assert support.posbench("show", str(run), "rope", "base=100", "t5", "--png", str(tmp_path / "a.png")) == 0
     height, width, _ = imread(tmp_path / "a.png").shape
-    assert (width, height) == (round(4 * 4.1 * plots.DPI), round(3 * 3.5 * plots.DPI))
+    assert (width, height) == (round(4 * 4.1 * plots.DPI), round(3 * plots.ROW * plots.DPI))
 
 
 def test_the_picture_holds_what_the_run_has_learned(run: Path) -> None:
@@ -165,7 +165,7 @@ def test_many_panels_fill_a_second_row(run: Path, tmp_path: Path) -> None:
     one = trained.picture(run)
     plots.save_pictures([dataclasses.replace(one, panels=one.panels * 3)], tmp_path / "a.png")
     height, width, _ = imread(tmp_path / "a.png").shape
-    assert (width, height) == (round(plots.COLUMNS * 4.1 * plots.DPI), round(2 * 3.5 * plots.DPI))
+    assert (width, height) == (round(plots.COLUMNS * 4.1 * plots.DPI), round(2 * plots.ROW * plots.DPI))
 
 
 @pytest.mark.parametrize("gone", [True, False])

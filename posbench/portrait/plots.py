@@ -23,8 +23,9 @@ STYLE: dict[Any, Any] = {
     "figure.titlesize": 14,
 }
 DPI = 90
+ROW = 3.9  # inches, the height of a panel with its legend
 LEGEND = 40  # points, from a panel down to its legend, for the numbers and the name of its x axis
-LEGEND_WIDTH = 40  # characters of names that may stand in three columns
+THREE_COLUMNS = 15  # characters of names that may stand in so many
 COLUMNS = 5
 
 
@@ -37,7 +38,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
     columns = min(COLUMNS, max(len(picture.panels) for picture in pictures))
     heights = [-(-len(picture.panels) // columns) for picture in pictures]
     with _style():
-        figure = _figure(width=4.1 * columns, height=3.9 * sum(heights))
+        figure = _figure(width=4.1 * columns, height=ROW * sum(heights))
         rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
         for row, picture, height in zip(rows, pictures, heights, strict=True):
             note = f"  ({picture.subtitle})" if picture.subtitle else ""
@@ -144,7 +145,7 @@ def _legend(axis: "Axes") -> None:
     names = axis.get_legend_handles_labels()[1]
     axis.legend(
         loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0, frameon=False,
-        ncols=2 if len("".join(names)) > LEGEND_WIDTH else 3, handlelength=1.6, columnspacing=1.2, handletextpad=0.5,
+        ncols=3 if max(map(len, names)) <= THREE_COLUMNS else 2, handlelength=1.6, columnspacing=1.2, handletextpad=0.5,
     )  # fmt: skip
 
 
