@@ -475,6 +475,10 @@ def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:
     write(tmp_path, {"dracula.txt": "x"})
     with pytest.raises(UserError, match=r"no file matches '.*dracula.text': did you mean 'dracula.txt'"):
         load(config(path=tmp_path / "dracula.text"), tmp_path)
+    with pytest.raises(
+        UserError, match=r"no file matches 'acme/wiki': a data set of the hub is data.dataset=acme/wiki"
+    ):
+        reading.find("acme/wiki")
     with pytest.raises(UserError, match=r"no file in the folder '.*' can be read: expected \.txt, "):
         load(config(path=write(tmp_path / "sub", {"a.pdf": "x"})), tmp_path)
     with pytest.raises(UserError, match=r"data\.path is missing"):
@@ -970,6 +974,16 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     assert json.loads(record) == first.record
     assert imported == "False False"
     assert {p.name: p.stat().st_mtime_ns for p in made.iterdir()} == stamps
+
+
+def test_every_run_is_told_which_text_it_reads_cached_or_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    configuration = config(path=write(tmp_path / "many", numbered(30)), tokenizer="bytes")
+    for _ in range(2):
+        caplog.clear()
+        made = tokens.prepare(configuration, tmp_path)
+        told = f"data 'text': {len(made.train.ids):,} training tokens, sha256 of the text {made.record['sha256'][:12]}"
+        assert caplog.messages[-1] == told
 
 
 def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path: Path) -> None:

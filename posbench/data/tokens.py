@@ -67,14 +67,25 @@ def prepare(config: DataConfig, cache: Path) -> Tokens:
     added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_name(f"{folder.name}.lock")):
-        if folder.exists():
-            try:
-                return _open(folder, added)
-            except (OSError, ValueError, KeyError) as error:
-                logger.warning("token cache %s is damaged (%s): making it again", folder, error)
-                shutil.rmtree(folder)
-        _write(config, source, own, folder)
+        made = _kept(folder, added)
+        if made is None:
+            _write(config, source, own, folder)
+            made = _open(folder, added)
+    told = "data '%s': %s training tokens, sha256 of the text %s"
+    logger.info(told, config.name, f"{len(made.train.ids):,}", made.record["sha256"][:12])
+    return made
+
+
+def _kept(folder: Path, added: dict[str, Any]) -> Tokens | None:
+    """What a cache folder holds; a damaged one is removed."""
+    if not folder.exists():
+        return None
+    try:
         return _open(folder, added)
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("token cache %s is damaged (%s): making it again", folder, error)
+        shutil.rmtree(folder)
+        return None
 
 
 def prepare_all(configs: Iterable[Config]) -> None:
