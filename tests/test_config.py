@@ -232,6 +232,20 @@ def test_text_of_ones_own_needs_no_word_more(given: list[str], meant: list[str])
     assert {text for text in spelt if text.startswith("data=")} == {text for text in meant if text.startswith("data=")}
 
 
+@pytest.mark.parametrize(
+    "name", ["notes (1).txt", "a,b.txt", "[draft] one=two.txt", 'say "so".txt', "50%.txt", "ünï.txt"]
+)
+def test_a_file_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch()
+    assert composed(f"data.path={name}").data.path == name
+    ((overrides, config),) = compose.combinations([[f"data.path={name}"]])
+    assert config.data.path == name and composed(*overrides) == config
+    assert composed(*compose.for_hydra([f"data.path={name}"], [config])) == config
+    assert composed("data.path=*.txt").data.path == "*.txt"
+    assert refused("data.path=none (1).txt") == "data.path: there is no file, folder or glob 'none (1).txt'"
+
+
 def test_a_choice_that_reads_the_key_stays_chosen(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "data").mkdir()

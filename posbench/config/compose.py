@@ -32,7 +32,7 @@ from posbench import encodings
 from posbench.config.data_only import refuse_callbacks, refuse_code, refuse_code_in_files, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
-from posbench.config.overrides import LENGTH, WORDS, ratios, refuse_both, translated
+from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, translated
 from posbench.config.schema import Config, from_container
 from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
@@ -222,6 +222,9 @@ def _parse(text: str, loader: ConfigLoader) -> Override:
     try:
         return OverridesParser.create(config_loader=loader).parse_overrides([translated(text)])[0]
     except HydraException:
+        key, _, path = text.partition("=")
+        if key in FILES and path:
+            raise UserError(f"{key}: there is no file, folder or glob '{path}'") from None
         raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
 
 

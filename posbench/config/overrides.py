@@ -7,6 +7,8 @@ nothing. Values are read as Hydra reads them (YAML 1.2: `on` and `12:30` are tex
 """
 
 import dataclasses
+import glob
+import os
 import re
 import typing
 from collections.abc import Iterable
@@ -26,6 +28,9 @@ _KEYS = (
     WORDS | {f"evaluation.{w}": k for w, k in _EVALUATION.items()} | {f"runtime.{w}": k for w, k in _RUNTIME.items()}
 )
 OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
+
+FILES = ("data.path", "data.dataset", "data.tokenizer")  # keys whose values may be files, of whatever name
+_PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks
 
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
 _DIGITS = r"\d(?:_?\d)*"
@@ -101,10 +106,16 @@ def _scalar(text: str) -> Any:
 def translated(text: str) -> str:
     """An override in Hydra's own spelling: full keys, lists of evaluation settings in brackets, text in quotes."""
     word, equals, typed = text.partition("=")
+    if word in FILES and not _PLAIN.fullmatch(typed) and _is_there(os.path.expanduser(typed)):
+        return f"{word}={_spelt(typed)}"  # "notes (1).txt": what has that very name is meant
     key = _KEYS.get(word)
     if key is None or not equals or "${" in typed:
         return text if key is None else f"{key}={typed}"
     return f"{key}={_spelt(_setting(key, typed))}" if key.startswith("evaluation.") else f"{key}={typed}"
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) or any(glob.iglob(path, recursive=True))
 
 
 def _setting(key: str, typed: str) -> Any:
