@@ -16,7 +16,7 @@ from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import EVALUATION, METRICS
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_rows
-from posbench.runs.wandb_session import Session, Target, exit_code_of, facts, has_key
+from posbench.runs.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +67,19 @@ def send(config: Config, run: Run, target: Target) -> str:
     new_rows, by_key = 0, {row.key: row for row in rows}
     for at, line in enumerate(lines, start=1):
         evaluated = EvaluationRow.from_json(line)
-        if evaluated and evaluated.measured and evaluated == by_key[evaluated.key] and at > session.line:
+        if evaluated and curve_values(evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
             session.curve(evaluated, at)
             new_rows += 1
     if new_rows or not session.line:
         session.results(rows, picture_of(config, rows))
     session.finish(exit_code_of(run.record), facts(config, run.record) | headline_of(run.folder))
-    before = len(metrics) - len(new_metrics) + sum(row.measured for row in rows) - new_rows
-    sent = (
-        f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation" if new_metrics or new_rows else "nothing new"
-    )
-    lacking = f"; {before - session.rows} rows before lack there, --anew sends all as another run"
-    return f"{sent}{lacking if session.rows < before else ''}: {session.where}"
+    said = f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation"
+    if not new_metrics and not new_rows:
+        said = "nothing new"
+    before = len(metrics) - len(new_metrics) + sum(bool(curve_values(row)) for row in rows) - new_rows
+    if session.rows < before:
+        said += f"; {before - session.rows} rows before lack there, --anew sends all as another run"
+    return f"{said}: {session.where}"
 
 
 def _given(overrides: list[str]) -> dict[str, Any]:
