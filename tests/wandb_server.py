@@ -79,6 +79,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.runs: dict[str, ServedRun] = {}
         self.artifacts: dict[str, ServedArtifact] = {}  # by id, digest and all
         self.uploads: dict[str, bytes] = {}
+        self.sweep = ""  # its YAML
+        self.commands: list[dict[str, Any]] = []  # for an agent, one at each heartbeat; then it exits
         self.requests: list[str] = []  # operations and paths
         self.unknown: list[str] = []  # that this server had no answer to
 
@@ -178,7 +180,23 @@ def _graphql(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | N
     if name == "CreateRunFiles":
         files = [{"name": file, "uploadUrl": f"{server.url}/upload/run/{v['run']}/{file}"} for file in v["files"]]
         return {"createRunFiles": {"runID": v["run"], "uploadHeaders": [], "files": files}}
-    return _artifact_answer(server, name, v)
+    return _artifact_answer(server, name, v) or _sweep_answer(server, name, v)
+
+
+def _sweep_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
+    if name == "SweepWithRuns":
+        names = ("id", "name", "method", "state", "description", "config", "createdAt", "heartbeatAt", "updatedAt")
+        rest = ("earlyStopJobRunning", "bestLoss", "controller", "scheduler")
+        known = {"id": "S", "name": v["sweep"], "state": "RUNNING", "config": server.sweep, "runs": {"edges": []}}
+        return {"project": {"sweep": dict.fromkeys((*names, *rest)) | known}}
+    if name == "CreateAgent":
+        return {"createAgent": {"agent": {"id": "A"}}}
+    if name == "Heartbeat":
+        ended = server.runs and all(run.exit_code is not None for run in server.runs.values())
+        commands = [server.commands.pop(0)] if server.commands else [{"type": "exit"}] if ended else []
+        return {"agentHeartbeat": {"agent": {"id": "A"}, "commands": json.dumps(commands)}}
+    server.unknown.append(json.dumps(v))
+    return None
 
 
 def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
@@ -211,7 +229,6 @@ def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, 
         return {"createArtifactFiles": {"files": {"edges": edges}}}
     if name == "CommitArtifact":
         return {"commitArtifact": {"artifact": {"id": v["artifactID"], "digest": ""}}}
-    server.unknown.append(json.dumps(v))
     return None
 
 

@@ -1,7 +1,6 @@
 """Run folders sent to Weights & Biases from their own files, each step once."""
 
 import dataclasses
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from posbench.runs.names import EVALUATION, METRICS
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.runs.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
-
-logger = logging.getLogger(__name__)
+from posbench.terminal import console
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
@@ -32,7 +30,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
         UserError: an override that cannot be read, no API key, or a folder that is no run or in use.
         PosbenchError: W&B cannot be reached or refuses.
     """
-    given = _given(overrides)
+    given, out = _given(overrides), console.stdout()
     for folder in folders:
         config = load_config(folder)
         tracking = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
@@ -46,7 +44,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
                 said = send(config, run, dataclasses.replace(target, **moved, **again))
             except Exception as error:
                 raise PosbenchError(f"W&B did not take {folder}: {redact(str(error).partition(chr(10))[0])}") from error
-        print(f"{folder}: {said}")
+        out.print(f"{folder}: {said}", soft_wrap=True)
 
 
 def send(config: Config, run: Run, target: Target) -> str:
