@@ -18,9 +18,10 @@ import pytest
 import support
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from tiny_sweep import until
 
 import posbench
-from posbench.errors import UserError
+from posbench.errors import Stopped, UserError
 from posbench.evaluation.headline import headline_of
 from posbench.runs import checkpoint
 from posbench.runs.folder import load_config
@@ -237,6 +238,22 @@ def test_training_works_outside_the_main_thread(tmp_path: Path, monkeypatch: pyt
     thread.start()
     thread.join()
     assert [run.status for run in done] == ["done"]
+
+
+def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+
+    def interrupt() -> None:
+        until(lambda: any(path.stat().st_size for path in Path().glob("outputs/demo/*/metrics.jsonl")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Stopped, match=r"stopped by SIGINT after step \d+; saved"):
+        posbench.train(["encoding=none", *TINY, "training.tokens=64000000", "runtime.log_every_steps=1"])
+    run = posbench.load(next(Path("outputs/demo").iterdir()))
+    assert run.status == "stopped"
+    assert len(run.metrics()) > 0 and run.curve().empty and not run.model().training
 
 
 @pytest.mark.parametrize(
