@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from posbench.speed import bench
 from posbench.sweep import jobs
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 # What a documented training run is cut down to. A key of the command itself gives way to the one here.
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
 # Commands that are not run here, and why.
@@ -102,11 +105,12 @@ def _train(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: list[str]) -> None:
-    """A sweep's jobs are made as it stands; tests of sweeps run them."""
+    """Each value of a sweep is composed as it stands; tests of sweeps run them."""
     own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "rates=", "tune=")))
     named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
     named = [word for word in named if not word.startswith(("-", "hydra"))]
-    assert len(jobs.expand(jobs.read_sets(own.get("sweep"), named))) > 1
+    for one in jobs.read_sets(own.get("sweep"), named):
+        assert compose.check(one, multirun=True)
     assert set(own.get("rates", "demo").split(",")) <= set(choices("rates"))
 
 
@@ -227,3 +231,40 @@ def test_the_site_asks_for_nothing_from_the_network(built: Path) -> None:
     for sheet in built.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert re.findall(r"@import[^;]*//|url\(\s*[\"']?(?:https?:)?//[^)]*", text) == [], sheet
+
+
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER) and os.environ.get("POSBENCH_REQUIRE_CHROMIUM") != "1",
+    reason="chromium and chromedriver are not installed (apt-get install chromium-driver)",
+)
+def test_a_page_opened_from_the_file_system_can_be_searched(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from selenium import webdriver
+    from selenium.webdriver import ActionChains, Keys
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")  # the driver is asked on this machine
+    monkeypatch.setenv("SE_OFFLINE", "true")
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    try:
+        driver.get((built / "encodings" / "rope.html").as_uri())
+        within = "return [...document.querySelectorAll('*')].map(e => e.shadowRoot?.textContent ?? '').join(' ')"
+        ActionChains(driver).key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).pause(1).perform()
+        ActionChains(driver).send_keys("dual_chunk").perform()
+        deadline = time.monotonic() + 60
+        while "Context extension" not in driver.execute_script(within):
+            assert time.monotonic() < deadline, driver.execute_script(within)
+            time.sleep(0.2)
+        messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+        asked = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+        assert any(url.endswith("/search.js") for url in asked)
+        assert [url for url in asked if url.startswith(("http:", "https:", "ws:", "wss:"))] == []
+        assert driver.get_log("browser") == []
+    finally:
+        driver.quit()

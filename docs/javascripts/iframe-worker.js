@@ -1,34 +1,36 @@
 // A browser starts no worker for a page that was opened from the file system. There, the search runs in a frame instead.
+// What the two tell each other is copied, as between a page and a worker: the search changes what it is given.
 if (location.protocol === "file:") {
+  const message = (data) => new MessageEvent("message", { data: structuredClone(data) });
+
   window.Worker = class extends EventTarget {
-    constructor(url) {
+    constructor(address) {
       super();
       const frame = document.createElement("iframe");
       frame.hidden = true;
       document.body.append(frame);
       this.inside = frame.contentWindow;
+      this.inside.postMessage = (data) => this.receive(message(data));
       this.loaded = new Promise((done) => {
         const script = this.inside.document.createElement("script");
-        this.inside.postMessage = (data) => this.answer(data);
-        script.src = url;
+        script.src = address;
         script.onload = done;
         this.inside.document.body.append(script);
       });
     }
 
-    answer(data) {
-      const message = new MessageEvent("message", { data });
-      this.dispatchEvent(message);
-      this.onmessage?.(message);
+    receive(event) {
+      this.dispatchEvent(event);
+      this.onmessage?.(event);
     }
 
     postMessage(data) {
-      this.loaded.then(() => {
-        const message = new MessageEvent("message", { data });
-        this.inside.dispatchEvent(message);
-      });
+      const event = message(data);
+      this.loaded.then(() => this.inside.dispatchEvent(event));
     }
 
-    terminate() {}
+    terminate() {
+      this.inside.frameElement.remove();
+    }
   };
 }
