@@ -9,12 +9,13 @@ from typing import Any
 import configuration_pages
 import readme
 
-from posbench import encodings, extend
+from posbench import encodings
 from posbench.cli import listing
 from posbench.config.shipped import choices
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
+from posbench.extend.methods import METHODS, methods_of
 from posbench.portrait import panels, plots, properties
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +105,7 @@ def _options(name: str) -> str:
 
 def _facts(name: str, facts: dict[str, Any]) -> str:
     built = encodings.build(name, Shape(**listing.DEMO))
-    methods = [f"`{method}`" for method in extend.methods_of(built)]
+    methods = [f"`{method}`" for method in methods_of(built)]
     wrapper = issubclass(encodings.load(name), Wrapper)
     acts = "where the encodings that it stands around act" if wrapper else facts["acts"]
     end = f"{facts['max_length']:,} tokens" if facts["max_length"] else "any length"
@@ -159,7 +160,7 @@ def _overview(names: list[str], measured: dict[str, Any]) -> str:
         for name, one in measured.items():
             parts.append(f"| `{name}` | {' | '.join(getattr(one, key).verdict for key in _PROPERTIES)} |")
     parts += ["\n## Context extension\n", _EXTENSION, "| method | what it does | options | source |\n|---|---|---|---|"]
-    for method in extend.METHODS.values():
+    for method in METHODS.values():
         options = ", ".join(f"`{key}`" for key in method.options)
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
     parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](protocol.md) explains them.\n"]
