@@ -39,9 +39,7 @@ def shown(study: Path, record: object) -> dict[str, list[str]]:
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     found = [table for table in tables.more_tables(group, summary.summarise(group)) if table.title == "Learning rates"]
     (table,) = found
-    assert table.columns == [
-        heading for heading in HEADINGS if heading in table.columns
-    ]  # none is empty
+    assert table.columns == [heading for heading in HEADINGS if heading in table.columns]  # none is empty
     rows = [dict(zip(table.columns, (value.text for value in row), strict=True)) for row in table.rows]
     return {row["scheme"]: [row.get(heading, "") for heading in HEADINGS[1:]] for row in rows}
 

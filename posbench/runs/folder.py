@@ -312,18 +312,17 @@ def _refuse_links(folder: Path) -> None:
             raise UserError(f"{folder / name} is a symbolic link: refused")
 
 
-def _keep_config(folder: Path, config: Config) -> Config:
-    """The configuration that the folder holds: this one where it is new, else one that asks for the same weights."""
-    import yaml
+def held_config(folder: Path, config: Config) -> Config | None:
+    """The configuration that a folder holds, which asks for the same weights; None for a new folder.
 
-    asked = to_container(config)
-    path = folder / CONFIG
-    if not path.exists():
-        files.write(path, yaml.safe_dump(asked, sort_keys=False, allow_unicode=True).encode())
-        return config
+    Raises:
+        UserError: it holds another run.
+    """
+    if not (folder / CONFIG).exists():
+        return None
     held = load_config(folder)
     if not is_one_run(held, config):
-        was, now = flat(to_container(held)), flat(asked)
+        was, now = flat(to_container(held)), flat(to_container(config))
         changed = [
             key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
         ]
@@ -334,3 +333,14 @@ def _keep_config(folder: Path, config: Config) -> Config:
             "choose another folder, or --restart to move that run aside"
         )
     return held
+
+
+def _keep_config(folder: Path, config: Config) -> Config:
+    """The configuration that the folder holds, this one where it is new."""
+    import yaml
+
+    held = held_config(folder, config)
+    if held is None:
+        text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+        files.write(folder / CONFIG, text.encode())
+    return held or config

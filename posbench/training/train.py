@@ -28,7 +28,7 @@ from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.sync import send
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
-from posbench.runs.folder import Run
+from posbench.runs.folder import Run, held_config
 from posbench.runs.log import kept
 from posbench.runs.names import TOKENIZER
 from posbench.runs.tracking import Tracker
@@ -58,6 +58,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     """
     check(config)
     check_objective(config)
+    if not restart:
+        held_config(folder, config)  # refuses another run's folder
     device = machine.resolve(config.runtime.device)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
