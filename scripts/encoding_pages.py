@@ -105,7 +105,7 @@ def _options(name: str) -> str:
 
 def _facts(name: str, facts: dict[str, Any]) -> str:
     built = encodings.build(name, Shape(**listing.DEMO))
-    methods = [f"`{method}`" for method in methods_of(built)]
+    able = [f"`{method}`" for method in methods_of(built)]
     wrapper = issubclass(encodings.load(name), Wrapper)
     acts = "where the encodings that it stands around act" if wrapper else facts["acts"]
     end = f"{facts['max_length']:,} tokens" if facts["max_length"] else "any length"
@@ -114,8 +114,8 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Beyond the training length: {facts['beyond']}",
         f"- Defined up to: {end}, when trained at {listing.DEMO['train_length']}",
         f"- A longer input changes its beginning: {'yes' if facts['length_dependent'] else 'no'}",
-        f"- Extended without training by: {', '.join(methods) or 'no method'}"
-        + (" ([what they do](../encodings.md#context-extension))" if methods else ""),
+        f"- Extended without training by: {', '.join(able) or 'no method'}"
+        + (" ([what they do](../encodings.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
