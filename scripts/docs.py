@@ -53,6 +53,8 @@ def write(folder: Path, pictures: bool = True) -> None:
     for name, text in made.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
+    for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as what a command printed
+        page.write_text(page.read_text(encoding="utf-8").replace("```console\n", "```bash\n"), encoding="utf-8")
     (folder / "mkdocs.yml").write_text(_site(sorted(made)), encoding="utf-8")
 
 
