@@ -383,6 +383,7 @@ MISTAKES = {
     "encoding.base=-1": "encoding.base is -1 for 'rope'",
     "encoding.bse=2": "'rope' has no option 'bse'",
     "data.name=???": "data.name has no value",
+    "data.path=a.txt,b.txt": "gives several values: add -m to run each of them (several files as one text are a ",
     "data=my.txt": "unknown data 'my.txt': a file or folder of your own is data.path=my.txt",
     "data=/texts": "unknown data '/texts': a file or folder of your own is data.path=/texts",
     "data=user/name": "unknown data 'user/name': a data set of the hub is data.dataset=user/name",

@@ -479,6 +479,8 @@ def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:
         UserError, match=r"no file matches 'acme/wiki': a data set of the hub is data.dataset=acme/wiki"
     ):
         reading.find("acme/wiki")
+    with pytest.raises(UserError, match="text is read from this machine, so download it first"):
+        reading.find("https://example.org/a.txt")
     with pytest.raises(UserError, match=r"no file in the folder '.*' can be read: expected \.txt, "):
         load(config(path=write(tmp_path / "sub", {"a.pdf": "x"})), tmp_path)
     with pytest.raises(UserError, match=r"data\.path is missing"):

@@ -312,6 +312,7 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
     if not multirun:
         value = line.partition("=")[2]
         as_list = f" ({key}=[{value}] is one list)" if "." in key else ""
+        as_list = " (several files as one text are a folder or a glob)" if key == "data.path" else as_list
         raise UserError(f"{line} gives several values: add -m to run each of them{as_list}")
     if override.is_interval_sweep():
         if countable:

@@ -84,6 +84,8 @@ def find(path: str) -> list[Path]:
     files = [file for file in files if file.is_file()]
     if not files:
         nearby = [p.name for p in here.parent.iterdir()] if here.parent.is_dir() else []
+        if re.match(r"https?:/", path):
+            raise UserError(f"data.path is '{path}': text is read from this machine, so download it first")
         hub = f": a data set of the hub is data.dataset={path}" if re.fullmatch(r"[\w-]+/[\w-]+", path) else ""
         raise UserError(f"data.path: no file matches '{path}'{did_you_mean(here.name, nearby) or hub}")
     for file in files:
