@@ -99,6 +99,15 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
     assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
 
 
+def test_a_link_for_a_configuration_is_not_followed(config: Config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret.yaml").write_text("password: hunter2")
+    (tmp_path / "run/config.yaml").symlink_to(tmp_path / "secret.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml is a symbolic link: refused"):
+        train(config, tmp_path / "run", [])
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pathlib.Path) -> None:
     bias = dataclasses.replace(config.encoding, name="t5", options={})
     train(dataclasses.replace(config, encoding=bias), tmp_path / "run", [])

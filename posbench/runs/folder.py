@@ -316,8 +316,9 @@ def held_config(folder: Path, config: Config) -> Config | None:
     """The configuration that a folder holds, which asks for the same weights; None for a new folder.
 
     Raises:
-        UserError: it holds another run.
+        UserError: it holds another run, or a link where a file should be.
     """
+    _refuse_links(folder)
     if not (folder / CONFIG).exists():
         return None
     held = load_config(folder)
