@@ -637,3 +637,17 @@ def test_fields_of_the_dataclasses_and_keys_of_the_yaml_are_the_same() -> None:
         cls = getattr(schema, f"{group.capitalize()}Config")
         content = yaml.safe_load((configs_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
         assert list(content) == [field.name for field in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "extra"), [("hydra/sweeper=optuna", "optuna"), ("hydra/launcher=joblib", "parallel")]
+)
+def test_a_plugin_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, choice: str, extra: str
+) -> None:
+    before = compose._options
+    monkeypatch.setattr(
+        compose, "_options", lambda group, *rest: ["basic"] if group.startswith("hydra/") else before(group, *rest)
+    )
+    with pytest.raises(UserError, match=rf"^{choice} is not installed: it comes with posbench\[{extra}\]$"):
+        compose.check([choice], multirun=True)

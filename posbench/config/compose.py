@@ -43,6 +43,8 @@ from posbench.errors import UserError, did_you_mean
 PRIMARY = "train"  # configs/train.yaml
 _MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
 _OWN_FOLDER = "${runtime.outputs}/${study}/${posbench.run_id:}"  # hydra.run.dir of configs/train.yaml
+# Plugins of Hydra's, and posbench's extra that brings each.
+_EXTRAS = {"optuna": "optuna", "joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 # From choices of groups, and of keys of Hydra's own, to what they give, Hydra's part included.
 Compose = Callable[[tuple[str, ...]], DictConfig]
 
@@ -406,6 +408,8 @@ def _check_group(override: Override, options: list[str]) -> None:
             f"'{value}' is installed, but there is no encoding/{value}.yaml beside ours: --config-dir names its folder"
         )
     if value not in options:
+        if group.startswith("hydra/") and value in _EXTRAS:
+            raise UserError(f"{group}={value} is not installed: it comes with posbench[{_EXTRAS[str(value)]}]")
         near = did_you_mean(str(value), options, cutoff=0.6)
         if group == "data" and (asked := no_choice(str(value))):
             near = asked
