@@ -229,6 +229,7 @@ def sync(
         typer.Argument(
             metavar="RUN|key=value",
             help="Run folders, study folders or globs; also tracking.project=, tracking.mode=offline ...",
+            autocompletion=complete.sync,
         ),
     ],
     anew: Annotated[bool, typer.Option("--anew", help="As new runs, whatever W&B has of them already.")] = False,

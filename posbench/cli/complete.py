@@ -34,6 +34,12 @@ def evaluate(incomplete: str) -> list[str]:
     return _completed(incomplete, lambda typed: [*_runs(typed), *_assignments(typed, OF_A_FINISHED_RUN)])
 
 
+def sync(incomplete: str) -> list[str]:
+    """Run folders, and where they are sent."""
+    keys = [key for key in settings() if key.startswith("tracking.") and key != "tracking.backend"]
+    return _completed(incomplete, lambda typed: [*_runs(typed), *_assignments(typed, keys)])
+
+
 def report(incomplete: str) -> list[str]:
     """Study folders and run folders."""
     return _completed(incomplete, _runs)
