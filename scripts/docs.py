@@ -97,6 +97,8 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
       show_root_toc_entry: false
       filters: ["!^_", "!^Encoding$"]
 
+::: posbench.notebook.many.runs
+
 ## The contract of an encoding
 
 ::: posbench.encodings.base.Encoding
