@@ -379,6 +379,7 @@ MISTAKES = {
     "evaluation.ratios=[0.5]": "evaluation.ratios is [0.5]",
     "evaluation.targets=65": "evaluation.targets is 65: expected at most training.train_length, 64",
     "runtime.threads=0": "runtime.threads is 0: expected at least 1",
+    "encoding.name=alibi": "an encoding is chosen with its options, encoding=alibi",
     "encoding.name=rop": "unknown encoding 'rop': did you mean 'rope'?",
     "encoding.base=-1": "encoding.base is -1 for 'rope'",
     "encoding.bse=2": "'rope' has no option 'bse'",

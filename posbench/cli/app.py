@@ -22,6 +22,11 @@ from posbench.terminal import exits
 if TYPE_CHECKING:
     from posbench.config.schema import Config
 
+# What other tools call a command.
+_ELSEWHERE = {
+    "run": "train", "fit": "train", "compare": "sweep", "multirun": "sweep", "eval": "evaluate", "test": "evaluate",
+    "benchmark": "bench", "plot": "report", "draw": "show", "ls": "list", "upload": "sync", "rm": "clean",
+}  # fmt: skip
 _CASES = ("job", "hydra", "all")
 
 app = typer.Typer(
@@ -54,7 +59,11 @@ def _run(arguments: list[str], debug: bool) -> None:
 
 def _meant(arguments: list[str], said: str) -> str:
     """What a command line that Typer refuses means, where posbench has it under another name; else nothing."""
-    first = arguments[0]
+    first, *rest = arguments
+    if said.startswith("Missing argument 'paths'"):
+        return f"which runs? posbench {first} outputs/STUDY"
+    if first == "list" and said.startswith("Got unexpected extra argument"):
+        return f"list shows all there is; of one encoding, 'posbench show {rest[0]}' tells more"
     if said.startswith("No such option: --resume"):
         return "there is no --resume: the same command again continues or completes the same run"
     if not said.startswith("No such command"):
@@ -63,6 +72,8 @@ def _meant(arguments: list[str], said: str) -> str:
         return f"no command '{first}': did you mean 'posbench train {shlex.join(arguments)}'?"
     if name := named(first, choices("encoding")):
         return f"no command '{first}': did you mean 'posbench train encoding={name}' or 'posbench show {name}'?"
+    if first in _ELSEWHERE:
+        return f"no command '{first}': did you mean '{_ELSEWHERE[first]}'?"
     return ""
 
 

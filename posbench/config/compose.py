@@ -429,6 +429,8 @@ def _choice_elsewhere(group: str, value: str) -> str | None:
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
     key, line = override.key_or_group, override.input_line
+    if key == "encoding.name" and override.value() in encodings.names():
+        raise UserError(f"'{line}': an encoding is chosen with its options, encoding={override.value()}")
     known = key in keys_of(cfg)
     if override.is_delete():
         raise UserError(f"'{line}' removes a key: give it a value instead, {key}=...")
