@@ -1,6 +1,8 @@
 """The pages of encodings: what each says of itself, what can be read off it, and its picture."""
 
+import contextlib
 import inspect
+import io
 import re
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.extend.methods import METHODS, methods_of
-from posbench.portrait import panels, plots, properties
+from posbench.portrait import properties, show
 
 ROOT = Path(__file__).parents[1]
 SPEED = ROOT / "docs" / "performance.md"
@@ -35,9 +37,15 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
         (draw_into / "encodings").mkdir(exist_ok=True)
         measured = {one.name: one for one in properties.measure(list(files))}
         for name in files:
-            plots.save_pictures([panels.picture(name)], draw_into / "encodings" / f"{name}.png")
+            draw(name, draw_into / "encodings")
     found = {f"encodings/{name}.md": _page(name, speeds, measured.get(name)) for name in files}
     return found | {"encodings.md": _overview(list(files), measured)}
+
+
+def draw(name: str, folder: Path) -> None:
+    """The picture that `posbench show` makes of an encoding, NAME.png."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints the file's name
+        show.main([name], folder / f"{name}.png")
 
 
 def measured_speeds() -> dict[str, list[tuple[str, list[str], list[str]]]]:

@@ -198,6 +198,16 @@ def test_every_encoding_has_a_page_with_its_facts(written: Path) -> None:
         assert "None\n" not in text.replace("None.\n", ""), name
 
 
+def test_every_encoding_has_a_picture_of_posbenchs_own(site: Any, tmp_path: Path) -> None:
+    site.encoding_pages.draw("alibi", tmp_path)
+    assert (tmp_path / "alibi.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_properties_are_measured_for_the_pages(site: Any) -> None:
+    (measured,) = site.encoding_pages.properties.measure(["none"])
+    assert site.encoding_pages._verdicts(measured).count("|") > 2 * len(site.encoding_pages._PROPERTIES)
+
+
 def test_the_configuration_page_explains_every_key(written: Path) -> None:
     text = (written / "pages" / "reference" / "configuration.md").read_text(encoding="utf-8")
     rows = {row[0].strip("| `"): row for row in (line.strip("| ").split(" | ") for line in text.splitlines()) if row}
