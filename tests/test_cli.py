@@ -668,6 +668,17 @@ def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.
     assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
+def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> None:
+    assert train() == 0
+    (first,) = Path("outputs/demo").iterdir()
+    shutil.copy(first / "tokenizer.json", "own.json")
+    assert train("data.tokenizer=own.json", "study=own") == 0
+    (folder,) = Path("outputs/own").iterdir()
+    Path("own.json").unlink()
+    assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
+    assert 48 in {row.length for row in evaluation_rows(folder)}
+
+
 def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0,1", "-m", "runtime.checkpoint_every_steps=1") == 0
     cleaned, unfinished = (Path("outputs/demo") / name for name in runs())

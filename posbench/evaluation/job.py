@@ -9,7 +9,7 @@ import torch
 
 from posbench import machine
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, EvaluationConfig
+from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
@@ -22,6 +22,7 @@ from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
+from posbench.runs.names import TOKENIZER
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
@@ -75,7 +76,7 @@ def evaluate_run(
     with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
         run.log_to_file()
         try:
-            tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+            tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
             model = _trained(config, tokens, weights, chosen)
             if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
@@ -83,6 +84,13 @@ def evaluate_run(
         except BaseException as error:
             run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
             raise
+
+
+def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
+    """The text as it was asked for, with the run's own copy of a tokenizer from elsewhere, which may be gone by now."""
+    own = folder / TOKENIZER
+    made_of_the_text = asked.tokenizer in ("bpe", "bytes")
+    return asked if made_of_the_text or not own.is_file() else dataclasses.replace(asked, tokenizer=str(own))
 
 
 def evaluate_into(
