@@ -64,6 +64,22 @@ def test_tables_on_an_ascii_terminal_are_ruled_in_ascii(monkeypatch: pytest.Monk
     assert b"|rope" in printed and b"\\u25" not in printed
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_verdict_and_no_heading_is_cut_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    measured = properties.measure(["rope"])
+    monkeypatch.setattr(properties, "measure", lambda names: measured)
+    properties.main(["rope"])
+    shown = capsys.readouterr().out.partition("the tutorials")[0]
+    assert max(map(len, shown.splitlines())) <= width
+    known = {word for header in ["encoding", *properties._HEADERS.values()] for word in header.split()}
+    headings = set(shown.partition("───")[0].split()) - {"Properties,", "measured"}
+    assert {"encoding", "order", "logit"} <= headings <= known
+    assert width < 80 or headings == known
+
+
 # -- plain lines of a training -----------------------------------------------------------------------------------------
 
 

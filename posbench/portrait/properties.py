@@ -157,11 +157,17 @@ def _overview(measured: list[Properties], out: Console) -> Table:
     note = "* the tutorials say otherwise. Figures: posbench properties NAME, or --json"
     table = tables.table(out, "Properties, measured", note, tight=True)
     table.add_column("encoding", no_wrap=True)
-    for header in _HEADERS.values():
-        longest_word = max(map(len, header.split()))
-        table.add_column(header, no_wrap=header in ("order", "purpose"), min_width=longest_word)
-    for one in measured:
-        table.add_row(one.name, *(_cell(getattr(one, name)) for name in _HEADERS))
+    cells = {name: [_cell(getattr(one, name)) for one in measured] for name in _HEADERS}
+    words = [["encoding", *(one.name for one in measured)]]
+    words += [[*_HEADERS[name].split(), *(cell.plain for cell in column)] for name, column in cells.items()]
+    spare = [1 + list(_HEADERS).index(name) for name in _SPARE]
+    shown = tables.fitting([max(map(len, column)) for column in words], spare, out.width, tables.TIGHT)
+    names = [name for at, name in enumerate(_HEADERS, start=1) if at in shown]
+    for name in names:
+        longest_word = max(map(len, _HEADERS[name].split()))
+        table.add_column(_HEADERS[name], no_wrap=name in ("order", "purpose"), min_width=longest_word)
+    for at, one in enumerate(measured):
+        table.add_row(one.name, *(cells[name][at] for name in names))
     return table
 
 
@@ -187,6 +193,8 @@ def _number(value: float | int) -> str:
     return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
+# What a narrow terminal leaves out, the least important first.
+_SPARE = ("shift_linear", "max_length", "purpose", "invariance", "continuous", "relative_code", "uniqueness")
 # The verdicts that fit side by side into 80 characters; mean and spread have none.
 _HEADERS = {
     "order": "order",

@@ -322,6 +322,10 @@ def markdown(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, rule, *rows))
 
 
+# Columns that a narrow terminal leaves out, the least important first: quartiles, memory, share of the peak.
+_SPARE = (3, 5, 4)
+
+
 def _headers(result: Result) -> list[str]:
     lengths = [f"eval {one.length:,}" for one in result.evaluation]
     return ["encoding", "train", "of none", "quartiles", "of peak", "MiB", *lengths]
@@ -352,8 +356,13 @@ def _caption(result: Result) -> str:
 def _print_table(results: list[Result]) -> None:
     out = console.stdout()
     table = tables.table(out, caption=_caption(results[0]), tight=True)
-    for header in _headers(results[0]):
+    headers, rows = _headers(results[0]), [_cells(result) for result in results]
+    longest = [
+        max(len(word) for cell in column for word in cell.split()) for column in zip(headers, *rows, strict=True)
+    ]
+    shown = tables.fitting(longest, _SPARE, out.width, tables.TIGHT)
+    for header in (headers[at] for at in shown):
         table.add_column(header, justify="left" if header == "encoding" else "right", no_wrap=header == "encoding")
-    for result in results:
-        table.add_row(*_cells(result))
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
     out.print(table)

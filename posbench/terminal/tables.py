@@ -9,7 +9,7 @@ from rich.text import TextType
 
 from posbench.terminal.console import carries_unicode
 
-BORDER = 2  # characters between two columns
+BORDER, TIGHT = 2, 1  # characters between two columns
 
 
 def table(console: Console, title: TextType | None = None, caption: str | None = None, tight: bool = False) -> Table:
@@ -30,17 +30,18 @@ def table(console: Console, title: TextType | None = None, caption: str | None =
     )
 
 
-def fitting(widths: Sequence[int], spare: Sequence[int], room: int) -> list[int]:
+def fitting(widths: Sequence[int], spare: Sequence[int], room: int, border: int = BORDER) -> list[int]:
     """The columns to show: of those that can be spared, the least important ones are left out until the rest fits.
 
     Args:
         widths: the least width of each column.
         spare: columns that can be left out, the least important first.
         room: characters of the console.
+        border: characters between two columns.
     """
     shown = list(range(len(widths)))
     for column in spare:
-        if sum(widths[one] for one in shown) + BORDER * (len(shown) + 1) <= room:
+        if sum(widths[one] for one in shown) + border * (len(shown) + 1) <= room:
             break
         shown.remove(column)
     return shown
