@@ -1,9 +1,25 @@
 """Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
 
+import importlib
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from posbench.config.schema import Config, from_container
+
+_OFFLINE = Path(__file__).with_name("offline")
+
+
+def pytest_configure() -> None:
+    """Nothing here and in the processes started from here leaves this machine."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, str(_OFFLINE))
+    sys.modules.pop("sitecustomize", None)  # the system's own, if there is one, has done its work
+    importlib.import_module("sitecustomize")
+    sys.path.remove(str(_OFFLINE))
 
 
 @pytest.fixture(autouse=True)

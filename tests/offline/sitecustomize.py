@@ -1,0 +1,32 @@
+"""Refuses what leaves this machine, in the tests and, being a sitecustomize, in every Python process that they start.
+
+Plugins for this guard the process of the tests alone; most of these tests are about commands, each in its own process.
+What a test must not reach looks as it does on a machine without network.
+"""
+
+import ipaddress
+import sys
+from typing import Any
+
+
+def _leaves(host: object) -> bool:
+    if not isinstance(host, str | bytes) or not host:
+        return False  # a Unix socket; an empty name is this machine
+    name = host.decode() if isinstance(host, bytes) else host
+    try:
+        return not ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name != "localhost"
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    host = None
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event in ("socket.connect", "socket.sendto") and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+    if host is not None and _leaves(host):
+        raise ConnectionRefusedError(f"tests use no network: {host!r}")
+
+
+sys.addaudithook(_refuse)
