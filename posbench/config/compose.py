@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config.data_only import refuse_callbacks, refuse_code, refuse_code_in_files, refuse_resolvers
+from posbench.config.data_only import refuse_code, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, translated
@@ -38,6 +38,7 @@ from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
 from posbench.config.shipped import GROUPS, choices, configs_dir
 from posbench.config.sources import ASKS_FOR, named, no_choice, refuse_other_text, refuse_unread
+from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml
@@ -235,11 +236,27 @@ def _composer(search: list[str]) -> Compose:
 
     @functools.cache
     def composed(chosen: tuple[str, ...]) -> DictConfig:
-        cfg = _compose([*search, *chosen])
-        refuse_callbacks(cfg)
+        cfg = _compose([*_searchpath(search), *chosen])
+        if search:
+            refuse_other_hydra(cfg, without(tuple(each for each in chosen if each.lstrip("+~").startswith("hydra"))))
         return cfg
 
+    @functools.cache
+    def without(typed: tuple[str, ...]) -> DictConfig:
+        return _compose([*_searchpath([source for source in search if not _is_folder(source)]), *typed])
+
     return composed
+
+
+def _searchpath(sources: list[str]) -> list[str]:
+    """Where further YAML files are, as an override for Hydra."""
+    quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
+    return [f"hydra.searchpath=[{quoted}]"] if sources else []
+
+
+def _is_folder(source: str) -> bool:
+    """Other sources are Python packages, which are installed and no stranger's."""
+    return not source.startswith("pkg://")
 
 
 def _compose(overrides: list[str], primary: str = PRIMARY) -> DictConfig:
@@ -264,17 +281,16 @@ def _first_line(error: BaseException) -> str:
 
 
 def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str], list[Override]]:
-    """Where further YAML files are, as an override for Hydra, and all other overrides. The files are scanned here."""
+    """Where further YAML files are, and all other overrides. The files are looked at here."""
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
     sources = [*([f"file://{config_dir.absolute()}"] if config_dir else []), *map(str, given)]
     for source in sources:
-        if not source.startswith("pkg://"):
-            refuse_code_in_files(Path(source.removeprefix("file://")))
-    quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
+        if _is_folder(source):
+            refuse_all_but_settings(Path(source.removeprefix("file://")))
     others = [override for override in parsed if override.key_or_group != "hydra.searchpath"]
-    return [f"hydra.searchpath=[{quoted}]"] if sources else [], others
+    return sources, others
 
 
 def _folder(cfg: DictConfig, config: Config) -> Path | None:
@@ -392,7 +408,7 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
 
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-    found: list[str] = loader.get_group_options(group, kind, overrides=search)
+    found: list[str] = loader.get_group_options(group, kind, overrides=_searchpath(search))
     hidden = {"hydra", "tuned", "sweep", "rates"} if not group else {name for name in found if name.startswith("_")}
     return sorted(set(found) - hidden)
 

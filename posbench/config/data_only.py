@@ -1,15 +1,14 @@
 """A configuration is data only: what would call code or read the environment is refused before Hydra sees it."""
 
 import re
-from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from posbench.config import plain_yaml
 from posbench.errors import UserError
 
+_ABSENT = object()
 _RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 
 
@@ -26,17 +25,6 @@ def refuse_code(overrides: list[str]) -> None:
                 raise UserError(f"'{text}': {word} is not allowed, a configuration is data only")
 
 
-def refuse_code_in_files(folder: Path) -> None:
-    """Refuse a folder of YAML files that name callables; raises UserError with file and line."""
-    if not folder.is_dir():
-        raise UserError(f"no folder '{folder}' to read configurations from")
-    for path in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
-        for event in plain_yaml.events(path, plain_yaml.read_text(path)):
-            if isinstance(event, yaml.ScalarEvent) and event.value in plain_yaml.CALLS:
-                line = event.start_mark.line + 1
-                raise UserError(f"{path}, line {line}: {event.value} is not allowed, a configuration is data only")
-
-
 def refuse_resolvers(key: str, value: Any) -> None:
     """Interpolations may name other keys; functions such as `${oc.env:...}` would put secrets into records."""
     if isinstance(value, dict):
@@ -49,7 +37,26 @@ def refuse_resolvers(key: str, value: Any) -> None:
         raise UserError(f"{key} calls '{found[1]}': only other keys may be interpolated, such as ${{training.tokens}}")
 
 
-def refuse_callbacks(cfg: DictConfig) -> None:
-    """Refuse callbacks that a YAML file put into Hydra's part."""
-    if cfg.hydra.callbacks:
-        raise UserError("hydra.callbacks are not allowed, a configuration is data only")
+def refuse_other_hydra(cfg: DictConfig, without: DictConfig) -> None:
+    """Refuse files that change Hydra's own part, whatever way they found.
+
+    Args:
+        cfg: composed with them.
+        without: composed without them.
+
+    Raises:
+        UserError: the first key that differs.
+    """
+    found, expected = (_hydras_keys(OmegaConf.to_container(each.hydra)) for each in (cfg, without))
+    for key in sorted(found.keys() | expected.keys()):
+        if found.get(key, _ABSENT) != expected.get(key, _ABSENT):
+            raise UserError(f"a file sets {key}: Hydra's own part is set on the command line only")
+
+
+def _hydras_keys(value: Any, key: str = "hydra") -> dict[str, Any]:
+    """Each key and its value, without what says which files were read."""
+    if key in ("hydra.runtime", "hydra.overrides", "hydra.searchpath", "hydra.job.override_dirname"):
+        return {}
+    if isinstance(value, dict) and value:
+        return {name: item for own in value for name, item in _hydras_keys(value[own], f"{key}.{own}").items()}
+    return {key: value}

@@ -37,15 +37,15 @@ def load(path: Path) -> Any:
     return content
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """A small UTF-8 file.
 
     Raises:
         UserError: unreadable, too large, or not UTF-8.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes: expected at most {MAX_BYTES:,}")
+        if path.stat().st_size > most:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes: expected at most {most:,}")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

@@ -15,6 +15,7 @@ from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import chosen
+from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
@@ -111,6 +112,8 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
     """
     if name is None:
         return [overrides]
+    if config_dir:
+        refuse_all_but_settings(config_dir)
     path = chosen("sweep", name, config_dir)
     sets, shared = _parts(path)
     given = {_key(override) for override in overrides}
@@ -119,6 +122,8 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
             raise UserError(
                 f"sweep={name} has its own '{clash}': leave {_key(clash)} out, or copy {path} and change it"
             )
+    for override in (override for one in [*sets, shared] for override in one if _key(override).startswith("hydra")):
+        raise UserError(f"{path} has '{override}': Hydra's own part is set on the command line only")
     kept = [override for override in shared if _key(override) not in given]
     return [[*kept, *overrides, *one] for one in sets]
 
