@@ -38,7 +38,7 @@ def posbench(*arguments: str) -> int:
         return main()
     finally:
         sys.argv = before
-        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES"):
+        for name in ("POSBENCH_DEBUG", "POSBENCH_RESTART", "POSBENCH_FAILURES", "PYTHONSAFEPATH"):
             os.environ.pop(name, None)
 
 

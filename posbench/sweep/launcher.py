@@ -96,7 +96,7 @@ def run(todo: list[Job], overrides: list[str], show: pool.Show) -> dict[str, Sta
 def _start(missing: list[Job], overrides: list[str], output: Any) -> "subprocess.Popen[bytes]":
     quoted = ",".join('"' + str(c.saved.absolute()).replace("\\", "\\\\").replace('"', '\\"') + '"' for c in missing)
     sweep_dir = missing[0].saved.parent.absolute() / "hydra"
-    command = [sys.executable, "-m", "posbench.sweep.launcher", "--multirun", f"job={quoted}"]
+    command = [sys.executable, "-P", "-m", "posbench.sweep.launcher", "--multirun", f"job={quoted}"]
     command += [f'hydra.sweep.dir="{sweep_dir}"', *overrides]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -93,7 +93,7 @@ def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """
     jobs.save(job)
     threads = {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
-    command = [sys.executable, "-m", "posbench.training.job", str(job.saved), "--run-dir", str(job.folder)]
+    command = [sys.executable, "-P", "-m", "posbench.training.job", str(job.saved), "--run-dir", str(job.folder)]
     command += ["--parent", str(os.getpid())]
     if job.overrides:
         command += ["--command", shlex.join(["posbench", "train", *job.overrides])]
