@@ -57,7 +57,7 @@ def send(config: Config, run: Run, target: Target) -> str:
     rows = evaluation_rows(run.folder)
     if not metrics and not rows:
         return "nothing to send"
-    session = Session(config, target)
+    session = Session(config, target, "offline" if config.tracking.mode == "offline" else "online")
     run.update(wandb=target.path)
     new_metrics = [row for row in metrics if (number(row.get("step")) or 0) > session.step]
     for row in new_metrics:

@@ -61,6 +61,8 @@ class Target:
     def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
         """The one that the folder had before, or one of its own; in a sweep of W&B's the one that the agent names.
 
+        The user's environment stands above both records, which may be a stranger's.
+
         Args:
             new: nothing of the run can be there yet.
         """
@@ -69,12 +71,13 @@ class Target:
             return cls(folder, run_id, os.environ["WANDB_RUN_ID"], project, entity, "allow")
         there, tracking = record.get("wandb"), config.tracking
         resume: Literal["allow"] | None = None if new else "allow"
+        project, entity = (os.environ.get(name) or None for name in ("WANDB_PROJECT", "WANDB_ENTITY"))
         if isinstance(there, dict) and _ID.fullmatch(str(there.get("id"))):
-            project, entity = (there.get(name) for name in ("project", "entity"))
+            project, entity = project or there.get("project"), entity or there.get("entity")
             return cls(folder, run_id, there["id"], project or tracking.project, entity or tracking.entity, resume)
         aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
         own = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
-        return cls(folder, run_id, own, tracking.project, tracking.entity, resume)
+        return cls(folder, run_id, own, project or tracking.project, entity or tracking.entity, resume)
 
     @property
     def path(self) -> dict[str, str | None]:
@@ -113,7 +116,12 @@ def exit_code_of(record: Mapping[str, Any]) -> int:
 class Session:
     """Opens the W&B run at once; every method may raise whatever the client raises."""
 
-    def __init__(self, config: Config, target: Target) -> None:
+    def __init__(self, config: Config, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
+        """Open it.
+
+        Args:
+            mode: what the user asked for just now; None = by the configuration and the environment.
+        """
         import wandb
 
         logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
@@ -130,7 +138,7 @@ class Session:
             config=to_container(config),
             dir=str(target.folder),
             resume=target.resume,
-            mode=choose_mode(tracking.mode, wandb.Settings().base_url),
+            mode=mode or choose_mode(tracking.mode, wandb.Settings().base_url),
             settings=wandb.Settings(
                 silent=True,
                 quiet=True,
@@ -279,13 +287,16 @@ def defined(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
-    """`online` where an API key is found, else `offline`; never asks for a key."""
-    wanted = asked if asked != "auto" else os.environ.get("WANDB_MODE", "auto")
-    if wanted in ("offline", "dryrun"):
+    """`online` where an API key is found and nobody says `offline`, else that; never asks for a key.
+
+    What is asked for may stand in a stranger's file: it cannot send what WANDB_MODE keeps on this machine.
+    """
+    said = (asked, os.environ.get("WANDB_MODE", "auto"))
+    if "offline" in said or "dryrun" in said:
         return "offline"
     if has_key(base_url):
         return "online"
-    if wanted == "online":
+    if "online" in said:
         logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
     return "offline"
 
