@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import posbench
 from posbench import encodings
 from posbench.config.schema import Config, to_container
+from posbench.errors import UserError
 from posbench.runs.jsonl import number
 from posbench.runs.names import BLOCKS, CONFIG, EVALUATION
 from posbench.runs.redaction import redact
@@ -124,6 +125,7 @@ class Session:
         """
         import wandb
 
+        _refuse_settings_here()
         logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
         wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
         tracking = config.tracking
@@ -281,6 +283,17 @@ def defined(row: Mapping[str, Any]) -> dict[str, Any]:
     """Without nulls and what is not finite: a gap in a curve is drawn as a gap."""
     finite = {k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))}
     return {key: value for key, value in finite.items() if value is not None}
+
+
+def _refuse_settings_here() -> None:
+    """W&B's client reads settings from the current folder, a stranger's perhaps: its server, proxies and more.
+
+    Raises:
+        UserError: there are some.
+    """
+    for name in ("wandb", ".wandb"):
+        if os.path.lexists(path := Path(name, "settings")):
+            raise UserError(f"{path.absolute()} would choose the server: move it away, 'wandb login' and WANDB_... can")
 
 
 # -- online or offline -------------------------------------------------------------------------------------------------

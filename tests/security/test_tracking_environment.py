@@ -2,11 +2,14 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from posbench.config.schema import Config
+from posbench.errors import UserError
 from posbench.evaluation import sync
 from posbench.runs.folder import Run
 from posbench.runs.wandb_session import Session, Target, choose_mode
@@ -77,3 +80,18 @@ def test_what_is_typed_after_sync_stands_above_all(
     with pytest.raises(Exception, match="enough"):
         sync.sync([tmp_path / "run"], [*typed, "tracking.project=paper"])
     assert asked == [("paper", "mine", mode)]
+
+
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_settings_of_the_current_folder_are_not_read(
+    folder: str, strangers: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir()
+    Path(folder, "settings").write_text("[default]\nbase_url = http://127.0.0.1:1\n")
+    told = "import wandb; print(wandb.setup(wandb.Settings(silent=True)).settings.base_url)"
+    assert (
+        subprocess.check_output([sys.executable, "-c", told], text=True).strip() == "http://127.0.0.1:1"
+    )  # it is real
+    with pytest.raises(UserError, match="settings would choose the server: move it away"):
+        Session(strangers, Target.of(strangers, tmp_path, "rope-s0", {}), "offline")
