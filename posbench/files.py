@@ -1,6 +1,7 @@
-"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; locks, digests.
+"""Writing files so that a kill, a crash or a full disk never leaves half of one behind; reading, locks, digests.
 
-A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place.
+A file or folder is made under a temporary name beside its place, forced to the disk, and renamed into place. A folder
+may come from a stranger: nothing is written through a link in it, and nothing without end is read.
 """
 
 import contextlib
@@ -12,10 +13,12 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from posbench.errors import RunFailed
+from posbench.errors import RunFailed, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ def remove_stale(folder: Path) -> None:
 
 def delete(path: Path) -> None:
     """Remove a file, or a folder with all in it; what cannot be removed stays."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
@@ -65,6 +68,44 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replaced(path: Path) -> BinaryIO:
+    """A new, empty file in place of what is there, for a process to write; a link goes, what it names stays."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
+
+
+def refuse_unusual(path: Path) -> None:
+    """What a stranger could have put where we write: a link to elsewhere, or something that a reader waits at.
+
+    Raises:
+        UserError: it is there, and neither a regular file nor a folder.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+            raise UserError(f"{path} is {kind}: refused")
+
+
+def read(path: Path, most: int) -> bytes:
+    """All of a regular file.
+
+    Args:
+        most: bytes; a file's size costs its maker nothing, and its reader memory.
+
+    Raises:
+        UserError: it is larger, or nothing that ends, such as a pipe.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a regular file: refused")
+        if status.st_size > most:
+            raise UserError(f"{path} has {status.st_size:,} bytes: expected at most {most:,}")
+        return file.read()
+
+
 def sha256(path: Path) -> bytes:
     """Digest of a file's bytes, read piece by piece."""
     with path.open("rb") as file:
@@ -87,8 +128,10 @@ def lock(path: Path, wait: bool = False) -> int:
 
     Raises:
         BlockingIOError: another process holds it, and this one shall not wait for it.
-        OSError: it cannot be opened; a symbolic link is not followed.
+        UserError: it is a symbolic link, which is not followed, or no file.
+        OSError: it cannot be opened.
     """
+    refuse_unusual(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -47,7 +47,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
     if commit := _ask(dataset, revision):
         with contextlib.suppress(OSError):  # only a convenience for later
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(commit, encoding="utf-8")
+            files.write(note, commit.encode())
         return commit
     if note.is_file():
         return note.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from posbench import files
 from posbench.errors import UserError, did_you_mean
 
 SEPARATOR = "<|endoftext|>"
@@ -57,7 +58,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the `tokenizer.json`."""
-        path.write_text(self._inner.to_str(), encoding="utf-8")
+        files.write(path, self._inner.to_str().encode())
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posbench import files
 from posbench.errors import PosbenchError, UserError
 from posbench.runs.rows import PLAIN, EvaluationRow
 
@@ -44,6 +45,8 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
 
     runs, warnings = _read(paths)
     folder = out or _study(runs) / "report"
+    if out is None:
+        files.refuse_unusual(folder)
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
@@ -135,6 +138,8 @@ def _group(
     from posbench.report import figures, latex, page, tables, text
     from posbench.report.answer import answer
 
+    if place != folder:
+        files.refuse_unusual(place)
     place.mkdir(exist_ok=True)
     least = summary.LEAST if wanted.least is None else wanted.least
     summaries = summary.summarise(group, least)

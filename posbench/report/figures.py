@@ -5,11 +5,13 @@ that all rows share. Names stand beside the panels, never in them.
 """
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posbench import files
 from posbench.comparison.load import Group
 from posbench.comparison.summary import ENDPOINT_RATIO, Curve, Summary
 from posbench.report import ends, families, lines, styles
@@ -73,7 +75,9 @@ def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
         paths = []
         for kind, undated in UNDATED.items():
             paths.append(folder / f"curves.{kind}")
-            figure.savefig(paths[-1], dpi=DPI, metadata=dict.fromkeys(undated))
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=kind, dpi=DPI, metadata=dict.fromkeys(undated))
+            files.write(paths[-1], drawn.getvalue())
     return paths
 
 

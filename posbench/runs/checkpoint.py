@@ -65,7 +65,7 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
             for name, data in contents.items():
                 files.write_new(new / name, data)
             files.sync_folder(new)
-            _remove([path] if path.exists() else [])  # of this step already: damaged, or the same again
+            _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
             os.rename(new, path)
             files.sync_folder(parent)
         except BaseException:

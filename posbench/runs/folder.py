@@ -22,7 +22,7 @@ from posbench.runs.facts import git_state, now, versions
 from posbench.runs.jsonl import append, drop_half_line, number, plain, rounded
 from posbench.runs.lock import moved_aside, take
 from posbench.runs.log import LogFile, OneLine, heard
-from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, OWN, RECORD
+from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
 from posbench.runs.redaction import redact, secret_keys
 from posbench.runs.rows import BlockRow, EvaluationRow
 
@@ -306,10 +306,9 @@ def refuse_secrets(config: Config) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """A folder from a stranger must not make us write elsewhere."""
-    for name in OWN:
-        if (folder / name).is_symlink():
-            raise UserError(f"{folder / name} is a symbolic link: refused")
+    """A folder from a stranger must not make us, or what we call, write elsewhere."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        files.refuse_unusual(path)
 
 
 def held_config(folder: Path, config: Config) -> Config | None:

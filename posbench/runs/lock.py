@@ -1,7 +1,6 @@
 """Who owns a run folder: one process at a time, by a lock that the system frees when its holder dies."""
 
 import datetime
-import errno
 import fcntl
 import json
 import logging
@@ -10,7 +9,7 @@ import socket
 from pathlib import Path
 
 from posbench import files
-from posbench.errors import InUse, UserError
+from posbench.errors import InUse
 from posbench.runs.facts import now
 from posbench.runs.names import LOCK
 
@@ -41,10 +40,6 @@ def take(folder: Path) -> int:
             continue
         except BlockingIOError:
             raise InUse(_owned(folder, path)) from None
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise UserError(f"{path} is a symbolic link: refused") from None
-            raise
         if _is_still(path, descriptor):
             break
         os.close(descriptor)  # an owner moved the folder aside between opening and locking

@@ -5,4 +5,3 @@ from posbench.config.schema import SAVED
 CONFIG, RECORD, LOCK, LOG_TEXT = SAVED, "run.json", ".lock", "log.txt"
 TOKENIZER = "tokenizer.json"
 METRICS, EVALUATION, BLOCKS = "metrics.jsonl", "evaluation.jsonl", "evaluation_blocks.jsonl"
-OWN = (CONFIG, RECORD, LOCK, LOG_TEXT, METRICS, EVALUATION, BLOCKS)

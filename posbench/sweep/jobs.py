@@ -154,6 +154,7 @@ def _key(override: str) -> str:
 
 def save(job: Job) -> None:
     """Write the job's configuration where its process reads it."""
+    files.refuse_unusual(job.saved.parent)
     job.saved.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(to_container(job.config), sort_keys=False, allow_unicode=True)
     files.write(job.saved, text.encode())

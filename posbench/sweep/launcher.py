@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from posbench import machine
+from posbench import files, machine
 from posbench.config import compose
 from posbench.config.schema import load_saved
 from posbench.config.shipped import configs_dir
@@ -68,7 +68,7 @@ def run(todo: list[Job], overrides: list[str], show: pool.Show) -> dict[str, Sta
     for job in missing:
         jobs.save(job)
     log = missing[0].saved.parent / "launcher.log"
-    with stop_signals() as stopped, open(log, "wb") as output:
+    with stop_signals() as stopped, files.replaced(log) as output:
         process = _start(missing, overrides, output)
         all_final_since = None
         while process.poll() is None and not stopped:

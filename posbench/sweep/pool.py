@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.errors import Stopped, UserError
 from posbench.runs.folder import Run
 from posbench.runs.lock import in_use
@@ -97,7 +98,7 @@ def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command += ["--parent", str(os.getpid())]
     if job.overrides:
         command += ["--command", shlex.join(["posbench", "train", *job.overrides])]
-    with open(job.output, "wb") as output:
+    with files.replaced(job.output) as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,157 @@
+"""A run folder, a cache or a tokenizer that a stranger made: nothing is followed, nothing runs, one line says why."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support import TINY, posbench, write_text
+
+from posbench import files
+from posbench.config.schema import load_saved
+from posbench.sweep import jobs, pool
+from posbench.sweep.jobs import Job
+
+VICTIM = "not yours"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with one finished run, which tests copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_text(folder)
+    asked = [*TINY, f"data.path={folder}/text.txt", f"runtime.cache={folder}/cache", f"runtime.outputs={folder}/out"]
+    assert posbench("train", *asked, "training.tokens=1280", "training.learning_rate=0.01", "study=made") == 0
+    return folder / "out" / "made"
+
+
+@pytest.fixture
+def run(study: Path, tmp_path: Path) -> Path:
+    """A run folder of one's own to spoil."""
+    (origin,) = study.glob("rope-*")
+    return Path(shutil.copytree(origin, tmp_path / "study" / origin.name))
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_text(VICTIM)
+    return path
+
+
+def line(capfd: pytest.CaptureFixture[str]) -> str:
+    """The one line that a refused command ends with."""
+    return next(text for text in capfd.readouterr().err.splitlines() if text.startswith("error: "))
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "evaluation.jsonl", "log.txt", ".lock", "wandb", "checkpoint"])
+def test_a_link_in_a_run_folder_is_refused_by_what_writes_there(
+    run: Path, victim: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    files.delete(run / name)
+    (run / name).symlink_to(victim)
+    argument = f"{run}/config.yaml"
+    assert posbench("evaluate", str(run), "length=32,48") == 2 or name == "checkpoint"
+    assert name in line(capfd)
+    assert _job(argument, run) == 2
+    assert f"{name} is a symbolic link: refused" in line(capfd)
+    assert victim.read_text() == VICTIM
+
+
+def _job(saved: str, folder: Path) -> int:
+    from posbench.terminal import exits
+    from posbench.training import train
+
+    return exits.run(lambda: train.train(load_saved(Path(saved)), folder, None))
+
+
+def test_a_linked_checkpoint_folder_loses_nothing(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(run / "checkpoint", elsewhere)
+    (elsewhere / f".tmp-{'0' * 16}-mine").write_text(VICTIM)
+    (run / "checkpoint").symlink_to(elsewhere)
+    assert posbench("evaluate", str(run), "length=48") == 2
+    assert "checkpoint is a symbolic link: refused" in line(capfd)
+    assert (elsewhere / f".tmp-{'0' * 16}-mine").read_text() == VICTIM
+
+
+def test_a_pipe_in_a_run_folder_is_refused_at_once(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (run / "log.txt").unlink()
+    os.mkfifo(run / "log.txt")
+    assert posbench("evaluate", str(run), "length=48") == 2
+    assert "log.txt is neither a file nor a folder: refused" in line(capfd)
+
+
+def test_a_report_replaces_links_and_does_not_follow_them(run: Path, victim: Path) -> None:
+    report = run.parent / "report"
+    report.mkdir()
+    names = ["curves.png", "curves.svg", "curves.pdf", "index.html", "report.md", "runs.csv", "table.tex"]
+    for name in names:
+        (report / name).symlink_to(victim)
+    assert posbench("report", str(run.parent)) == 0
+    assert victim.read_text() == VICTIM
+    assert not any((report / name).is_symlink() for name in names)
+
+
+def test_a_report_does_not_go_into_a_linked_folder(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run.parent / "report").symlink_to(elsewhere)
+    assert posbench("report", str(run.parent)) == 2
+    assert "report is a symbolic link: refused" in line(capfd)
+    assert not list(elsewhere.iterdir())
+    assert posbench("report", str(run.parent), "--out", str(run.parent / "report")) == 0  # the user's own word
+    assert (elsewhere / "index.html").is_file()
+
+
+def test_the_output_of_a_sweeps_job_replaces_a_link(run: Path, victim: Path) -> None:
+    saved = run.parent / ".cells" / f"{run.name}.yaml"
+    job = Job((), load_saved(run / "config.yaml"), saved)
+    saved.parent.mkdir()
+    job.output.symlink_to(victim)
+    assert pool.start(job, {"PYTHONPATH": str(Path(pool.__file__).parents[2])}).wait() is not None
+    assert victim.read_text() == VICTIM
+    assert not job.output.is_symlink()
+
+
+def test_a_linked_folder_of_a_sweeps_jobs_is_refused(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run.parent / ".cells").symlink_to(elsewhere)
+    with pytest.raises(files.UserError, match=r"\.cells is a symbolic link: refused"):
+        jobs.save(Job((), load_saved(run / "config.yaml"), run.parent / ".cells" / f"{run.name}.yaml"))
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_link_in_a_shared_cache_empties_no_file(
+    run: Path, study: Path, tmp_path: Path, victim: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (kept,) = (study.parents[1] / "cache" / "tokens").glob("*.lock")
+    cache = tmp_path / "shared"
+    (cache / "tokens").mkdir(parents=True)
+    (cache / "tokens" / kept.name).symlink_to(victim)
+    config = (run / "config.yaml").read_text().replace(str(study.parents[1] / "cache"), str(cache))
+    (run / "config.yaml").write_text(config)
+    assert posbench("evaluate", str(run), "length=48") == 2
+    assert f"{kept.name} is a symbolic link: refused" in line(capfd)
+    assert victim.read_text() == VICTIM
+
+
+def test_what_the_hub_said_is_noted_in_place_of_a_link(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench.data import hub
+
+    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: "1" * 40)
+    hub.resolve("a/b", None, None, tmp_path)
+    (note,) = tmp_path.glob("*.txt")
+    note.unlink()
+    note.symlink_to(victim)
+    assert hub.resolve("a/b", None, None, tmp_path) == "1" * 40
+    assert victim.read_text() == VICTIM
+    assert note.read_text() == "1" * 40
