@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
+from posbench.errors import UserError
 from posbench.evaluation.headline import Levels, headline_split, levels_of
+from posbench.runs import jsonl
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
@@ -182,8 +185,8 @@ def studies(runs: list[RunData]) -> list[Path]:
 def listed(path: Path, key: str) -> list[dict[str, Any]]:
     """The objects of a list in a JSON file; none if it is not such a file."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(files.read(path, jsonl.LARGEST))
+    except (OSError, UserError, ValueError, RecursionError):
         return []
     rows = content.get(key) if isinstance(content, dict) else None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

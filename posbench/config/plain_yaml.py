@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from posbench import files
 from posbench.errors import UserError
 
 MAX_BYTES = 1_000_000
@@ -44,9 +45,7 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
         UserError: unreadable, too large, or not UTF-8.
     """
     try:
-        if path.stat().st_size > most:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes: expected at most {most:,}")
-        return path.read_text(encoding="utf-8-sig")
+        return files.read(path, most).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

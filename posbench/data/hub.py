@@ -50,7 +50,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
             files.write(note, commit.encode())
         return commit
     if note.is_file():
-        return note.read_text(encoding="utf-8")
+        return files.read(note, 1024).decode()
     if revision:  # a branch or tag that nobody here can look up
         raise _unreachable(dataset)
     return str(_builder(dataset, subset, None).hash)

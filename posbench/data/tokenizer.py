@@ -142,10 +142,9 @@ def from_file(path: Path) -> Tokenizer:
             f"data.tokenizer is '{path}': expected bpe, bytes, a tokenizer.json or its folder, or a model on the hub "
             f"such as gpt2{near}"
         )
-    if path.stat().st_size > LARGEST_FILE:
-        raise UserError(f"tokenizer '{path}' has {path.stat().st_size:,} bytes: expected at most {LARGEST_FILE:,}")
+    content = files.read(path, LARGEST_FILE)
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()))
     except Exception as error:  # the library raises bare Exception for whatever is wrong with a file
         raise UserError(f"'{path}' is not a tokenizer.json: {str(error).splitlines()[0]}") from None
 

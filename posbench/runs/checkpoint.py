@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
 _SCHEMA = 1
 _KEEP = 2
+_LARGEST_MANIFEST = 2**20  # bytes
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 
 
@@ -224,28 +226,32 @@ class _DamagedError(Exception):
 def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]:
     """Contents of the named files, each equal to what the manifest says of it."""
     try:
-        manifest = json.loads(_read(path / _MANIFEST))
+        manifest = json.loads(_read(path / _MANIFEST, _LARGEST_MANIFEST))
         entries = manifest["files"]
         good = manifest["schema"] == _SCHEMA and manifest["step"] == step and isinstance(entries, dict)
+        sizes = {name: entries[name]["bytes"] for name in names}
     except (ValueError, KeyError, TypeError, RecursionError):
         good = False
-    if not good:
+    if not good or not all(isinstance(size, int) for size in sizes.values()):
         raise _DamagedError(f"{_MANIFEST}: not a manifest of this step")
     contents = {}
-    for name in names:
-        contents[name] = _read(path / name)
-        if entries.get(name) != _entry(contents[name]):
+    for name, size in sizes.items():
+        contents[name] = _read(path / name, min(size, _MEMORY))
+        if entries[name] != _entry(contents[name]):
             raise _DamagedError(f"{name}: checksum differs")
     return contents
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
+    """At most so many bytes, which is more than there should be or can be held."""
     if not path.is_file():
         raise _DamagedError(f"{path.name}: missing")
     try:
-        return path.read_bytes()
+        return files.read(path, most)
     except OSError as error:
         raise _DamagedError(f"{path.name}: {error.strerror}") from None
+    except UserError as error:
+        raise _DamagedError(str(error)) from None
 
 
 def _remove(paths: Iterable[Path]) -> None:

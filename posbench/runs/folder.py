@@ -27,6 +27,7 @@ from posbench.runs.redaction import redact, secret_keys
 from posbench.runs.rows import BlockRow, EvaluationRow
 
 _SCHEMA = 1  # of run.json and the files beside it
+_LARGEST_RECORD = 2**24  # bytes; ten thousand attempts have a third of it
 
 
 class Run:
@@ -263,7 +264,7 @@ def load_record(folder: Path) -> dict[str, Any]:
     """
     path = folder / RECORD
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(files.read(path, _LARGEST_RECORD))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
     if not isinstance(record, dict):

@@ -14,6 +14,7 @@ from posbench import files, machine
 from posbench.config.overrides import parted, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
+from posbench.runs import jsonl
 from posbench.runs.redaction import redact
 from posbench.sweep import jobs, launcher, pool, rates, table, tuning
 from posbench.sweep.jobs import Job, Status
@@ -172,9 +173,9 @@ def _row(job: Job, status: Status) -> dict[str, Any]:
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(files.read(path, jsonl.LARGEST))
         return [row for row in content["cells"] if isinstance(row, dict)]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: the run folders are the truth
+    except (OSError, UserError, ValueError, KeyError, TypeError):  # none, or not ours: the run folders are the truth
         return []
 
 

@@ -1,6 +1,7 @@
 """A run folder, a cache or a tokenizer that a stranger made: nothing is followed, nothing runs, one line says why."""
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from support import TINY, posbench, write_text
 
 from posbench import files
 from posbench.config.schema import load_saved
+from posbench.errors import UserError
+from posbench.notebook.run import load
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import Job
 
@@ -123,7 +126,7 @@ def test_a_linked_folder_of_a_sweeps_jobs_is_refused(run: Path, tmp_path: Path) 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (run.parent / ".cells").symlink_to(elsewhere)
-    with pytest.raises(files.UserError, match=r"\.cells is a symbolic link: refused"):
+    with pytest.raises(UserError, match=r"\.cells is a symbolic link: refused"):
         jobs.save(Job((), load_saved(run / "config.yaml"), run.parent / ".cells" / f"{run.name}.yaml"))
     assert not list(elsewhere.iterdir())
 
@@ -155,3 +158,37 @@ def test_what_the_hub_said_is_noted_in_place_of_a_link(
     assert hub.resolve("a/b", None, None, tmp_path) == "1" * 40
     assert victim.read_text() == VICTIM
     assert note.read_text() == "1" * 40
+
+
+# -- size ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "evaluation.jsonl", "evaluation_blocks.jsonl"])
+@pytest.mark.parametrize("unending", [False, True])
+def test_what_has_no_end_is_not_read(run: Path, capfd: pytest.CaptureFixture[str], name: str, unending: bool) -> None:
+    (run / name).unlink()
+    if unending:
+        (run / name).symlink_to("/dev/zero")
+        as_missing = {"run.json": "no run folder in", "config.yaml": "it has no config.yaml"}
+        said = as_missing.get(name, "is not a regular file: refused")
+    else:
+        (run / name).touch()
+        os.truncate(run / name, 3 * 2**30)  # takes no room on the disk, nor in a .tar
+        said = "has 3,221,225,472 bytes: expected at most"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert posbench("report", str(run)) == 2
+    assert said in line(capfd)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
+
+
+def test_metrics_without_end_are_not_read(run: Path) -> None:
+    os.truncate(run / "metrics.jsonl", 3 * 2**30)
+    with pytest.raises(UserError, match=r"metrics\.jsonl has 3,221,225,472 bytes: expected at most"):
+        load(run).metrics()
+
+
+def test_weights_larger_than_their_manifest_says_are_not_read(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for weights in run.glob("checkpoint/*/model.safetensors"):
+        os.truncate(weights, 2**40)
+    assert posbench("evaluate", str(run), "length=48") == 2
+    assert "model.safetensors has 1,099,511,627,776 bytes: expected at most" in line(capfd)
