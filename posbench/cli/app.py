@@ -181,7 +181,7 @@ def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
     if best := job.best(outputs / first.study, began):
-        print(f"Best by {first.runtime.objective or 'nll_1x'}: {best}")
+        print(exits.spelt_out(f"Best by {first.runtime.objective or 'nll_1x'}: {best}"))
 
 
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
@@ -290,7 +290,7 @@ def clean(
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
-        print(f"left as it is, since it is not finished: {folder}")
+        print(exits.spelt_out(f"left as it is, since it is not finished: {folder}"))
 
 
 @app.command("list")

@@ -22,6 +22,7 @@ from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.terminal.exits import spelt_out
 
 REFERENCE = "rope"
 
@@ -115,7 +116,16 @@ def read(folder: Path) -> RunData:
     rows = evaluation_rows(folder)
     config, record = load_config(folder), load_record(folder)
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    return RunData(folder, record | shown, config, rows, levels_of(rows, evaluation_blocks(folder), config))
+    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, evaluation_blocks(folder), config))
+
+
+def _shown(value: Any) -> Any:
+    """A record as it may be shown anywhere: control characters in its texts are spelt out."""
+    if isinstance(value, dict):
+        return {spelt_out(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return spelt_out(value) if isinstance(value, str) else value
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
@@ -233,7 +243,7 @@ def _differing(settings: list[dict[str, Any]]) -> list[str]:
 
 
 def _spelt(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return spelt_out(value if isinstance(value, str) else json.dumps(value))
 
 
 def _default(scheme: Scheme) -> bool:

@@ -8,7 +8,7 @@ from rich.table import Table
 from posbench.evaluation import intervals
 from posbench.runs.folder import load_config
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
-from posbench.terminal import chart, console, tables
+from posbench.terminal import chart, console, exits, tables
 
 FLAT = 0.1  # nats per token: a curve that spans less looks flat
 # Columns of the table, and what its caption says of them.
@@ -50,7 +50,7 @@ def print_curves(folder: Path) -> None:
         out.print("Documents were too short to be scored whole: windows run across them.")
     for line in _about_intervals(folder, rows):
         out.print(line)
-    out.print(f"Run folder: {folder}", soft_wrap=True)
+    out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
 
 
 def _not_learned(rows: list[EvaluationRow]) -> list[str]:

@@ -16,7 +16,7 @@ from posbench.runs.names import EVALUATION, METRICS
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.runs.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
-from posbench.terminal import console
+from posbench.terminal import console, exits
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
@@ -44,7 +44,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
                 said = send(config, run, dataclasses.replace(target, **moved, **again))
             except Exception as error:
                 raise PosbenchError(f"W&B did not take {folder}: {redact(str(error).partition(chr(10))[0])}") from error
-        out.print(f"{folder}: {said}", soft_wrap=True)
+        out.print(exits.spelt_out(f"{folder}: {said}"), soft_wrap=True)
 
 
 def send(config: Config, run: Run, target: Target) -> str:

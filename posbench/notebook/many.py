@@ -14,6 +14,7 @@ from posbench.evaluation.headline import headline
 from posbench.notebook.run import LoadedRun
 from posbench.runs import finding
 from posbench.runs.jsonl import number
+from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +81,7 @@ def _readable(folders: list[Path]) -> Iterator[RunData]:
         try:
             yield load.read(folder)
         except UserError as error:
-            warnings.warn(f"left out, unreadable: {error}", stacklevel=3)
+            warnings.warn(one_line(f"left out, unreadable: {error}"), stacklevel=3)
 
 
 def _row(run: RunData, label: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from posbench.runs.finding import run_folders
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import CONFIG, METRICS
 from posbench.runs.rows import COLUMNS, EvaluationRow, evaluation_blocks
+from posbench.terminal.exits import spelt_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,14 +153,14 @@ class LoadedRun:
 
     def __repr__(self) -> str:
         numbers = "".join(f", {name} {value:.4g}" for name, value in self._numbers())
-        return f"<run {self.id}: {self.status}{numbers}; {self.folder}>"
+        return spelt_out(f"<run {self.id}: {self.status}{numbers}; {self.folder}>")
 
     def _repr_html_(self) -> str:
         cells = [("status", self.status), *((name, f"{value:.4g}") for name, value in self._numbers())]
         head, body = (
             "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
         )
-        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(str(self.folder))}</code>"
+        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(spelt_out(str(self.folder)))}</code>"
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
     def _numbers(self) -> list[tuple[str, float]]:

@@ -40,6 +40,7 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
     """
     from posbench.report import latex
     from posbench.terminal import console as terminal
+    from posbench.terminal import exits
 
     latex.check(columns)
 
@@ -55,9 +56,8 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
         _write(folder, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
-    console.print(
-        f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)", soft_wrap=True
-    )
+    where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
+    console.print(exits.spelt_out(where), soft_wrap=True)
 
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from posbench.runs.facts import iso
 from posbench.runs.redaction import redact
-from posbench.terminal.exits import spelt_out
+from posbench.terminal.exits import SpeltOut
 
 
-class OneLine(logging.Formatter):
-    """One line per record in UTC: a newline in a name cannot forge a line, and secrets stay out."""
+class OneLine(SpeltOut):
+    """One line per record, in UTC, and secrets stay out."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return iso(record.created)
 
     def format(self, record: logging.LogRecord) -> str:
-        return spelt_out(redact(super().format(record)))
+        return redact(super().format(record))
 
 
 class LogFile(logging.FileHandler):

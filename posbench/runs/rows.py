@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import BLOCKS, EVALUATION
+from posbench.terminal.exits import spelt_out
 
 PLAIN, WINDOWED = "plain", "windowed"
 
@@ -160,7 +161,8 @@ def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    """As it may be shown anywhere: control characters are spelt out, of which our own texts have none."""
+    return spelt_out(value) if isinstance(value, str) else None
 
 
 def _whole(value: object) -> int | None:

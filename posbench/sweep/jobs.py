@@ -19,6 +19,7 @@ from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
+from posbench.runs.jsonl import number
 from posbench.runs.rows import PLAIN, evaluation_rows
 
 FINAL = ("done", "failed", "stopped")
@@ -171,7 +172,8 @@ def record(job: Job) -> dict[str, Any]:
 def status(job: Job) -> Status:
     """What `run.json` says, whether or not the process that wrote it still lives."""
     found = record(job)
-    return Status(str(found.get("status", "waiting")), found.get("reason"), found.get("message"))
+    why = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
+    return Status(str(found.get("status", "waiting")), *why)
 
 
 def is_finished(job: Job) -> bool:
@@ -194,9 +196,9 @@ def progress(job: Job) -> tuple[int, float | None]:
     for line in reversed(lines):
         try:
             row = json.loads(line)
-            return int(row["step"]), row["train/loss"]
-        except (ValueError, KeyError, TypeError):  # a validation row, or one cut short by where the tail begins
-            continue
+            return int(row["step"]), number(row["train/loss"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # a validation row, or one cut short by where the tail begins
     return 0, None
 
 

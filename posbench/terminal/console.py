@@ -6,14 +6,16 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.text import Text
 
-from posbench.terminal import cell
+from posbench.terminal import cell, exits
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +25,24 @@ LINE_EVERY_SECONDS = 10.0
 SIGNS = "░▒▓█│─·●○◇±†‡≥²"
 
 
+class _Console(Console):
+    """What is printed is data: control characters are spelt out, whoever made the text. Line breaks stay."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(_spelt(text), **how)  # first, so that columns are as wide as what they show
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_spelt(segment.text))
+
+
+def _spelt(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(exits.spelt_out, text.split("\n")))
+
+
 def _open(on_stderr: bool) -> Console:
     # Names, paths and texts are data: never markup, emoji codes or anything else to interpret.
-    return Console(stderr=on_stderr, markup=False, emoji=False, highlight=False)
+    return _Console(stderr=on_stderr, markup=False, emoji=False, highlight=False)
 
 
 stderr = _open(on_stderr=True)
@@ -78,14 +95,15 @@ def log_shown() -> Iterator[None]:
 
 def _handler() -> logging.Handler:
     handler: logging.Handler
+    form = exits.SpeltOut("%(message)s")
     if cell.is_here():
         handler = cell.LastLine()
     elif stderr.is_terminal:
         handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=None)
-        handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        form = exits.SpeltOut("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(form)
     return handler
 
 

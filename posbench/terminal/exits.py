@@ -3,6 +3,7 @@
 0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -53,6 +54,13 @@ def one_line(text: str) -> str:
 def spelt_out(text: str) -> str:
     """Text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class SpeltOut(logging.Formatter):
+    """One line per record: what a name or a path holds can neither forge a line nor act on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return spelt_out(super().format(record))
 
 
 def tolerate_ascii() -> None:

@@ -1,11 +1,17 @@
 """A run folder, a cache or a tokenizer that a stranger made: nothing is followed, nothing runs, one line says why."""
 
+import contextlib
+import json
 import os
+import pty
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support import TINY, posbench, write_text
 
 from posbench import files
@@ -192,3 +198,73 @@ def test_weights_larger_than_their_manifest_says_are_not_read(run: Path, capfd: 
         os.truncate(weights, 2**40)
     assert posbench("evaluate", str(run), "length=48") == 2
     assert "model.safetensors has 1,099,511,627,776 bytes: expected at most" in line(capfd)
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+EVIL = "x\x1b]0;owned\x07\x1b]52;c;ZXZpbDE\x07\x1b[2J\u202e\x9b2Jerror: forged"
+
+
+def controls(text: str) -> list[str]:
+    """What a terminal would act on."""
+    return [c for c in text if not c.isprintable() and c != "\n"]
+
+
+@pytest.fixture
+def evil(run: Path) -> Path:
+    """A run whose texts and whose folder's name are full of commands to a terminal."""
+    rows = [json.loads(text) for text in (run / "evaluation.jsonl").read_text().splitlines()]
+    rows += [rows[0] | {"extension": EVIL}, rows[0] | {"length": 99, "status": EVIL, "reason": EVIL}]
+    (run / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"id": EVIL, "message": EVIL, "command": EVIL}))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["runtime"]["cache"] = f"/dev/null/{EVIL}"
+    (run / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
+    return run.rename(run.parent / f"{EVIL}\nReport: forged".replace("/", "|"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "RUN", "length=16,48"),
+        ("report", "RUN"),
+        ("show", "RUN"),
+        ("clean", "RUN"),
+        ("sync", "RUN", "tracking.mode=offline"),
+    ],
+)
+def test_a_strangers_texts_and_paths_do_not_act_on_the_terminal(
+    evil: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert posbench(*(str(evil) if word == "RUN" else word for word in command)) == 0
+    out, err = capfd.readouterr()
+    assert controls(out + err) == []
+    assert out.strip()
+    assert not any(text.startswith(("Report: forged", "error: ")) for text in (out + err).splitlines())
+
+
+def test_on_a_terminal_the_log_is_spelt_out_too(evil: Path) -> None:
+    code = "import sys; from posbench.cli.app import main; sys.exit(main())"
+    parent, child = pty.openpty()
+    command = [sys.executable, "-c", code, "evaluate", str(evil), "length=48"]
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a closed terminal ends
+        while piece := os.read(parent, 65536):
+            shown += piece
+    os.close(parent)
+    assert process.wait() == 0
+    assert b"cannot be written" in shown  # the log that names the cache
+    assert b"]52;c;" in shown  # as text
+    assert b"\x1b]" not in shown
+    assert b"\x07" not in shown
+
+
+def test_in_a_notebook_a_run_is_shown_as_text(evil: Path) -> None:
+    loaded = load(evil)
+    assert controls(repr(loaded) + loaded._repr_html_()) == []
+    assert controls(repr(loaded.curve()) + loaded.curve().to_csv()) == []
+    assert "\\x1b]52" in repr(loaded)
