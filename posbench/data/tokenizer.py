@@ -4,6 +4,7 @@ One separator, `<|endoftext|>`, begins every document. The same characters insid
 must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -21,6 +22,7 @@ from posbench.errors import UserError, did_you_mean
 
 SEPARATOR = "<|endoftext|>"
 LARGEST_FILE = 50 * 2**20  # bytes of a tokenizer.json; a larger one is no tokenizer
+_SPARE_IDS = 1024  # without a token, of a small tokenizer
 PIECE = 2**16  # characters encoded at a time: bounds memory, and lets one long document use all threads
 _ON_THE_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?(?:@[\w./-]+)?")
 # A single space between two other characters: byte-level pre-tokenizers always part words there.
@@ -47,9 +49,15 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, without separators."""
+        """Return the token ids of each text, without separators.
+
+        Raises:
+            UserError: the tokenizer, which may be a stranger's, fails at it.
+        """
         pieces = [list(_pieces(text)) for text in texts]
-        encoded = iter(self._inner.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
+        with _library("the tokenizer cannot encode this text"):
+            found = self._inner.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False)
+        encoded = iter(found)
         return [np.concatenate([np.array(next(encoded).ids, dtype=np.uint32) for _ in ps]) for ps in pieces]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -143,10 +151,38 @@ def from_file(path: Path) -> Tokenizer:
             f"such as gpt2{near}"
         )
     content = files.read(path, LARGEST_FILE)
-    try:
+    with _library(f"'{path}' is not a tokenizer.json"):
+        _refuse_holes(json.loads(content))
         return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with a file
-        raise UserError(f"'{path}' is not a tokenizer.json: {str(error).splitlines()[0]}") from None
+
+
+@contextlib.contextmanager
+def _library(what: str) -> Iterator[None]:
+    """The library raises bare Exception for whatever is wrong with a file, and its Rust code panics past that.
+
+    Raises:
+        UserError: in one line.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except BaseException as error:
+        raise UserError(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+
+
+def _refuse_holes(description: Any) -> None:
+    """Ids up to 2^31 for a few tokens would have all of them walked through, and a model with as many rows.
+
+    Raises:
+        UserError: more than half of the ids have no token.
+    """
+    model, added = description["model"], description.get("added_tokens") or []
+    vocabulary = model["vocab"]
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    highest = max([-1, *ids, *(token["id"] for token in added)])
+    if highest > _SPARE_IDS + 2 * (len(vocabulary) + len(added)):
+        raise UserError(f"it has id {highest:,} and only {len(vocabulary) + len(added):,} tokens")
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -28,7 +28,9 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # panics of Rust code are no Exception
         return report(error, debug)
 
 

@@ -8,7 +8,10 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +23,8 @@ from posbench.errors import UserError
 from posbench.notebook.run import load
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import Job
+from posbench.terminal import exits
+from posbench.training import train
 
 VICTIM = "not yours"
 
@@ -71,9 +76,6 @@ def test_a_link_in_a_run_folder_is_refused_by_what_writes_there(
 
 
 def _job(saved: str, folder: Path) -> int:
-    from posbench.terminal import exits
-    from posbench.training import train
-
     return exits.run(lambda: train.train(load_saved(Path(saved)), folder, None))
 
 
@@ -268,3 +270,66 @@ def test_in_a_notebook_a_run_is_shown_as_text(evil: Path) -> None:
     assert controls(repr(loaded) + loaded._repr_html_()) == []
     assert controls(repr(loaded.curve()) + loaded.curve().to_csv()) == []
     assert "\\x1b]52" in repr(loaded)
+
+
+# -- the tokenizer -----------------------------------------------------------------------------------------------------
+
+
+def spoilt(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((run / "tokenizer.json").read_text())
+    change(content)
+    (run / "tokenizer.json").write_text(json.dumps(content))
+
+
+def bad_normalizer(content: dict[str, Any]) -> None:
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+
+
+def huge_id(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["huge"] = 2**31
+
+
+def huge_added_id(content: dict[str, Any]) -> None:
+    content["added_tokens"][0]["id"] = 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (huge_id, "it has id 2,147,483,648 and only 258 tokens"),
+        (huge_added_id, "it has id 50,000,000 and only 257 tokens"),
+        (bad_normalizer, "is not a tokenizer.json"),
+        (lambda content: content.clear(), "is not a tokenizer.json"),
+        (lambda content: content.update(model=None), "is not a tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_one_line_at_once(
+    run: Path, capfd: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    spoilt(run, change)
+    began = time.monotonic()
+    assert posbench("show", str(run)) == 2
+    assert said in line(capfd)
+    assert posbench("train", *TINY, "data.path=text.txt", f"data.tokenizer={run}/tokenizer.json") == 2
+    assert said in line(capfd)
+    assert time.monotonic() < began + 5
+
+
+def test_a_tokenizer_that_fails_at_the_text_is_one_line(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}  # indexes past its end
+    spoilt(run, lambda content: content.update(normalizer=normalizer))
+    write_text(run)
+    asked = [*TINY, f"data.path={run}/text.txt", f"runtime.cache={run}/cache"]
+    assert posbench("train", *asked, f"data.tokenizer={run}/tokenizer.json", f"runtime.outputs={run}/out") == 2
+    assert "the tokenizer cannot encode this text: index out of bounds" in line(capfd)
+
+
+def test_a_panic_of_other_code_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics() -> None:
+        raise PanicException("range end index 6 out of range")
+
+    assert exits.run(panics) == 1
+    assert line(capfd).startswith("error: PanicException: range end index 6 out of range")
