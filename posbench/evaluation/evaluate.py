@@ -131,11 +131,13 @@ def _same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) 
 
     A precision that is named counts. With `auto` it does not: another machine may have another one.
     """
-    columns = [*EVALUATION_KEY, "reason", "extension_options"]
+    columns = [*EVALUATION_KEY, "extension_options"]
+    if other.status != "failed" or row.reason:  # why it failed only its passes have told
+        columns.append("reason")
     if settings.precision != "auto":
         columns.append("dtype")
     if row.targets_sha256:
-        columns += ["status", "targets_sha256"]
+        columns += ["targets_sha256"] if other.status == "failed" else ["status", "targets_sha256"]
     return all(getattr(row, column) == getattr(other, column) for column in columns)
 
 
@@ -185,6 +187,9 @@ def _with_numbers(
     filled = intervals.blocks_of([block for block in blocks if block.n_tokens])
     if len(filled.counts) < MIN_BLOCKS:
         return dataclasses.replace(row, status="too_short"), []
+    if not_finite := int((~np.isfinite(nll)).sum()):
+        reason = f"nll is not finite at {not_finite:,} of {nll.size:,} tokens"
+        return dataclasses.replace(row, status="failed", reason=reason), []
     mean = float(nll.mean())
     interval, behind = intervals.over_text(filled), intervals.documents_of(filled)
     assert interval is not None and behind is not None  # there are enough blocks, each with its document

@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import os
-import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +28,7 @@ _STEP = re.compile(r"step-(\d{8,})")
 _SCHEMA = 1
 _KEEP = 2
 _LARGEST_MANIFEST = 2**20  # bytes
+_MOST_TENSORS = 50_000
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 
@@ -90,7 +90,7 @@ def newest(folder: Path) -> Loaded | None:
     if found is None:
         return None
     step, path, contents = found
-    return Loaded(step, path, _tensors(path, contents), _optimizer(path, contents), json.loads(contents[_STATE]))
+    return Loaded(step, path, _tensors(path, contents), _optimizer(path, contents), _state(path, contents))
 
 
 def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
@@ -151,10 +151,21 @@ def _tensors(path: Path, contents: dict[str, bytes]) -> dict[str, "Tensor"]:
     import safetensors
     import safetensors.torch
 
+    _refuse_many(path / _MODEL, contents[_MODEL])
     try:
         return safetensors.torch.load(contents[_MODEL])
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
         raise UserError(f"{path / _MODEL} is not a safetensors file: {error}") from None
+
+
+def _refuse_many(path: Path, data: bytes) -> None:
+    """A model has some tensors per block; a file of a few megabytes can name hundreds of thousands.
+
+    Raises:
+        UserError: it does.
+    """
+    if (number := data[8 : 8 + int.from_bytes(data[:8], "little")].count(b'"dtype"')) > _MOST_TENSORS:
+        raise UserError(f"{path} holds {number:,} tensors: expected at most {_MOST_TENSORS:,}")
 
 
 def _optimizer(path: Path, contents: dict[str, bytes]) -> dict[str, Any]:
@@ -162,11 +173,23 @@ def _optimizer(path: Path, contents: dict[str, bytes]) -> dict[str, Any]:
 
     try:  # weights_only spelt out: an environment variable can turn the default off
         loaded = torch.load(io.BytesIO(contents[_OPTIMIZER]), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path / _OPTIMIZER} is not an optimizer state of posbench: {reason}") from None
-    assert isinstance(loaded, dict)
+    except MemoryError:
+        raise
+    except Exception:  # torch's words name the way round: to let the file run code
+        loaded = None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path / _OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values")
     return loaded
+
+
+def _state(path: Path, contents: dict[str, bytes]) -> dict[str, Any]:
+    try:
+        state = json.loads(contents[_STATE])
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise UserError(f"{path / _STATE} is not the state of a run: expected an object")
+    return state
 
 
 def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> dict[str, bytes]:

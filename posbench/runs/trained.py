@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
@@ -34,10 +36,24 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
     """
     _, weights = checkpoint.load_model(folder)
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
+    give_weights(model, weights, folder)
+    return model.eval()
+
+
+def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Put the weights of a run's checkpoint into its model.
+
+    Raises:
+        UserError: they are not of this model.
+    """
+    known = model.state_dict()
+    for name in known.keys() & weights.keys():  # torch would cast them
+        if known[name].is_floating_point() != weights[name].is_floating_point():
+            raise UserError(
+                f"the weights in {folder} are none: {name} is {weights[name].dtype}, not {known[name].dtype}"
+            )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # torch's list of what does not fit
-        raise UserError(
-            f"the weights in {folder} are not of its configuration: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    return model.eval()
+        said = str(error).splitlines()[-1].strip()[:300]
+        raise UserError(f"the weights in {folder} are not of its configuration: {said}") from None

@@ -21,7 +21,7 @@ from posbench.config.schema import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
-from posbench.errors import RunFailed, Stopped
+from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
@@ -29,9 +29,11 @@ from posbench.evaluation.sync import send
 from posbench.model import build, parameter_counts
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, held_config
+from posbench.runs.jsonl import number
 from posbench.runs.log import kept
 from posbench.runs.names import TOKENIZER
 from posbench.runs.tracking import Tracker
+from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.training.signals import stop_signals
@@ -115,7 +117,7 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     total = training.tokens // per_step
     trained = checkpoint.weights_at(run.folder, total)
     if trained is not None:
-        learner.model.load_state_dict(trained)
+        give_weights(learner.model, trained, run.folder)
         return total
     step, spent = _resume(run, learner)
     if step:
@@ -185,10 +187,35 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     if loaded is None:
         run.cut_metrics(0)
         return 0, _Spent(0.0, 0.0)
-    learner.model.load_state_dict(loaded.model)
-    learner.optimizer.load_state_dict(loaded.optimizer)
-    run.cut_metrics(loaded.state["metrics_offset"])
-    return loaded.step, _Spent(loaded.state["train_seconds"], loaded.state["cpu_seconds"])
+    give_weights(learner.model, loaded.model, run.folder)
+    state = {name: number(loaded.state.get(name)) for name in ("metrics_offset", "train_seconds", "cpu_seconds")}
+    known = [value for value in state.values() if value is not None and value >= 0]
+    if len(known) < len(state) or not _took(learner.optimizer, loaded.optimizer):
+        raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
+    offset, wall, cpu = known
+    run.cut_metrics(int(offset))
+    return loaded.step, _Spent(wall, cpu)
+
+
+def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
+    """Whether a saved state is of this optimizer, which then has it: averages as its parameters, and its settings."""
+    before = [{**group} for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(saved)
+        averages = [
+            (parameter, value)
+            for parameter, state in optimizer.state.items()
+            for name, value in state.items()
+            if name != "step"
+        ]
+        fit = all(value.shape == parameter.shape and value.dtype == parameter.dtype for parameter, value in averages)
+        return fit and all(
+            group[name] == known[name]
+            for group, known in zip(optimizer.param_groups, before, strict=True)
+            for name in ("betas", "eps", "weight_decay")
+        )
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
 
 
 class _Speed:

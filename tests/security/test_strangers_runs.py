@@ -1,7 +1,10 @@
 """A run folder, a cache or a tokenizer that a stranger made: nothing is followed, nothing runs, one line says why."""
 
 import contextlib
+import hashlib
+import io
 import json
+import math
 import os
 import pty
 import resource
@@ -14,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 import yaml
 from support import TINY, posbench, write_text
 
@@ -333,3 +338,94 @@ def test_a_panic_of_other_code_is_one_line(capfd: pytest.CaptureFixture[str]) ->
 
     assert exits.run(panics) == 1
     assert line(capfd).startswith("error: PanicException: range end index 6 out of range")
+
+
+# -- the checkpoint ----------------------------------------------------------------------------------------------------
+
+
+def repacked(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """Change a file of the newest checkpoint, with a manifest that says so."""
+    step = max((run / "checkpoint").iterdir())
+    data = change((step / name).read_bytes())
+    (step / name).write_bytes(data)
+    manifest = json.loads((step / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (step / "manifest.json").write_text(json.dumps(manifest))
+
+
+def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[bytes], bytes]:
+    return lambda data: safetensors.torch.save(change(safetensors.torch.load(data)))
+
+
+def pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+NO_WEIGHTS: list[tuple[Callable[[bytes], bytes], str]] = [
+    (weights(lambda known: {n: one.to(torch.int8) for n, one in known.items()}), "is torch.int8, not torch.float32"),
+    (weights(lambda known: {name: one + 0j for name, one in known.items()}), "is torch.complex64, not"),
+    (weights(lambda known: dict(list(known.items())[1:])), "are not of its configuration: Missing key"),
+    (
+        weights(lambda known: {name: one[..., :1].contiguous() for name, one in known.items()}),
+        "are not of its configuration: size",
+    ),
+    (weights(lambda known: {str(n): torch.zeros(0) for n in range(60_000)}), "holds 60,000 tensors: expected at most"),
+    (lambda data: b"", "is not a safetensors file"),
+    (lambda data: b"\xff" * 64, "is not a safetensors file"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), NO_WEIGHTS, ids=[said for _, said in NO_WEIGHTS])
+def test_weights_that_are_none_are_one_line(
+    run: Path, capfd: pytest.CaptureFixture[str], change: Callable[[bytes], bytes], said: str
+) -> None:
+    repacked(run, "model.safetensors", change)
+    assert posbench("evaluate", str(run), "length=48") == 2
+    assert said in line(capfd)
+
+
+NO_STATE: list[tuple[str, bytes, str]] = [
+    ("optimizer.pt", b"", "is not an optimizer state of posbench"),
+    ("optimizer.pt", pickled([1]), "is not an optimizer state of posbench"),
+    ("optimizer.pt", pickled({}), "does not hold the state of this run"),
+    ("optimizer.pt", pickled({"state": {0: {"exp_avg": "x"}}, "param_groups": [[]]}), "does not hold the state"),
+    ("state.json", b"[" * 100_000, "is not the state of a run"),
+    ("state.json", b"{", "is not the state of a run"),
+    ("state.json", b"[]", "is not the state of a run"),
+    ("state.json", b'{"metrics_offset": "x", "train_seconds": [], "cpu_seconds": null}', "does not hold the state"),
+    ("state.json", b'{"metrics_offset": -1, "train_seconds": 0, "cpu_seconds": 1e999}', "does not hold the state"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "said"), NO_STATE)
+def test_a_state_that_is_none_is_one_line(
+    run: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes, said: str
+) -> None:
+    last = max((run / "checkpoint").iterdir())
+    last.rename(last.with_name("step-00000010"))  # as if it had been stopped there
+    manifest = last.with_name("step-00000010") / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"step": 10}))
+    for other in (run / "checkpoint").iterdir():
+        if other != manifest.parent:
+            shutil.rmtree(other)
+    repacked(run, name, lambda _: data)
+    assert _job(f"{run}/config.yaml", run) == 2
+    assert said in line(capfd)
+    assert "weights_only" not in said
+
+
+def test_weights_that_are_not_finite_give_rows_that_say_so(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    repacked(run, "model.safetensors", weights(lambda known: {name: one * math.nan for name, one in known.items()}))
+    (run / "evaluation.jsonl").unlink()
+    assert posbench("evaluate", str(run)) == 0
+    rows = [json.loads(text) for text in (run / "evaluation.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    assert {row["status"] for row in rows} == {"failed"}
+    assert all(row["nll"] is None and row["reason"].startswith("nll is not finite at") for row in rows)
+    assert "failed, nll is not finite" in capfd.readouterr().err
+    assert posbench("evaluate", str(run)) == 0  # and what failed so is known
+    assert "nothing to do" in capfd.readouterr().err
+    assert posbench("report", str(run)) == 0
+    assert "failed" in capfd.readouterr().out
