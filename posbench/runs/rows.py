@@ -166,10 +166,11 @@ def _text(value: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    finite = number(value)
-    return int(finite) if finite is not None and finite.is_integer() else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:  # too large for a table's column
+        return None
+    return value
 
 
 def _object(value: object) -> dict[str, Any] | None:

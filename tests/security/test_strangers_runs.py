@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mutations
 import pytest
 import safetensors.torch
 import torch
@@ -429,3 +430,14 @@ def test_weights_that_are_not_finite_give_rows_that_say_so(run: Path, capfd: pyt
     assert "nothing to do" in capfd.readouterr().err
     assert posbench("report", str(run)) == 0
     assert "failed" in capfd.readouterr().out
+
+
+# -- anything at all ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", mutations.FILES)
+def test_a_run_changed_at_random_is_used_or_refused_in_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The short form of tests/slow/test_mutations.py."""
+    assert mutations.failures(run, name, range(20), monkeypatch) == []
