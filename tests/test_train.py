@@ -142,6 +142,23 @@ def test_the_mirror_begins_with_the_training_and_gets_the_headline(
     assert told == []  # nothing was missing
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_kill_after_the_last_checkpoint_loses_no_number_of_the_run(
+    config: Config, tmp_path: pathlib.Path, clean: bool
+) -> None:
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, clean=clean))
+    folder, numbers = tmp_path / "run", ("tokens", "train_seconds", "cpu_seconds", "peak_memory_bytes")
+    train(config, folder, [])
+    record = record_of(folder)
+    killed = record | {"status": "running"} | dict.fromkeys(numbers)
+    (folder / "run.json").write_text(json.dumps(killed), encoding="utf-8")
+    train(config, folder, [])
+    again = record_of(folder)
+    assert again["status"] == "done" and again["tokens"] == record["tokens"] == config.training.tokens
+    for name in numbers:
+        assert again[name] == pytest.approx(record[name], rel=0.25), name  # as the last checkpoint has it
+
+
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config.training, tokens=16 * 8 * 150)
     train(dataclasses.replace(config, training=longer), tmp_path / "run", [])

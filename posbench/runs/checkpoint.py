@@ -128,6 +128,16 @@ def weights_at(folder: Path, step: int) -> "dict[str, Tensor] | None":
         return None
 
 
+def state_at(folder: Path, step: int) -> dict[str, Any]:
+    """What was saved beside the weights after that many steps; empty where that is not there or does not verify."""
+    path = _steps(folder).get(step)
+    try:
+        state = {} if path is None else json.loads(_verified(path, step, (_STATE,))[_STATE])
+    except (_DamagedError, ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
 def keep_weights(folder: Path) -> int:
     """Of a finished run's checkpoints keep the weights of the newest that verifies; they are all that is still read.
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from posbench.training.step import Learner, learner_for, learning_rate, update
 
 logger = logging.getLogger(__name__)
 
+_SPENT = ("train_seconds", "cpu_seconds", "peak_memory_bytes")  # what a checkpoint knows of the attempts before it
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 
 
@@ -118,6 +119,7 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     trained = checkpoint.weights_at(run.folder, total)
     if trained is not None:
         give_weights(learner.model, trained, run.folder)
+        _complete_record(run, checkpoint.state_at(run.folder, total))
         return total
     step, spent = _resume(run, learner)
     if step:
@@ -136,6 +138,7 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
 
     def save() -> None:
         state = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
+        state["peak_memory_bytes"] = spent.most_memory(learner.device)
         checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
 
@@ -162,8 +165,19 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
                 save()
             if stopped and step < total:
                 raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
-    run.update(tokens=total * per_step, peak_memory_bytes=machine.peak_memory(learner.device), **spent.so_far())
+    run.update(tokens=total * per_step, peak_memory_bytes=spent.most_memory(learner.device), **spent.so_far())
     return total
+
+
+def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
+    """Give `run.json` what training took, where a kill after the last checkpoint kept it from being written."""
+    missing = {
+        name: state[name]
+        for name in ("tokens", *_SPENT)
+        if run.record[name] is None and number(state.get(name)) is not None
+    }
+    if missing:
+        run.update(**missing)
 
 
 @torch.inference_mode()
@@ -186,15 +200,16 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     loaded = checkpoint.newest(run.folder)
     if loaded is None:
         run.cut_metrics(0)
-        return 0, _Spent(0.0, 0.0)
+        return 0, _Spent({})
     give_weights(learner.model, loaded.model, run.folder)
-    state = {name: number(loaded.state.get(name)) for name in ("metrics_offset", "train_seconds", "cpu_seconds")}
-    known = [value for value in state.values() if value is not None and value >= 0]
-    if len(known) < len(state) or not _took(learner.optimizer, loaded.optimizer):
+    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT)}
+    known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
+    if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
+        learner.optimizer, loaded.optimizer
+    ):
         raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
-    offset, wall, cpu = known
-    run.cut_metrics(int(offset))
-    return loaded.step, _Spent(wall, cpu)
+    run.cut_metrics(int(known["metrics_offset"]))
+    return loaded.step, _Spent(known)
 
 
 def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
@@ -231,11 +246,15 @@ class _Speed:
 
 
 class _Spent:
-    """Wall and CPU seconds of training over all attempts."""
+    """Wall and CPU seconds of training over all attempts, and the most memory that one of them had."""
 
-    def __init__(self, wall_before: float, cpu_before: float) -> None:
-        self.wall_from = time.monotonic() - wall_before
-        self.cpu_from = time.process_time() - cpu_before
+    def __init__(self, before: Mapping[str, Any]) -> None:
+        self.wall_from = time.monotonic() - before.get("train_seconds", 0.0)
+        self.cpu_from = time.process_time() - before.get("cpu_seconds", 0.0)
+        self.memory_before = int(before.get("peak_memory_bytes", 0))
+
+    def most_memory(self, device: torch.device) -> int:
+        return max(self.memory_before, machine.peak_memory(device))
 
     def so_far(self) -> dict[str, float]:
         return {
