@@ -69,6 +69,21 @@ def runs(study: str = "demo") -> list[str]:
     return sorted(path.name for path in (Path("outputs") / study).iterdir() if path.is_dir())
 
 
+def unread(*arguments: str, closed: bool = False) -> tuple[int, str]:
+    """A command whose output nobody reads, or whose stdout is closed: its exit code and its stderr."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "posbench", *arguments]
+    if closed:
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, stdout=None if closed else write, stderr=subprocess.PIPE, text=True, timeout=120, env=environment
+    )
+    os.close(write)
+    return done.returncode, done.stderr
+
+
 # -- help, version, completion -----------------------------------------------------------------------------------------
 
 
@@ -797,3 +812,26 @@ def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
     assert load_saved(Path("outputs/demo") / name / "config.yaml").encoding.options == {"strength": 0.5}
     unlisted = process(*command, "encoding.hidden=2", PYTHONPATH=str(package))
     assert unlisted.stderr == "error: 'mine' takes hidden, but its YAML does not list it: write +encoding.hidden=...\n"
+
+
+# -- output that nobody reads ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_output_that_nobody_reads_stops_no_work(closed: bool) -> None:
+    code, said = unread("train", "-m", *TINY, "data.path=text.txt", "seed=0,1", closed=closed)
+    assert (code, len(runs())) == (0, 2), said
+    assert {json.loads((Path("outputs/demo") / run / "run.json").read_text())["status"] for run in runs()} == {"done"}
+    code, said = unread("report", "outputs/demo", closed=closed)
+    assert code == 0 and Path("outputs/demo/report/index.html").is_file(), said
+    shutil.rmtree("outputs/demo/report")
+    code, said = unread("sweep", *TINY, "data.path=text.txt", "seed=0,1", closed=closed)
+    assert code == 0 and Path("outputs/demo/report/index.html").is_file(), said
+    assert unread("list", closed=closed) == (0, "")
+
+
+def test_a_log_that_nobody_reads_stops_no_work() -> None:
+    command = f"'{sys.executable}' -m posbench train {' '.join(TINY)} data.path=text.txt 2>&1 >/dev/null | true"
+    subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)
+    (run,) = runs()
+    assert json.loads((Path("outputs/demo") / run / "run.json").read_text())["status"] == "done"

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 def main() -> int:
     """Run the command line; returns the exit code."""
-    exits.tolerate_ascii()
+    exits.tolerant_output()
     os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all that is started, workers of launchers and compilers too
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # wherever it stands
     debug = len(arguments) < len(sys.argv) - 1

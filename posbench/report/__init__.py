@@ -53,9 +53,11 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
         console.width = max(console.width, 132)  # a file or a pipe has no right edge
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, runs, warnings, console, Wanted(least, columns))
+        with console.capture() as said:
+            _write(folder, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
+    print(said.get(), end="")  # what cannot be printed costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
     console.print(exits.spelt_out(where), soft_wrap=True)
 

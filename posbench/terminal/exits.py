@@ -3,13 +3,18 @@
 0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
 """
 
+import io
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
 
 from posbench.errors import PosbenchError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug, for the processes that a command starts
@@ -25,9 +30,6 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt as error:
         return report(error, debug)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except GeneratorExit:
         raise
     except BaseException as error:  # panics of Rust code are no Exception
@@ -65,8 +67,44 @@ class SpeltOut(logging.Formatter):
         return spelt_out(super().format(record))
 
 
-def tolerate_ascii() -> None:
-    """Let a terminal without Unicode show `\\u2026` instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+def tolerant_output() -> None:
+    """Let nothing that happens to stdout and stderr stop the work behind them.
+
+    A reader that has seen enough (`| head`) or a closed stream (`>&-`) ends output alone. A terminal without Unicode
+    shows `\\u2026`.
+    """
+    for number in range(3):  # a file opened later must not take the place of a closed stream
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = _tolerant(sys.stdout, sys.__stdout__, 1)
+    sys.stderr = _tolerant(sys.stderr, sys.__stderr__, 2)
+
+
+def _tolerant(stream: "TextIO | None", original: "TextIO | None", number: int) -> TextIO:
+    if stream is None:  # it was closed from the start
+        return io.TextIOWrapper(io.BufferedWriter(_Pipe(number, "w", closefd=False)), encoding="utf-8")
+    if stream is original and isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        return io.TextIOWrapper(
+            io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False)),
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering or number == 2,
+            write_through=stream.write_through,
+        )
+    return stream  # whoever put it there knows what it takes
+
+
+class _Pipe(io.FileIO):
+    """A stream whose reader may go: what is written from then on goes nowhere."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)

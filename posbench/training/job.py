@@ -104,6 +104,7 @@ def main(cfg: DictConfig) -> float | None:
 
     from posbench.config.compose import config_of
 
+    exits.tolerant_output()  # a launcher's process is its own
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     overrides = list(hydra.overrides.task)
@@ -199,5 +200,5 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    exits.tolerate_ascii()
+    exits.tolerant_output()
     sys.exit(exits.run(_command_line))
