@@ -25,12 +25,12 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def draw(tiny_config: Config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
-    def drawn(rows: list[dict[str, Any]], width: int = 80) -> str:
+    def drawn(rows: list[dict[str, Any]], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_container(tiny_config)), encoding="utf-8")
         lines = "".join(json.dumps(one) + "\n" for one in rows)
         (tmp_path / "evaluation.jsonl").write_text(lines, encoding="utf-8")
-        curve.print_curves(tmp_path)
+        curve.print_curves(tmp_path, split)
         return capsys.readouterr().out
 
     return drawn
@@ -104,3 +104,14 @@ def test_extensions_are_listed_below_the_curve(draw: Any) -> None:
     out = draw([row(16, 4.0), row(32, 4.5), row(16, 4.0, extension="yarn"), row(32, 4.2, extension="yarn")])
     (line,) = [line for line in out.splitlines() if line.strip().startswith("yarn")]
     assert line.split() == ["yarn", "4.000", "4.200"]
+
+
+def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
+    rows = [row(16, 4.0, split="validation"), row(16, 4.1), row(32, 4.2), row(32, 4.3, checkpoint_step=0)]
+    out = " ".join(draw(rows, split="validation").split())
+    assert "on validation text" in out and "4.000" in out and "4.200" not in out and "4.300" not in out
+    assert "Not in this curve: test text at step 0 (1 rows), test text at step 1 (2 rows)." in out
+    out = draw(rows)
+    assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out
+    assert "validation text at step 1 (1 rows)" in " ".join(out.split())
+    assert "Not in this curve" not in draw(rows[1:3])

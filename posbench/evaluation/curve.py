@@ -1,13 +1,15 @@
 """The extrapolation curve of one run, drawn in the terminal with its numbers."""
 
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from posbench.evaluation import intervals
+from posbench.evaluation.headline import headline_split
 from posbench.runs.folder import load_config
-from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split
 from posbench.terminal import chart, console, exits, tables
 
 FLAT = 0.1  # nats per token: a curve that spans less looks flat
@@ -30,14 +32,20 @@ SERIES = {
 }
 
 
-def print_curves(folder: Path) -> None:
-    """Print a run's table and curve to stdout, and where everything lies."""
+def print_curves(folder: Path, split: str | None = None) -> None:
+    """Print a run's table and curve on one text to stdout, what else was evaluated, and where everything lies.
+
+    Args:
+        split: which text; None = that of the run's headline.
+    """
     out = console.stdout()
     plain = not console.carries_unicode(out)
     config = load_config(folder)
-    rows = evaluation_rows(folder)
+    known = evaluation_rows(folder)
+    split = split or headline_split(known, config)
+    rows = newest_of_split(known, split)
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
-    out.print(_table(rows, title, out))
+    out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
     for line in _not_learned(rows):
         out.print(line)
     series = [chart.Series(name, _points(rows, name), signs[plain], style) for name, (*signs, style) in SERIES.items()]
@@ -50,6 +58,8 @@ def print_curves(folder: Path) -> None:
         out.print("Documents were too short to be scored whole: windows run across them.")
     for line in _about_intervals(folder, rows):
         out.print(line)
+    for line in _left_out([row for row in known if row not in rows]):
+        out.print(line)
     out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
 
 
@@ -60,6 +70,13 @@ def _not_learned(rows: list[EvaluationRow]) -> list[str]:
         return []
     others = f"a bigram model of the training tokens has {row.bigram_nll:.3f} on the same targets"
     return [f"Not learned: {row.nll:.3f} nats at 1x, {others}."]
+
+
+def _left_out(rows: list[EvaluationRow]) -> list[str]:
+    """What was evaluated on another text or by an earlier checkpoint, which is another curve."""
+    counted = Counter((row.split, row.checkpoint_step) for row in rows)
+    each = [f"{split} text at step {step} ({number} rows)" for (split, step), number in sorted(counted.items())]
+    return [f"Not in this curve: {', '.join(each)}."] if each else []
 
 
 def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:

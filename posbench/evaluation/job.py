@@ -17,13 +17,13 @@ from posbench.evaluation import curve, picture
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.headline import headline_of
+from posbench.evaluation.headline import headline_of, headline_split
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.names import TOKENIZER
-from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.runs.rows import EvaluationRow, evaluation_rows, newest_of_split
 from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
@@ -48,7 +48,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     for folder, (settings, device, threads) in asked.items():
         try:
             evaluate_run(folder, settings, device, threads)
-            curve.print_curves(folder)
+            curve.print_curves(folder, settings.split)
         except PosbenchError as error:
             if len(asked) == 1 or isinstance(error, Stopped):
                 raise
@@ -148,7 +148,8 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
 def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
     """What draws a run's curve, when it is called."""
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
-    return lambda: picture.draw(rows, title)
+    own = newest_of_split(rows, headline_split(rows, config))
+    return lambda: picture.draw(own, title)
 
 
 def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:

@@ -143,6 +143,13 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     return list({row.key: row for row in rows if row}.values())
 
 
+def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
+    """Of rows those that may stand in one curve: of one split, by the newest checkpoint that was evaluated on it."""
+    own = [row for row in rows if row.split == split]
+    newest = max((row.checkpoint_step for row in own), default=0)
+    return [row for row in own if row.checkpoint_step == newest]
+
+
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
     """Blocks of `evaluation_blocks.jsonl` by the row that they belong to, of each row the last set."""
     sets: dict[BlocksKey, list[BlockRow]] = {}

@@ -42,7 +42,7 @@ def run(config: Config, folder: Path, command: list[str], restart: bool = False)
     console.log_to_terminal()
     machine.keep_freed_memory()
     train(config, folder, command, restart=restart)
-    curve.print_curves(folder)
+    curve.print_curves(folder, config.evaluation.split)
 
 
 def prepare(configs: list[Config]) -> None:
