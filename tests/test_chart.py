@@ -115,3 +115,8 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
     assert "4.100" in out and "4.200" in out and "4.000" not in out and "4.300" not in out
     assert "validation text at step 1 (1 rows)" in " ".join(out.split())
     assert "Not in this curve" not in draw(rows[1:3])
+
+
+def test_a_curve_of_a_run_that_is_not_finished_says_so(draw: Any) -> None:
+    assert "Not finished: evaluated as it stood after step 5 of 12." in draw([row(16, 4.0, checkpoint_step=5)])
+    assert "Not finished" not in draw([row(16, 4.0, checkpoint_step=12)])

@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import random
+import shutil
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -659,3 +660,12 @@ def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
     assert record["evaluate_seconds"] > before["evaluate_seconds"]
     *_, last = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
     assert last.endswith("the evaluation ended early: RuntimeError: the lights went out")
+
+
+def test_an_unfinished_run_is_evaluated_with_a_word_about_it(
+    trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = trained
+    shutil.rmtree(folder / "checkpoint" / "step-00000012")
+    evaluate_run(folder, config.evaluation)
+    assert "is not finished: it is evaluated as it stands after step 10 of 12" in caplog.text

@@ -127,6 +127,11 @@ class TrainingConfig:
         """Tokens that one update sees."""
         return self.train_length * self.batch_size * self.accumulation
 
+    @property
+    def steps(self) -> int:
+        """Updates all in all."""
+        return self.tokens // self.tokens_per_step
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:

@@ -46,7 +46,7 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     rows = newest_of_split(known, split)
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
-    for line in _not_learned(rows):
+    for line in [*_not_finished(rows, config.training.steps), *_not_learned(rows)]:
         out.print(line)
     series = [chart.Series(name, _points(rows, name), signs[plain], style) for name, (*signs, style) in SERIES.items()]
     if any(len(one.points) > 1 for one in series):
@@ -61,6 +61,11 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     for line in _left_out([row for row in known if row not in rows]):
         out.print(line)
     out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
+
+
+def _not_finished(rows: list[EvaluationRow], steps: int) -> list[str]:
+    done = max((row.checkpoint_step for row in rows), default=steps)
+    return [] if done >= steps else [f"Not finished: evaluated as it stood after step {done} of {steps}."]
 
 
 def _not_learned(rows: list[EvaluationRow]) -> list[str]:

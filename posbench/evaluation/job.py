@@ -76,6 +76,9 @@ def evaluate_run(
     machine.set_threads(threads or config.runtime.threads)
     with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
         run.log_to_file()
+        if step < config.training.steps:
+            told = "%s is not finished: it is evaluated as it stands after step %d of %d"
+            logger.warning(told, run.folder, step, config.training.steps)
         try:
             tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)

@@ -203,7 +203,7 @@ def progress(job: Job) -> tuple[int, float | None]:
 
 
 def total_steps(job: Job) -> int:
-    return job.config.training.tokens // job.config.training.tokens_per_step
+    return job.config.training.steps
 
 
 def nll_in_distribution(job: Job) -> float | None:

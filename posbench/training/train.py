@@ -115,7 +115,7 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
     """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
-    total = training.tokens // per_step
+    total = training.steps
     trained = checkpoint.weights_at(run.folder, total)
     if trained is not None:
         give_weights(learner.model, trained, run.folder)
