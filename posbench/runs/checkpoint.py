@@ -138,6 +138,16 @@ def state_at(folder: Path, step: int) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def newest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """Step and state of the newest checkpoint whose state verifies; None where there are no checkpoints.
+
+    Raises:
+        UserError: there are checkpoints and all are damaged.
+    """
+    found = _newest_verified(folder, (_STATE,))
+    return None if found is None else (found[0], json.loads(found[2][_STATE]))
+
+
 def keep_weights(folder: Path) -> int:
     """Of a finished run's checkpoints keep the weights of the newest that verifies; they are all that is still read.
 

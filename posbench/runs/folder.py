@@ -104,8 +104,12 @@ class Run:
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(self, device: str, dtype: str, threads: int) -> None:
-        """Record that this process starts to work on the run."""
+    def begin_attempt(self, device: str, dtype: str, threads: int, bit_exact: bool = True) -> None:
+        """Record that this process starts to work on the run.
+
+        Args:
+            bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
+        """
         from posbench.model import BLOCK
 
         attempt = {
@@ -116,6 +120,7 @@ class Run:
             "device": device,
             "dtype": dtype,
             "threads": threads,
+            "bit_exact": bit_exact,
             "steps": 0,
         }
         self.update(
@@ -193,7 +198,10 @@ class Run:
             "git": {"commit": None, "dirty": None},
         }
         if path.exists():
-            return {**new, **load_record(self.folder)}
+            held = load_record(self.folder)
+            attempts = held.get("attempts")
+            whole = isinstance(attempts, list) and all(isinstance(attempt, dict) for attempt in attempts)
+            return {**new, **held, "attempts": attempts if whole else []}
         files.write(path, json.dumps(new, indent=2).encode() + b"\n")
         return new
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -76,7 +76,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        run.begin_attempt(str(device), machine.dtype_name(dtype), threads)
+        where = _Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
+        run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / TOKENIZER)
         run.update(
@@ -86,7 +87,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         )
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
-        step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker)
+        step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker, where)
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device)
         run.finish("done")
         if config.runtime.clean:
@@ -111,7 +112,48 @@ def _batches(tokens: Tokens, config: Config) -> TrainingBatches:
     return TrainingBatches(tokens.train, training.train_length, per_step, config.seed)
 
 
-def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Config, run: Run, tracker: Tracker) -> int:
+def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
+    """Whether what is left of the training is computed as what was done of it; where it is not, a warning says so.
+
+    Raises:
+        UserError: it would go on in another precision.
+    """
+    found = checkpoint.newest_state(run.folder)
+    if found is None or found[0] >= config.training.steps:
+        return True
+    step, state = found
+    trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
+    before = {**next(trained, {}), **state}  # checkpoints of earlier versions do not say it
+    was, now = before.get("dtype", here["dtype"]), here["dtype"]
+    if was != now:
+        raise UserError(
+            f"{run.folder} was trained in {was} up to step {step}, here it would go on in {now}: continue it on a "
+            f"machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
+        )
+    names: list[Literal["device", "threads"]] = ["device", "threads"] if here["device"] == "cpu" else ["device"]
+    changed = [f"{name} {before[name]} -> {here[name]}" for name in names if before.get(name, here[name]) != here[name]]
+    if changed:
+        logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
+    return not changed
+
+
+class _Where(TypedDict):
+    """What an attempt computes on and in."""
+
+    device: str
+    dtype: str
+    threads: int
+
+
+def _fit(
+    learner: Learner,
+    batches: TrainingBatches,
+    tokens: Tokens,
+    config: Config,
+    run: Run,
+    tracker: Tracker,
+    where: _Where,
+) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
@@ -137,7 +179,8 @@ def _fit(learner: Learner, batches: TrainingBatches, tokens: Tokens, config: Con
         tracker.metrics(row)
 
     def save() -> None:
-        state = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
+        state: dict[str, Any] = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
+        state |= where
         state["peak_memory_bytes"] = spent.most_memory(learner.device)
         checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
