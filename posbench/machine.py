@@ -6,10 +6,14 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import RunFailed, UserError, did_you_mean
+
+MEMORY = "POSBENCH_MEMORY_GIB"  # environment variable: what may be used, where the machine says something else
 
 
 def resolve(name: str) -> torch.device:
@@ -81,6 +85,63 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no block by a mapping of its own
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap
+
+
+def memory_limit(device: str) -> tuple[int, str] | None:
+    """Bytes that a device has in all, or that this process may use of them, and who says so; None: not known.
+
+    Raises:
+        UserError: the environment variable `MEMORY` is no number.
+    """
+    if asked := os.environ.get(MEMORY):
+        try:
+            return int(float(asked) * 2**30), MEMORY
+        except (ValueError, OverflowError):
+            raise UserError(f"{MEMORY} is '{asked}': expected a number of GiB, such as 64") from None
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[1], "memory of the GPU"
+    with contextlib.suppress(ValueError, OSError):
+        limits = [(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "memory of the machine")]
+        limits += [(limit, "limit of its cgroup") for limit in _cgroup_limits()]
+        limits += [(resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v")]
+        return min(limit for limit in limits if limit[0] > 0)  # RLIM_INFINITY is -1
+    return None
+
+
+def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Limits on memory of the control groups that this process is in, of either version, in bytes."""
+    found = []
+    for line in own.read_text(encoding="utf-8").splitlines() if own.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        top, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
+        if controllers not in ("", "memory"):
+            continue
+        at = top / path.strip("/")
+        for folder in (at, *at.parents):
+            with contextlib.suppress(OSError, ValueError):  # `max`, or no such group in this container
+                found.append(int((folder / name).read_text(encoding="ascii")))
+            if folder == top:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def out_of_memory_as_failure(hint: str) -> Iterator[None]:
+    """Turn what torch and Python say of no memory into the one line that a run ends with.
+
+    Args:
+        hint: what may fit.
+
+    Raises:
+        RunFailed: reason `oom`.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        said = str(error).splitlines()[0] if str(error) else "no room"
+        raise RunFailed(f"out of memory: {said}; {hint} may fit", reason="oom") from error
 
 
 def reset_peak_memory(device: torch.device) -> None:

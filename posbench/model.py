@@ -19,6 +19,7 @@ from posbench.attention.dispatch import attention
 from posbench.attention.reference import narrower
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
+from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.rms_norm import RMSNorm
@@ -176,7 +177,7 @@ class _Heads(torch.autograd.Function):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hidden = config.d_ff or 4 * config.d_model
+        hidden = hidden_width(config)
         self.up = nn.Linear(config.d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, config.d_model, bias=False)
 
@@ -188,8 +189,7 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        # 8/3 of the width gives three matrices the parameters of the GELU block's two; rounded to a multiple of 32.
-        hidden = config.d_ff or math.ceil(config.d_model * 8 / 3 / 32) * 32
+        hidden = hidden_width(config)
         self.gate = nn.Linear(config.d_model, hidden, bias=False)
         self.up = nn.Linear(config.d_model, hidden, bias=False)
         self.down = nn.Linear(hidden, config.d_model, bias=False)

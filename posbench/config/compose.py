@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
+from posbench.config import size
 from posbench.config.data_only import refuse_code, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
@@ -483,4 +484,5 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 
 def _check_encoding(config: Config) -> None:
     """Build the encoding at the model's shape, so that its options are checked where they are declared."""
-    encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    if size.fits(config):  # else the run is refused where it runs
+        encodings.build(config.encoding.name, shape_of(config), config.encoding.options)

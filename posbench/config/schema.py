@@ -17,6 +17,7 @@ from posbench.errors import UserError
 
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
+MOST_THREADS = 1024  # of a CPU; OpenMP ends the process where the system does not give it as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +202,8 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
         at_least(1, self, "runtime", "threads", *every)
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise UserError(f"runtime.threads is {self.threads}: expected at most {MOST_THREADS}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 
 from posbench import encodings
+from posbench.config import size
 from posbench.config.schema import Config
 from posbench.config.shape import shape_of
 from posbench.errors import Undefined
@@ -23,7 +24,7 @@ def check(config: Config) -> None:
     """
     for name in config.evaluation.tasks:
         probes.of(name, [], 1, 1)
-    if config.evaluation.extensions:
+    if config.evaluation.extensions and size.fits(config):  # else the run is refused where it runs
         _check_extensions(config)
     if config.evaluation.reference is not None:
         load_config(pathlib.Path(config.evaluation.reference))

@@ -3,11 +3,13 @@
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from posbench import machine
+from posbench.config import size
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data import tokens as data
@@ -23,12 +25,13 @@ from posbench.model import GPT, build
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.names import TOKENIZER
-from posbench.runs.rows import EvaluationRow, evaluation_rows, newest_of_split
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split
 from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
+Measured = tuple[EvaluationRow, list[BlockRow]]
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
@@ -70,9 +73,10 @@ def evaluate_run(
             configuration gives now, or the settings cannot be met.
     """
     config = dataclasses.replace(load_config(folder), evaluation=settings)
+    chosen = machine.resolve(device or config.runtime.device)
+    size.refuse_too_large(config, str(chosen), training=False)
     check(config)
     step, weights = checkpoint.load_model(folder)
-    chosen = machine.resolve(device or config.runtime.device)
     machine.set_threads(threads or config.runtime.threads)
     with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
         run.log_to_file()
@@ -128,7 +132,7 @@ def evaluate_into(
     )
     started, n_rows = time.monotonic(), 0
     try:
-        for row, blocks in evaluate(asked, evaluation_rows(run.folder)):
+        for row, blocks in _within_memory(evaluate(asked, evaluation_rows(run.folder))):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
@@ -138,6 +142,11 @@ def evaluate_into(
         run.update(evaluate_seconds=round(seconds, 3))
         show_results(run.folder, config, tracker)
     return n_rows
+
+
+def _within_memory(rows: Iterator[Measured]) -> Iterator[Measured]:
+    with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
+        yield from rows
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:
@@ -167,6 +176,7 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
     config, record = load_config(folder), load_record(folder)
     if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
         raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
+    size.refuse_too_large(config, str(subject.device), training=False)
     step, weights = checkpoint.load_model(folder)
     return dataclasses.replace(
         subject,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from posbench.config import size
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
@@ -32,8 +33,10 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
     """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode.
 
     Raises:
-        UserError: no checkpoint, none that is complete, or weights that are not of this configuration.
+        UserError: no checkpoint, none that is complete, weights that are not of this configuration, or a model that
+            this machine cannot hold.
     """
+    size.refuse_too_large(config, "cpu", training=False)
     _, weights = checkpoint.load_model(folder)
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     give_weights(model, weights, folder)

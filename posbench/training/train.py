@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
+from posbench.config import size
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data import tokens as data
 from posbench.data.batches import TrainingBatches, validation_batches
@@ -59,11 +60,12 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
+    device = machine.resolve(config.runtime.device)
+    size.refuse_too_large(config, str(device), training=True)
     check(config)
     check_objective(config)
     if not restart:
         held_config(folder, config)  # refuses another run's folder
-    device = machine.resolve(config.runtime.device)
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
     with kept() as logged:  # the text comes first: a mistake in it leaves no folder behind
@@ -78,7 +80,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         where = _Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
         run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
-        model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+        with machine.out_of_memory_as_failure("a smaller model"):
+            model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / TOKENIZER)
         run.update(
             data=tokens.record,
@@ -87,7 +90,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         )
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
-        step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker, where)
+        with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
+            step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker, where)
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device)
         run.finish("done")
         if config.runtime.clean:
@@ -308,7 +312,7 @@ class _Spent:
 
 @contextlib.contextmanager
 def _failures_recorded(run: Run) -> Iterator[None]:
-    """Write into run.json how the run ended, whatever it was, and turn out-of-memory into its one line."""
+    """Write into run.json how the run ended, whatever it was."""
     try:
         yield
     except Stopped as error:
@@ -321,15 +325,5 @@ def _failures_recorded(run: Run) -> Iterator[None]:
         run.finish("failed", error.reason, str(error))
         raise
     except Exception as error:
-        if not _out_of_memory(error):
-            run.finish("failed", "error", str(error))
-            raise
-        message = f"out of memory: {str(error).splitlines()[0] if str(error) else 'no room'}; a smaller batch may fit"
-        run.finish("failed", "oom", message)
-        raise RunFailed(message, reason="oom") from error
-
-
-def _out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's words on a CPU
+        run.finish("failed", "error", str(error))
+        raise
