@@ -669,3 +669,38 @@ def test_an_unfinished_run_is_evaluated_with_a_word_about_it(
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
     evaluate_run(folder, config.evaluation)
     assert "is not finished: it is evaluated as it stands after step 10 of 12" in caplog.text
+
+
+def spoilt(lines: list[str], how: str) -> list[str]:
+    first = [line for line in lines if json.loads(line)["protocol"] == "nonoverlap"]
+    match how:
+        case "gone":
+            return lines[:-5]
+        case "damaged":
+            return [*lines[:3], "\x00" * 40, *lines[4:]]
+        case "flipped":
+            return [*lines[:-1], lines[-1].replace('"nll_sum": ', '"nll_sum": 1')]
+        case "double":  # killed between the blocks and their row
+            return [*lines, *first]
+        case _:  # of a row that was never written
+            return [*lines, *(line.replace('"length": ', '"length": 9') for line in first)]
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "flipped", "double", "no row"])
+def test_blocks_that_are_damaged_or_double_are_said_and_made_again(
+    trained: tuple[Config, pathlib.Path], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = trained
+    path, before, blocks = folder / "evaluation_blocks.jsonl", evaluation_rows(folder), evaluation_blocks(folder)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("".join(f"{line}\n" for line in spoilt(lines, how)), encoding="utf-8")
+    evaluate_run(folder, config.evaluation)
+    assert "evaluation_blocks.jsonl" in caplog.text
+    assert ("lack blocks: computed again" in caplog.text) == (how in ("gone", "damaged", "flipped"))
+    assert sorted(path.read_text(encoding="utf-8").splitlines()) == sorted(lines)  # for any reader
+    assert evaluation_blocks(folder) == blocks and [row.nll for row in evaluation_rows(folder)] == [
+        row.nll for row in before
+    ]
+    caplog.clear()
+    evaluate_run(folder, config.evaluation)
+    assert "evaluation_blocks.jsonl" not in caplog.text

@@ -458,3 +458,22 @@ def test_a_run_that_goes_on_with_other_threads_says_so_and_is_marked(
     train(config, tmp_path / "run", [])
     assert "continuing with threads 1 -> 3: the weights will not be those of an uninterrupted run" in caplog.text
     assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
+
+
+@pytest.mark.parametrize("left", [0, 100, None])
+def test_metrics_that_were_lost_are_said(
+    config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    left: int | None,
+) -> None:
+    stop_after(7, config, tmp_path / "run", monkeypatch)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    if left is None:
+        metrics.unlink()
+    else:
+        os.truncate(metrics, left)
+    train(config, tmp_path / "run", [])
+    assert "metrics.jsonl is gone" in caplog.text or "metrics.jsonl has lost" in caplog.text
+    assert losses(tmp_path / "run")[-1][0] == STEPS

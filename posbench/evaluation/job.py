@@ -132,7 +132,7 @@ def evaluate_into(
     )
     started, n_rows = time.monotonic(), 0
     try:
-        for row, blocks in _within_memory(evaluate(asked, evaluation_rows(run.folder))):
+        for row, blocks in _within_memory(evaluate(asked, run.whole_rows())):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))

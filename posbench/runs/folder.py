@@ -24,8 +24,9 @@ from posbench.runs.lock import moved_aside, take
 from posbench.runs.log import LogFile, OneLine, heard
 from posbench.runs.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
 from posbench.runs.redaction import redact, secret_keys
-from posbench.runs.rows import BlockRow, EvaluationRow
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, parted_blocks
 
+logger = logging.getLogger(__name__)
 _SCHEMA = 1  # of run.json and the files beside it
 _LARGEST_RECORD = 2**24  # bytes; ten thousand attempts have a third of it
 
@@ -224,10 +225,26 @@ class Run:
         """Drop what was logged after a checkpoint, since it will be logged again; half lines go too."""
         path = self.folder / METRICS
         if not path.exists():
+            if offset:
+                logger.warning("%s is gone: its curve begins at the checkpoint", path)
             return
         with open(path, "r+b") as file:
-            file.truncate(min(offset, file.seek(0, os.SEEK_END)))
+            size = file.seek(0, os.SEEK_END)
+            if size < offset:
+                told = "%s has lost %s bytes of what was logged before the checkpoint: its curve has a gap"
+                logger.warning(told, path, f"{offset - size:,}")
+            file.truncate(min(offset, size))
             drop_half_line(file)
+
+    def whole_rows(self) -> list[EvaluationRow]:
+        """The rows whose blocks are all there; of blocks, what is double, damaged or of no such row is dropped."""
+        rows, blocks, dropped = parted_blocks(self.folder)
+        if dropped:
+            logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
+            files.write(self.folder / BLOCKS, blocks)
+        if lacking := len(evaluation_rows(self.folder)) - len(rows):
+            logger.warning("%s rows of %s lack blocks: computed again", lacking, self.folder / EVALUATION)
+        return rows
 
     def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
         """Append a row and its blocks, in order: the blocks first, so that a row vouches for its blocks."""

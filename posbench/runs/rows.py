@@ -6,6 +6,8 @@ another type is None. A line without what places a row (its key, length ratio or
 
 import dataclasses
 import functools
+import json
+import math
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -154,14 +156,53 @@ def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
     """Blocks of `evaluation_blocks.jsonl` by the row that they belong to, of each row the last set."""
     sets: dict[BlocksKey, list[BlockRow]] = {}
     for line in read_jsonl(folder / BLOCKS):
-        values, block = _values(RowKey, line), BlockRow.from_json(line)
-        if values is None:
+        belongs_to, block = _row_of(line), BlockRow.from_json(line)
+        if belongs_to is None:
             continue
-        belongs_to = RowKey(**values), _text(line.get("targets_sha256"))
         if block.block == 0:
             sets[belongs_to] = []
         sets.setdefault(belongs_to, []).append(block)
     return sets
+
+
+def _row_of(block: Mapping[str, Any]) -> BlocksKey | None:
+    """The row that a line of `evaluation_blocks.jsonl` belongs to."""
+    values = _values(RowKey, block)
+    return None if values is None else (RowKey(**values), _text(block.get("targets_sha256")))
+
+
+def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
+    """Rows whose blocks are all there, `evaluation_blocks.jsonl` as it should be, and how many of its lines go.
+
+    A kill leaves blocks twice or without a row; a disk or an editor leaves lines that are damaged, cut or gone.
+    """
+    path = folder / BLOCKS
+    raw = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    sets: dict[BlocksKey | None, list[tuple[bytes, BlockRow]]] = {}
+    for text in raw:
+        try:
+            line = json.loads(text)
+            belongs_to, block = _row_of(line), BlockRow.from_json(line)
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        if block.block == 0 and belongs_to is not None:
+            sets.pop(belongs_to, None)
+        sets.setdefault(belongs_to, []).append((text, block))
+    rows = [row for row in evaluation_rows(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
+    known = {row.blocks_key for row in rows} | {None}
+    kept = [text for key, lines in sets.items() if key in known for text, _ in lines]
+    return rows, b"".join(kept), len(raw) - len(kept)
+
+
+def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
+    """Whether these are a row's blocks: as many as it says, and of its mean. One without a number has none."""
+    if not row.measured or row.n_blocks is None:
+        return True
+    sums, counts = [one.nll_sum for one in blocks], [one.n_tokens for one in blocks]
+    if len(blocks) != row.n_blocks or None in sums or None in counts:
+        return False
+    mean = sum(filter(None, sums)) / max(1, sum(filter(None, counts)))
+    return math.isclose(mean, row.nll or 0.0, rel_tol=1e-6, abs_tol=1e-9)
 
 
 # -- reading what may be anything --------------------------------------------------------------------------------------
