@@ -22,17 +22,20 @@ from support import snapshot
 
 import posbench.training.train
 from posbench import machine
+from posbench.cli import doctor
+from posbench.comparison import load
 from posbench.config.schema import Config, to_container
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import prepare
-from posbench.errors import RunFailed, UserError
+from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
 from posbench.model import GPT, build
 from posbench.runs import tracking
 from posbench.runs.checkpoint import load_model
+from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
-from posbench.training.signals import stop_signals
+from posbench.training.signals import ended_in_words, stop_signals
 from posbench.training.step import learning_rate, optimizer_for
 from posbench.training.train import VALIDATION_BLOCKS, train
 
@@ -477,3 +480,52 @@ def test_metrics_that_were_lost_are_said(
     train(config, tmp_path / "run", [])
     assert "metrics.jsonl is gone" in caplog.text or "metrics.jsonl has lost" in caplog.text
     assert losses(tmp_path / "run")[-1][0] == STEPS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    plain = posbench.training.train.update
+
+    def signalled(learner: Any, batch: Any, at: int, rate: float) -> tuple[float, float]:
+        if at == 6:
+            signal.raise_signal(number)
+        return plain(learner, batch, at, rate)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"{number.name} after step 7; saved") as caught:
+        patch.setattr("posbench.training.train.update", signalled)
+        train(config, tmp_path / "run", [])
+    assert caught.value.exit_code == 128 + number
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"stopped by {number.name}"):
+        patch.setattr("posbench.training.train.evaluate_into", lambda *_: signal.raise_signal(number))
+        train(config, tmp_path / "run", [])
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["reason"]) == ("stopped", "signal")
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_someone_handles_is_left_to_them(config: Config, tmp_path: pathlib.Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stop_signals() as received, ended_in_words():
+            signal.raise_signal(signal.SIGHUP)
+        assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "outputs" / "study" / "run"
+    train(config, folder, [])
+    record = record_of(folder) | {"status": "running"}
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    assert load.read(folder).outcome == "died"
+    monkeypatch.chdir(tmp_path)
+    assert doctor.report()["runs_in_outputs"] == {"died": "1"}
+    with Run.open(folder, config, None):
+        assert load.read(folder).outcome == "running"
+        assert doctor.report()["runs_in_outputs"] == {"running": "1"}

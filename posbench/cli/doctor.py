@@ -1,16 +1,19 @@
 """`posbench doctor`: what a bug report needs. It names no secret, no user and no host."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import posbench
 from posbench.config.shipped import configs_dir
+from posbench.errors import UserError
 
 _PACKAGES = (
     "torch", "typer", "hydra-core", "omegaconf", "pydantic", "datasets", "tokenizers", "safetensors", "numpy",
@@ -56,6 +59,7 @@ def report() -> dict[str, Any]:
         "cache": _short(cache_folder(None)),
         "configs": _short(configs_dir()),
         "configs_found": len(list(configs_dir().rglob("*.yaml"))),
+        "runs_in_outputs": _runs() or None,
         "terminal": f"{'yes' if sys.stdout.isatty() else 'no'}, {sys.stdout.encoding}",
     }
 
@@ -93,6 +97,20 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError):
         return None
+
+
+def _runs() -> dict[str, str]:
+    """How many runs of ./outputs there are of each status; `died`: killed before it could say so."""
+    from posbench.runs.finding import run_folders
+    from posbench.runs.folder import load_record
+    from posbench.runs.lock import died
+
+    counted: Counter[str] = Counter()
+    with contextlib.suppress(UserError, OSError):
+        for folder in run_folders([Path("outputs")]):
+            status = str(load_record(folder).get("status"))
+            counted["died" if status == "running" and died(folder) else status] += 1
+    return {status: str(number) for status, number in counted.most_common()}
 
 
 def _wandb_mode() -> str:

@@ -20,6 +20,7 @@ from posbench.evaluation.headline import Levels, headline_split, levels_of
 from posbench.runs import jsonl
 from posbench.runs.folder import load_config, load_record
 from posbench.runs.jsonl import number
+from posbench.runs.lock import died
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows
 from posbench.terminal.exits import spelt_out
@@ -53,7 +54,7 @@ class RunData:
 
     @property
     def outcome(self) -> str:
-        """done, running, stopped, or why it failed."""
+        """done, running, stopped, died (killed before it could say so), or why it failed."""
         status, reason = self.record.get("status"), self.record.get("reason")
         return str(reason or status) if status == "failed" else str(status)
 
@@ -115,6 +116,8 @@ def read(folder: Path) -> RunData:
     """
     rows = evaluation_rows(folder)
     config, record = load_config(folder), load_record(folder)
+    if record.get("status") == "running" and died(folder):
+        record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
     return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, evaluation_blocks(folder), config))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Columns before what was measured. `label` is the encoding with the options that tell it from the others, `data` the
-# sha256 of the text, `status` done, running, stopped or why it failed.
+# sha256 of the text, `status` done, running, stopped, died or why it failed.
 _KNOWN = (
     "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
     "data",

@@ -29,6 +29,18 @@ def in_use(folder: Path) -> bool:
     return False
 
 
+def died(folder: Path) -> bool:
+    """Whether a run whose record says `running` has no owner any more. Where locks do not work, that is not known."""
+    try:
+        with open(folder / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:  # a copy
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def take(folder: Path) -> int:
     """Own a folder, created if missing: the descriptor of its locked `.lock`. The system frees a dead owner's lock."""
     while True:

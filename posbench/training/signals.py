@@ -1,14 +1,19 @@
-"""SIGINT and SIGTERM, collected so that what is running can save itself first."""
+"""Signals that would end a process: collected so that training can save itself first, or ending it in its own words."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+from posbench.errors import Stopped
+
+# They end a process that says nothing about them: whoever handles or ignores one (nohup, a launcher) goes on doing so.
+_UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
 def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM as they come; outside of the main thread none come.
+    """Collects SIGINT, SIGTERM and others that would end the process as they come; none outside of the main thread.
 
     Args:
         second_interrupts: a SIGINT after the first signal raises KeyboardInterrupt instead.
@@ -20,14 +25,39 @@ def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    handled = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {number: signal.signal(number, on_signal) for number in handled}
-    except ValueError:  # not the main thread: whoever owns it owns the signals
+    with _handled((signal.SIGINT, signal.SIGTERM, *_ending()), on_signal):
         yield received
+
+
+@contextlib.contextmanager
+def ended_in_words() -> Iterator[None]:
+    """Where there is nothing to save, a signal that would end the process without a word raises instead.
+
+    Raises:
+        Stopped: SIGTERM, or another of them, came.
+    """
+    with _handled((signal.SIGTERM, *_ending()), _stop):
+        yield
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    name = signal.Signals(number).name
+    raise Stopped(number, f"stopped by {name}; what was computed is kept, the same command continues")
+
+
+def _ending() -> list[signal.Signals]:
+    return [number for number in _UNLESS_HANDLED if signal.getsignal(number) in (signal.SIG_DFL, _stop)]
+
+
+@contextlib.contextmanager
+def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    try:
+        before = {number: signal.signal(number, handler) for number in numbers}
+    except ValueError:  # not the main thread: whoever owns it owns the signals
+        yield
         return
     try:
-        yield received
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

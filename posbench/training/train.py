@@ -37,7 +37,7 @@ from posbench.runs.tracking import Tracker
 from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
-from posbench.training.signals import stop_signals
+from posbench.training.signals import ended_in_words, stop_signals
 from posbench.training.step import Learner, learner_for, learning_rate, update
 
 logger = logging.getLogger(__name__)
@@ -68,13 +68,14 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads)
-    with kept() as logged:  # the text comes first: a mistake in it leaves no folder behind
+    with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     batches = _batches(tokens, config)
     with (
         Run.open(folder, config, command, restart=restart) as run,
         tracking.mirror(config, run) as tracker,
         _failures_recorded(run),
+        ended_in_words(),
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
