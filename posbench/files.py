@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from posbench.errors import RunFailed, UserError
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
+_LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # at a lock that is waited for
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -126,6 +128,9 @@ def lock(path: Path, wait: bool = False) -> int:
 
     Some network file systems have no locks: there a warning is logged, and the descriptor holds nothing.
 
+    Args:
+        wait: for whoever holds it, as long as it takes; who that is, is logged every minute.
+
     Raises:
         BlockingIOError: another process holds it, and this one shall not wait for it.
         UserError: it is a symbolic link, which is not followed, or no file.
@@ -133,14 +138,35 @@ def lock(path: Path, wait: bool = False) -> int:
     """
     refuse_unusual(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    except OSError as error:
-        logger.warning("%s cannot be locked (%s): make sure that no other process uses it", path.parent, error.strerror)
-    return descriptor
+    waits, tell_at = 0, 10
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                os.close(descriptor)
+                raise
+            waits += 1
+            if waits == tell_at:
+                tell_at += round(_TELL_EVERY_SECONDS / _LOOK_EVERY_SECONDS)
+                logger.info("waiting for %s, which holds %s", _holder(descriptor), path)
+            time.sleep(_LOOK_EVERY_SECONDS)
+            continue
+        except OSError as error:
+            told = "%s cannot be locked (%s): make sure that no other process uses it"
+            logger.warning(told, path.parent, error.strerror)
+        return descriptor
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock of an open file, by Linux's table of locks."""
+    is_file = f":{os.fstat(descriptor).st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 08:01:1234 0 EOF
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(is_file):
+                return f"process {words[4]}"
+    return "another process, perhaps of another machine"
 
 
 @contextlib.contextmanager

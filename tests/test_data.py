@@ -29,6 +29,7 @@ import tokenizers
 import torch
 import yaml
 
+from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import batches, corpus, hub, reading, tokenizer, tokens
 from posbench.errors import UserError
@@ -1017,6 +1018,19 @@ def test_a_damaged_cache_is_made_again(
     assert "is damaged" in caplog.text
     assert np.array_equal(after.train.ids, expected)
     assert after.record == before.record
+
+
+def test_whoever_holds_the_lock_of_a_cache_is_named_while_it_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(2)"
+    command = [sys.executable, "-c", code, str(tmp_path / "key.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout and holder.stdout.readline()
+        caplog.set_level(logging.INFO, "posbench")
+        os.close(files.lock(tmp_path / "key.lock", wait=True))
+        assert holder.wait() == 0
+    assert f"waiting for process {holder.pid}, which holds {tmp_path / 'key.lock'}" in caplog.text
 
 
 def test_a_cache_on_a_file_system_without_locks_is_used_with_a_warning(
