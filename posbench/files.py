@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from posbench.errors import RunFailed, UserError
+from posbench.errors import PosbenchError, RunFailed, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,11 @@ def lock(path: Path, wait: bool = False) -> int:
         OSError: it cannot be opened.
     """
     refuse_unusual(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with full_disk_as_failure(path):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except PermissionError:  # another user's, of a folder that is shared: enough to lock it
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     waits, tell_at = 0, 10
     while True:
         try:
@@ -170,20 +174,36 @@ def _holder(descriptor: int) -> str:
 
 
 @contextlib.contextmanager
-def full_disk_as_failure(path: Path, needed: int) -> Iterator[None]:
+def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn the system's "no space" into the one line that a run ends with.
+
+    Args:
+        needed: bytes; None: not known.
 
     Raises:
         RunFailed: reason `disk`, naming the path, the bytes needed and the bytes free.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
+    except PosbenchError:
+        raise
+    except Exception as error:
+        full = _no_room(error)
+        if full is None:
             raise
-        free = shutil.disk_usage(path.parent).free
+        there = next(folder for folder in path.absolute().parents if folder.is_dir())
+        need = "" if needed is None else f"{needed:,} bytes needed, "
         raise RunFailed(
-            f"no room to write {path} ({error.strerror}): {needed:,} bytes needed, {free:,} free; "
+            f"no room to write {path} ({full.strerror}): {need}{shutil.disk_usage(there).free:,} free; "
             "free some space and run the same command again",
             reason="disk",
         ) from error
+
+
+def _no_room(error: BaseException | None) -> OSError | None:
+    """The system's "no space" in what an error came from; libraries wrap it in errors of their own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -835,3 +835,18 @@ def test_a_log_that_nobody_reads_stops_no_work() -> None:
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)
     (run,) = runs()
     assert json.loads((Path("outputs/demo") / run / "run.json").read_text())["status"] == "done"
+
+
+# -- what may not be written -------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_cannot_be_written_are_one_line_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("runtime.outputs=text.txt") == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: text.txt/demo/rope-s0-")
+    told = "Not a directory: posbench needs to read or write it; a file stands where a folder is expected, move it away"
+    assert line.endswith(told)
+    refused = PermissionError(13, "Permission denied", "/data/outputs")
+    assert exits.report(refused) == 2
+    told = "/data/outputs: Permission denied: posbench needs to read or write it; change its rights, or choose another"
+    assert told in error_line(capsys)

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -28,11 +29,12 @@ import support
 import tokenizers
 import torch
 import yaml
+from disks import small_disk
 
 from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import batches, corpus, hub, reading, tokenizer, tokens
-from posbench.errors import UserError
+from posbench.errors import RunFailed, UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 STRANGE = (
@@ -1167,3 +1169,56 @@ def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
     assert len({i for row in read(12) for i in row}) == 12 * 16
     assert read(12)[0][0] == 0 and read(12)[-1][-1] > 900
     assert len(read(10_000)) == 999 // 16
+
+
+# -- what a disk, a user or a stranger can do to them -----------------------------------------------------------------
+
+
+def text_config(folder: Path, characters: int = 3000) -> DataConfig:
+    (folder / "text.txt").write_text("words of a text. " * (characters // 17), encoding="utf-8")
+    return config(path=folder / "text.txt", tokenizer="bytes")
+
+
+def test_a_full_disk_under_the_cache_names_the_place_and_the_need(tmp_path: Path) -> None:
+    settings = text_config(tmp_path, 400_000)
+    with small_disk(tmp_path / "disk", "300k") as disk, pytest.raises(RunFailed) as caught:
+        tokens.prepare(settings, disk)
+    told = rf"no room to write {disk}/tokens/\w+ \(No space left on device\): [\d,]+ bytes needed, [\d,]+ free"
+    assert re.match(told, str(caught.value)) and caught.value.reason == "disk"
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"files": 3}', '{"files": {}, "record": 3}'])
+def test_a_cache_entry_of_another_type_is_made_again(tmp_path: Path, text: str) -> None:
+    settings = text_config(tmp_path)
+    made = tokens.prepare(settings, tmp_path / "cache")
+    (folder,) = (path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir())
+    (folder / "meta.json").write_text(text)
+    assert tokens.prepare(settings, tmp_path / "cache").record == made.record
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    assert tokens.prepare(settings, tmp_path / "cache").record == made.record
+
+
+def test_a_cache_whose_tokens_cannot_be_written_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tokens").write_text("not a folder")
+    assert tokens.cache_folder(str(tmp_path)) != tmp_path
+    assert "cannot be written" in caplog.text
+
+
+def test_a_text_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = text_config(tmp_path)
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "sha256", refused)
+    with pytest.raises(UserError, match=r"the text .*text\.txt cannot be read: Permission denied"):
+        tokens.prepare(settings, tmp_path / "cache")
+
+
+def test_a_text_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
+    settings = text_config(tmp_path)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/texts/caf\xe9.txt"))
+    odd.parent.mkdir()
+    shutil.copy(tmp_path / "text.txt", odd)
+    assert tokens.prepare(dataclasses.replace(settings, path=str(odd.parent)), tmp_path / "cache").record["sha256"]

@@ -529,3 +529,14 @@ def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
     with Run.open(folder, config, None):
         assert load.read(folder).outcome == "running"
         assert doctor.report()["runs_in_outputs"] == {"running": "1"}
+
+
+def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise RunFailed("no room to write run.json", reason="disk")
+
+    monkeypatch.setattr(Run, "finish", no_room)
+    stop_after(3, config, tmp_path / "run", monkeypatch)  # raises what ended it
+    assert "run.json still says 'running': no room to write run.json" in caplog.text

@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ class Source:
     files: dict[str, dict[str, Path]]  # split -> name -> file
     revision: str | None
     digest: str  # over the names and bytes of the files, or the hub's names and commit
+
+    @property
+    def size(self) -> int | None:
+        """Bytes that its tokens take at most, as each byte is one of two bytes; None where the text is not here."""
+        paths = [path for names in self.files.values() for path in names.values()]
+        return 2 * sum(path.stat().st_size for path in paths) if paths else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +84,15 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     else:
         found = _local_files(config)
     each = ((split, name, path) for split, names in found.items() for name, path in names.items())
-    parts = (part for s, name, path in each for part in (s.encode(), name.encode(), files.sha256(path)))
+    parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path)))
     return Source(found, None, _digest(parts))
+
+
+def _sha256(path: Path) -> bytes:
+    try:
+        return files.sha256(path)
+    except OSError as error:
+        raise UserError(f"data.path: the text {path} cannot be read: {error.strerror}") from None
 
 
 def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Corpus:

@@ -60,16 +60,19 @@ def prepare(config: DataConfig, cache: Path) -> Tokens:
 
     Raises:
         UserError: there is no such text or tokenizer, or it cannot be read.
+        RunFailed: no room in the cache (reason `disk`).
     """
     own, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer)
     source = corpus.locate(config, cache / "revisions")
     folder = cache / "tokens" / _key(config, source, own)[:16]
     added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with files.full_disk_as_failure(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_name(f"{folder.name}.lock")):
         made = _kept(folder, added)
         if made is None:
-            _write(config, source, own, folder)
+            with files.full_disk_as_failure(folder, source.size):
+                _write(config, source, own, folder)
             made = _open(folder, added)
     told = "data '%s': %s training tokens, sha256 of the text %s"
     logger.info(told, config.name, f"{len(made.train.ids):,}", made.record["sha256"][:12])
@@ -82,9 +85,9 @@ def _kept(folder: Path, added: dict[str, Any]) -> Tokens | None:
         return None
     try:
         return _open(folder, added)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("token cache %s is damaged (%s): making it again", folder, error)
-        shutil.rmtree(folder)
+        files.delete(folder)
         return None
 
 
@@ -106,8 +109,8 @@ def cache_folder(setting: str | None) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(setting).expanduser() if setting else Path(home).expanduser() / "posbench"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        (folder / "tokens").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / "tokens"):
             return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         aside = Path(tempfile.mkdtemp(prefix="posbench-"))

@@ -44,7 +44,8 @@ def died(folder: Path) -> bool:
 def take(folder: Path) -> int:
     """Own a folder, created if missing: the descriptor of its locked `.lock`. The system frees a dead owner's lock."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        with files.full_disk_as_failure(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         path = folder / LOCK
         try:
             descriptor = files.lock(path)
@@ -56,8 +57,9 @@ def take(folder: Path) -> int:
             break
         os.close(descriptor)  # an owner moved the folder aside between opening and locking
     owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now()}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, owner, 0)
+    with files.full_disk_as_failure(path, len(owner)):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner, 0)
     return descriptor
 
 

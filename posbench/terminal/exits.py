@@ -3,6 +3,7 @@
 0 success, 2 the user's mistake, 1 a failed run, 128 + n for signal n. A traceback is shown only with --debug.
 """
 
+import errno
 import io
 import logging
 import os
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug, for the processes that a command starts
+_OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
+_NO_ACCESS = {  # errors of the system that are about the user's files, and what to do
+    errno.EACCES: _OTHER_PLACE,
+    errno.EPERM: _OTHER_PLACE,
+    errno.EROFS: "choose another folder (runtime.outputs, runtime.cache)",
+    errno.ENOTDIR: "a file stands where a folder is expected, move it away",
+    errno.EEXIST: "a file stands where a folder is expected, move it away",
+}
 
 
 def run(command: Callable[[], object], debug: bool = False) -> int:
@@ -44,6 +53,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         text, code = "interrupted", 130
     elif isinstance(error, PosbenchError):
         text, code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in _NO_ACCESS and error.filename:
+        where = os.fsdecode(error.filename)
+        text, code = f"{where}: {error.strerror}: posbench needs to read or write it; {_NO_ACCESS[error.errno]}", 2
     else:
         text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
     print(f"error: {one_line(text)}", file=sys.stderr, flush=True)

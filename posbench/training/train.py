@@ -317,14 +317,22 @@ def _failures_recorded(run: Run) -> Iterator[None]:
     try:
         yield
     except Stopped as error:
-        run.finish("stopped", "signal", str(error))
+        _record_end(run, "stopped", "signal", str(error))
         raise
     except KeyboardInterrupt:
-        run.finish("stopped", "signal", "interrupted")
+        _record_end(run, "stopped", "signal", "interrupted")
         raise
     except RunFailed as error:
-        run.finish("failed", error.reason, str(error))
+        _record_end(run, "failed", error.reason, str(error))
         raise
     except Exception as error:
-        run.finish("failed", "error", str(error))
+        _record_end(run, "failed", "error", str(error))
         raise
+
+
+def _record_end(run: Run, status: str, reason: str, message: str) -> None:
+    """Write down how the run ended. Where even that cannot be written, the error that ended it is what is told."""
+    try:
+        run.finish(status, reason, message)
+    except (RunFailed, OSError) as error:
+        logger.warning("run.json still says 'running': %s", error)
