@@ -125,6 +125,16 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     return found
 
 
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended for lack of memory since it started; None where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     """Turn what torch and Python say of no memory into the one line that a run ends with.

@@ -265,13 +265,25 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     assert jobs.status(rope) == Status("done")
     assert (jobs.status(diverging).name, jobs.status(diverging).reason) == ("failed", "diverged")
     assert jobs.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
-    assert jobs.status(killed).reason == "oom"
+    assert jobs.status(killed).reason == "signal"  # the kernel does not say that it was for memory
     assert "killed by SIGKILL" in str(jobs.status(killed).message)
     assert jobs.record(segfault)["attempts"][-1]["ended"]
     shown = capsys.readouterr().err
     assert "Not done" in shown
     assert "All 2 runs with encoding=crash failed." in shown
+    assert "".join(shown.split()).count("training.learning_rate=1e30") >= 2  # a line when it failed, and the table
     assert len(reports) == 1  # of those that are done
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"), [(3, 4, "oom"), (3, 3, "signal"), (None, 3, "signal"), (3, None, "signal")]
+)
+def test_a_sigkill_is_called_out_of_memory_where_the_kernel_says_so(
+    several: list[Job], monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, reason: str
+) -> None:
+    monkeypatch.setattr(machine, "oom_kills", lambda: now)
+    status = pool.outcome(several[0], -signal.SIGKILL, {}, oom_kills=before)
+    assert status.reason == reason and "killed by SIGKILL" in str(status.message)
 
 
 def start_sweep(*arguments: Any) -> Any:

@@ -142,7 +142,8 @@ def run_job(cfg: DictConfig) -> None:
     saved = Path(cfg.job)
     job = Job((), load_saved(saved), saved)
     before = jobs.record(job)
-    status = pool.outcome(job, pool.start(job, {}).wait(), before)
+    oom_kills = machine.oom_kills()
+    status = pool.outcome(job, pool.start(job, {}).wait(), before, oom_kills=oom_kills)
     if status.name != "done":
         raise RunFailed(f"{job.id} {status.name}: {status.message}")
 

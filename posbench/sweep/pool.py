@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posbench import files
+from posbench import files, machine
 from posbench.errors import Stopped, UserError
 from posbench.runs.folder import Run
 from posbench.runs.lock import in_use
@@ -33,6 +33,7 @@ class _Process:
     job: Job
     slot: dict[str, str]
     before: dict[str, Any]  # run.json before it started
+    oom_kills: int | None  # of the kernel, before it started
     popen: subprocess.Popen[bytes]
 
 
@@ -56,11 +57,13 @@ def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, S
         while running or (not stopped and any(one.name not in FINAL for one in status.values())):
             free = [slot for slot in slots if all(slot is not process.slot for process in running)]
             for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
-                running.append(_Process(job, slot, jobs.record(job), start(job, slot)))
+                running.append(_Process(job, slot, jobs.record(job), machine.oom_kills(), start(job, slot)))
                 status[job.id] = jobs.RUNNING
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
-                status[process.job.id] = outcome(process.job, process.popen.returncode, process.before, stopped)
+                status[process.job.id] = outcome(
+                    process.job, process.popen.returncode, process.before, stopped, process.oom_kills
+                )
             for number in stopped[told:]:
                 told += 1
                 for process in running:  # the first signal lets them save, the second does not
@@ -109,13 +112,16 @@ def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         )
 
 
-def outcome(job: Job, code: int, before: dict[str, Any], stopped: list[int] | None = None) -> Status:
+def outcome(
+    job: Job, code: int, before: dict[str, Any], stopped: list[int] | None = None, oom_kills: int | None = None
+) -> Status:
     """What became of a job whose process ended, written into `run.json` where the process itself could not.
 
     Args:
         code: what the process returned, negative for a signal.
         before: `run.json` as it was before the process started.
         stopped: signals that made this process stop it.
+        oom_kills: processes that the kernel had ended for lack of memory before this one started.
     """
     now = jobs.record(job)
     if code == exits.IN_USE:
@@ -124,7 +130,9 @@ def outcome(job: Job, code: int, before: dict[str, Any], stopped: list[int] | No
         return jobs.status(job)
     if code == 0:
         return Status("done")
-    status, reason, message = ("stopped", "signal", "stopped before it could save") if stopped else _death(job, code)
+    status, reason, message = (
+        ("stopped", "signal", "stopped before it could save") if stopped else _death(job, code, oom_kills)
+    )
     return write_outcome(job, Status(status, reason, message))
 
 
@@ -138,9 +146,14 @@ def write_outcome(job: Job, status: Status) -> Status:
     return status
 
 
-def _death(job: Job, code: int) -> tuple[str, str, str]:
+def _death(job: Job, code: int, oom_kills: int | None) -> tuple[str, str, str]:
     if code == -signal.SIGKILL:
-        return "failed", "oom", "killed by SIGKILL, as the system does when memory runs out"
+        now = machine.oom_kills()
+        if now is None or oom_kills is None:
+            return "failed", "signal", "killed by SIGKILL: by a user, a scheduler, or the system where memory ran out"
+        if now > oom_kills:
+            return "failed", "oom", "killed by SIGKILL, while the system ended processes since memory had run out"
+        return "failed", "signal", "killed by SIGKILL, not by the system for lack of memory"
     if code < 0:
         return "failed", "signal", f"killed by {signal.Signals(-code).name}"
     return "failed", "error", _last_words(job.output) or f"ended with exit code {code}"

@@ -57,7 +57,8 @@ class _Lines:
         for job in self.todo:
             now = status[job.id]
             if now != self.before.get(job.id, jobs.WAITING):
-                logger.info("%s %s%s", job.id, now.name, _details(job, now))
+                named = job.id if now.name == "done" else f"{job.id} [{_own(job, self.todo)}]"
+                logger.info("%s %s%s", named, now.name, _details(job, now))
         self.before = dict(status)
         if time.monotonic() >= self.next_time:
             self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
@@ -97,12 +98,13 @@ def counts(status: Mapping[str, Status]) -> str:
 def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
     """Print a table of the jobs that are not done, and name the values of an axis that never worked."""
     made = tables.table(console.stderr, "Not done")
-    for heading in ("run", "status", "reason", "message"):
+    for heading in ("run", "with", "status", "reason", "message"):
         made.add_column(heading, overflow="fold")
     for job in todo:
         now = status[job.id]
         if now.name != "done":
-            made.add_row(job.id, now.name, now.reason or "", exits.one_line(now.message or ""))
+            message = exits.one_line(now.message or "")
+            made.add_row(job.id, _own(job, todo), now.name, now.reason or "", message)
     console.stderr.print(made)
     for value, number in poisoned(todo, status).items():
         console.stderr.print(f"All {number} runs with {value} failed.")
@@ -120,6 +122,12 @@ def poisoned(todo: list[Job], status: Mapping[str, Status]) -> dict[str, int]:
         for override, names in with_override.items()
         if 2 <= len(names) < total and set(names) == {"failed"}
     }
+
+
+def _own(job: Job, todo: list[Job]) -> str:
+    """The overrides that tell a job from the others."""
+    common = set.intersection(*(set(one.overrides) for one in todo))
+    return exits.one_line(" ".join(override for override in job.overrides if override not in common or len(todo) == 1))
 
 
 def _details(job: Job, now: Status) -> str:
