@@ -1222,3 +1222,10 @@ def test_a_text_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
     odd.parent.mkdir()
     shutil.copy(tmp_path / "text.txt", odd)
     assert tokens.prepare(dataclasses.replace(settings, path=str(odd.parent)), tmp_path / "cache").record["sha256"]
+
+
+def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = dataclasses.replace(text_config(tmp_path), tokenizer="bpe", vocab_size=5000)
+    made = tokens.prepare(settings, tmp_path / "cache")
+    told = f"too little text for data.vocab_size=5000: its vocabulary has {made.tokenizer.vocab_size} tokens"
+    assert told in caplog.text and made.tokenizer.vocab_size < 5000

@@ -540,3 +540,22 @@ def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(
     monkeypatch.setattr(Run, "finish", no_room)
     stop_after(3, config, tmp_path / "run", monkeypatch)  # raises what ended it
     assert "run.json still says 'running': no room to write run.json" in caplog.text
+
+
+def test_a_loss_that_stays_above_twice_its_best_is_said_once(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=16 * 8 * 60))
+    plain = posbench.training.train.update
+
+    def worse(learner: Any, batch: Any, at: int, rate: float) -> tuple[float, float]:
+        loss, norm = plain(learner, batch, at, rate)
+        return (12.0 if at > 10 and at != 12 else loss), norm
+
+    monkeypatch.setattr("posbench.training.train.update", worse)
+    train(config, tmp_path / "run", [])
+    assert caplog.text.count("it diverges slowly") == 1 and "for 20 updates" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("posbench.training.train.update", plain)
+    train(config, tmp_path / "well", [])
+    assert "diverges" not in caplog.text

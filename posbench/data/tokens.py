@@ -168,7 +168,11 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
 
 def _tokenizer(config: DataConfig, train: Sequence[str]) -> Tokenizer:
     if config.tokenizer == "bpe":
-        return train_bpe(_sample(train), config.vocab_size)
+        made = train_bpe(_sample(train), config.vocab_size)
+        if made.vocab_size < config.vocab_size:
+            told = "data '%s' has too little text for data.vocab_size=%d: its vocabulary has %d tokens"
+            logger.warning(told, config.name, config.vocab_size, made.vocab_size)
+        return made
     return raw_bytes()
 
 

@@ -7,6 +7,7 @@ bit-identical to an uninterrupted one on a CPU with the same number of threads.
 
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -173,7 +174,7 @@ def _fit(
         logger.info("continuing from step %d", step)
     tracker.begin()
     first = step
-    speed = _Speed(step * per_step)
+    speed, diverging = _Speed(step * per_step), _Diverging(total)
 
     def due(every: int | None) -> bool:
         return every is not None and (step % every == 0 or step == total)
@@ -196,6 +197,7 @@ def _fit(
             rate = learning_rate(step, total, training)
             loss, norm = update(learner, batches.batch(step), step, rate)
             step += 1
+            diverging.look(step, loss)
             progress.advance(loss, step * per_step)
             if due(runtime.log_every_steps):
                 log(
@@ -291,6 +293,25 @@ class _Speed:
         before, began = self.tokens, self.since
         self.tokens, self.since = tokens, time.monotonic()
         return (tokens - before) / (self.since - began)
+
+
+class _Diverging:
+    """Warns once of a loss that stays above twice its best: it is finite, and the run is lost all the same."""
+
+    def __init__(self, total: int) -> None:
+        self.patience = max(20, total // 100)  # updates
+        self.best, self.above, self.told = math.inf, 0, False
+
+    def look(self, step: int, loss: float) -> None:
+        """After an update: its loss in nats per token."""
+        self.best = min(self.best, loss)
+        self.above = self.above + 1 if loss > 2 * self.best else 0
+        if self.above == self.patience and not self.told:
+            self.told = True
+            told = (
+                "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly; a lower "
+            )
+            logger.warning(told + "training.learning_rate usually helps", loss, step, self.best, self.patience)
 
 
 class _Spent:
