@@ -5,6 +5,7 @@ cannot say (tags, aliases, calls, links, ways out of the folder) it cannot do. E
 looked at before Hydra reads anything.
 """
 
+import itertools
 import os
 import re
 import stat
@@ -107,8 +108,12 @@ def _scalars(path: Path, text: str) -> Iterator[tuple[yaml.ScalarEvent, bool, bo
     """
     open_ones: list[tuple[bool, bool]] = []  # collections that we are in: whether a mapping, whether of a defaults list
     is_key, of_defaults = False, False  # of what comes next
+    documents = 0
     for event in plain_yaml.events(path, text):
         where = f"{path}, line {event.start_mark.line + 1}"
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > 1:
+            raise UserError(f"{where}: a second document is not allowed, a configuration is one")
         if isinstance(event, yaml.AliasEvent):
             raise UserError(f"{where}: aliases are not allowed, a configuration is written out")
         if isinstance(event, yaml.NodeEvent) and event.tag is not None:
@@ -131,13 +136,13 @@ def _refuse_no_settings(path: Path, text: str, experiment: bool) -> None:
     """Say which file it is that sets nothing; Hydra would name a key."""
     if path.read_bytes().startswith(b"\xef\xbb\xbf"):
         raise UserError(f"{path} begins with a byte order mark, which hides its first line: save it as UTF-8 without")
-    kinds = [type(event) for event in plain_yaml.events(path, text)]
-    documents = kinds.count(yaml.DocumentStartEvent)
+    kinds = [type(event) for event in itertools.islice(plain_yaml.events(path, text), 3)]
+    has_some = yaml.DocumentStartEvent in kinds
     package = _PACKAGE.fullmatch(text.strip().partition("\n")[0].strip())
     whole = package is not None and package[1].startswith("_global_")
-    if not documents and not package:
+    if not has_some and not package:
         raise UserError(f"{path} is empty: expected keys and values")
-    if documents > 1 or (documents and kinds[2] is not yaml.MappingStartEvent):
+    if has_some and kinds[-1] is not yaml.MappingStartEvent:
         raise UserError(f"{path} is not keys and values: expected lines such as 'name: rope'")
     if experiment and not whole:
         raise UserError(f"{path} does not begin with '{_WHOLE}': without that line, an experiment sets nothing")
