@@ -90,7 +90,8 @@ class LoadedRun:
 
     def metrics(self) -> pd.DataFrame:
         """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
-        rows = [{key: number(value) for key, value in row.items()} for row in read_jsonl(self.folder / METRICS)]
+        lines = read_jsonl(self.folder / METRICS)
+        rows = [{spelt_out(key): number(value) for key, value in line.items()} for line in lines]
         frame = pd.DataFrame(
             rows, columns=list(dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)]))
         )
