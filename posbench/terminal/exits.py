@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
+LONGEST = 4000  # characters of the one line
 DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug, for the processes that a command starts
 _OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
 _NO_ACCESS = {  # errors of the system that are about the user's files, and what to do
@@ -58,8 +59,14 @@ def report(error: BaseException, debug: bool = False) -> int:
         text, code = f"{where}: {error.strerror}: posbench needs to read or write it; {_NO_ACCESS[error.errno]}", 2
     else:
         text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
-    print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
+    print(f"error: {_readable(text)}", file=sys.stderr, flush=True)
     return code
+
+
+def _readable(text: str) -> str:
+    """One line that no value of a stranger's file fills the screen with."""
+    line = one_line(text)
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ... ({len(line):,} characters)"
 
 
 def one_line(text: str) -> str:

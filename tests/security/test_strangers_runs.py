@@ -278,6 +278,25 @@ def test_in_a_notebook_a_run_is_shown_as_text(evil: Path) -> None:
     assert "\\x1b]52" in repr(loaded)
 
 
+def test_a_bomb_of_aliases_in_an_extension_is_text(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    levels = ",".join(f"&{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]" for n in range(9))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["evaluation"]["extensions"] = [f"yarn:factor=[&a [0,0,0,0,0,0,0,0,0],{levels}]"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    began = time.monotonic()
+    assert posbench("evaluate", str(run)) == 2
+    assert "factor is ['&a [0,0,0,0,0,0,0,0,0]', " in line(capfd)
+    assert time.monotonic() < began + 5
+
+
+def test_an_error_is_a_line_that_can_be_read(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["encoding"]["base"] = "x" * 500_000
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert posbench("evaluate", str(run)) == 2
+    assert len(line(capfd)) < 5_000
+
+
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 
