@@ -17,6 +17,7 @@ from posbench.terminal.console import carries_unicode
 from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # of a scheme that is kept on one line
+_FORMULA = re.compile(r"((?:^|[;|])[\s\"]*)(?=[=+@-])")  # where one begins in a text
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
 
 
@@ -122,8 +123,10 @@ def csv_text(columns: list[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers as they are; a text that a spreadsheet would take for a formula gets a `'` before it."""
+    """Numbers as they are; a text that a spreadsheet would take for a formula gets a `'` before it.
+
+    So does what stands after a semicolon, by which some spreadsheets part cells whatever is quoted.
+    """
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = one_line(str(value))
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return _FORMULA.sub(r"\1'", one_line(str(value)))

@@ -1,6 +1,7 @@
 """A run folder, a cache or a tokenizer that a stranger made: nothing is followed, nothing runs, one line says why."""
 
 import contextlib
+import csv
 import hashlib
 import io
 import json
@@ -295,6 +296,16 @@ def test_an_error_is_a_line_that_can_be_read(run: Path, capfd: pytest.CaptureFix
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert posbench("evaluate", str(run)) == 2
     assert len(line(capfd)) < 5_000
+
+
+def test_a_cell_of_a_csv_file_begins_no_formula(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"message": "-1+1;=2+3", "command": '=cmd|" /C calc"!A0'}))
+    assert posbench("report", str(run), "--out", str(run.parent / "out")) == 0
+    written = (run.parent / "out" / "runs.csv").read_text()
+    for separator in ",;":
+        cells = [cell for row in csv.reader(written.splitlines(), delimiter=separator) for cell in row]
+        assert not [cell for cell in cells if cell.startswith(("=", "@", "+"))]
 
 
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
