@@ -1229,3 +1229,20 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
     made = tokens.prepare(settings, tmp_path / "cache")
     told = f"too little text for data.vocab_size=5000: its vocabulary has {made.tokenizer.vocab_size} tokens"
     assert told in caplog.text and made.tokenizer.vocab_size < 5000
+
+
+@pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789", "+-*/!?", "語言文字"])
+def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
+    line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))
+    began = time.monotonic()
+    made = tokenizer.train_bpe([line], 1000)
+    (ids,) = made.encode([line])
+    assert time.monotonic() - began < 30  # minutes where it is one word
+    assert made.decode(ids) == line
+    words = "one two three " * 1000
+    assert made.decode(made.encode([words])[0]) == words
+
+
+def test_text_of_words_is_cut_nowhere() -> None:
+    text = " ".join(f"word{i} " + "x" * (i % 50) for i in range(2000))
+    assert list(tokenizer._unending(text)) == [text]

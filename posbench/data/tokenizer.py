@@ -29,6 +29,14 @@ _ON_THE_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?(?:@[\w./-]+)?")
 BORDER = re.compile(r"(?<=\S) (?=\S)")
 
 
+# Letters, digits, signs or spaces without anything else between them, which a byte-level pre-tokenizer takes for one
+# word. BPE's time grows with the square of a word's length: a word is cut where it has this many characters.
+LONGEST_WORD = 4096
+_ENDLESS = re.compile(
+    rf"[^\W\d_]{{{LONGEST_WORD}}}|\d{{{LONGEST_WORD}}}|(?:[^\w\s]|_){{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}"
+)
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` that never finds special tokens in text and knows the bytes behind each id.
 
@@ -107,7 +115,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(texts, trainer)
+    inner.train_from_iterator((piece for text in texts for piece in _unending(text)), trainer)
     return Tokenizer(inner)
 
 
@@ -200,6 +208,20 @@ def _byte_alphabet() -> list[str]:
 
 
 def _pieces(text: str) -> Iterator[str]:
+    """Parts of a text that are encoded alone: whole words, but of a word without end."""
+    for part in _unending(text):
+        yield from _at_borders(part)
+
+
+def _unending(text: str) -> Iterator[str]:
+    start = 0
+    for found in _ENDLESS.finditer(text):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
+
+
+def _at_borders(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE and (border := BORDER.search(text, start + PIECE)):
         yield text[start : border.start()]

@@ -28,7 +28,7 @@ from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3  # of the cache; raised when the same settings would give other files
+FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 BATCH_CHARACTERS = 2**22  # encoded at a time
 
