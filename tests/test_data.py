@@ -1234,6 +1234,7 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789", "+-*/!?", "語言文字"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))
+    assert max(map(len, tokenizer._pieces(line))) <= tokenizer.LONGEST_WORD
     began = time.monotonic()
     made = tokenizer.train_bpe([line], 1000)
     (ids,) = made.encode([line])
