@@ -465,7 +465,7 @@ def test_a_study_whose_runs_all_failed_still_has_its_report(template: Config, tm
     write_run(tmp_path, configured(template, "rope", 0), None, "failed", reason="diverged")
     write_run(tmp_path, configured(template, "alibi", 0), None, "running")
     report.main([tmp_path])
-    assert "2 runs: 1 running, 1 diverged" in (tmp_path / "report" / "report.md").read_text()
+    assert "2 runs: 1 died, 1 diverged" in (tmp_path / "report" / "report.md").read_text()
     assert not (tmp_path / "report" / "curves.png").exists()
 
 
