@@ -142,10 +142,10 @@ def newest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """Step and state of the newest checkpoint whose state verifies; None where there are no checkpoints.
 
     Raises:
-        UserError: there are checkpoints and all are damaged.
+        UserError: there are checkpoints and all are damaged, or what was saved is not the state of a run.
     """
     found = _newest_verified(folder, (_STATE,))
-    return None if found is None else (found[0], json.loads(found[2][_STATE]))
+    return None if found is None else (found[0], _state(*found[1:]))
 
 
 def keep_weights(folder: Path) -> int:
