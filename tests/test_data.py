@@ -654,7 +654,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("network", ["offline", "refused", "silent"])
+@pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server: str, network: str) -> None:
     environment = {
         "offline": {"HF_HUB_OFFLINE": "1"},
@@ -915,7 +915,7 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPSer
         assert line.startswith(expected)
 
 
-@pytest.mark.parametrize("network", ["offline", "refused", "silent"])
+@pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
     tmp_path: Path, silent_server: str, network: str
 ) -> None:
