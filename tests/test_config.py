@@ -263,29 +263,29 @@ def test_a_data_set_of_the_hub_is_called_what_it_is_called_there() -> None:
 
 
 def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "work/texts").mkdir(parents=True)
-    (tmp_path / "work/mine.json").touch()
-    (tmp_path / "linked").symlink_to(tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "desk/texts").mkdir(parents=True)
+    (tmp_path / "desk/mine.json").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "desk")
+    monkeypatch.chdir(tmp_path / "desk")
     monkeypatch.setenv("PWD", str(tmp_path / "linked"))  # as a shell has it
-    spellings = ["texts/a.txt", "./texts//a.txt", "texts/../texts/a.txt", f"{tmp_path}/work/texts/a.txt"]
+    spellings = ["texts/a.txt", "./texts//a.txt", "texts/../texts/a.txt", f"{tmp_path}/desk/texts/a.txt"]
     spellings.append(f"{tmp_path}/linked/texts/a.txt")
     assert {composed(f"data.path={path}").data.path for path in spellings} == {"texts/a.txt"}
     assert len({run_id(composed(f"data.path={path}")) for path in spellings}) == 1
     outside = ["../a.txt", f"{tmp_path}/a.txt"]
     assert {composed(f"data.path={path}").data.path for path in outside} == {f"{tmp_path}/a.txt"}
-    assert composed(f"data.tokenizer={tmp_path}/work/mine.json").data.tokenizer == "mine.json"
-    assert composed(f"data.dataset={tmp_path}/work/texts").data.dataset == "texts"
+    assert composed(f"data.tokenizer={tmp_path}/desk/mine.json").data.tokenizer == "mine.json"
+    assert composed(f"data.dataset={tmp_path}/desk/texts").data.dataset == "texts"
     assert composed("data.dataset=x/y", "data.tokenizer=x/z").data.dataset == "x/y"  # a name, there is no such folder
 
 
-@pytest.mark.parametrize("before", ["./a.txt", "../work/a.txt", "{here}/a.txt"])
+@pytest.mark.parametrize("before", ["./a.txt", "../desk/a.txt", "{here}/a.txt"])
 def test_a_run_from_before_paths_had_one_spelling_is_found_by_its_own(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    before = before.format(here=tmp_path / "work")
+    (tmp_path / "desk").mkdir()
+    monkeypatch.chdir(tmp_path / "desk")
+    before = before.format(here=tmp_path / "desk")
     config = composed("data.path=a.txt")
     old = dataclasses.replace(config, data=dataclasses.replace(config.data, path=before))
     assert run_id(old) != run_id(config)
