@@ -21,12 +21,12 @@ from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of, headline_split
 from posbench.evaluation.trained import TrainedGPT
-from posbench.model import GPT, build
+from posbench.model import GPT
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.names import TOKENIZER
 from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split
-from posbench.runs.trained import give_weights
+from posbench.runs.trained import with_weights
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
 
@@ -86,7 +86,7 @@ def evaluate_run(
         try:
             tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
             run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-            model = _trained(folder, config, tokens, weights, chosen)
+            model = with_weights(folder, config, tokens.tokenizer, weights).to(chosen)
             if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
                 logger.info("all of it is there; nothing to do: %s", run.folder)
         except BaseException as error:
@@ -180,15 +180,7 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
     step, weights = checkpoint.load_model(folder)
     return dataclasses.replace(
         subject,
-        model=_trained(folder, config, tokens, weights, subject.device).eval(),
+        model=with_weights(folder, config, tokens.tokenizer, weights).to(subject.device).eval(),
         name=f"{record['id']} at step {step}",
         train_length=config.training.train_length,
     )
-
-
-def _trained(
-    folder: Path, config: Config, tokens: Tokens, weights: dict[str, torch.Tensor], device: torch.device
-) -> GPT:
-    model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
-    give_weights(model, weights, folder)
-    return model

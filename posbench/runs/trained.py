@@ -38,9 +38,18 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
     """
     size.refuse_too_large(config, "cpu", training=False)
     _, weights = checkpoint.load_model(folder)
+    return with_weights(folder, config, tokenizer, weights).eval()
+
+
+def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> GPT:
+    """A run's model with weights of its checkpoint, on the CPU.
+
+    Raises:
+        UserError: they are not of this configuration.
+    """
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     give_weights(model, weights, folder)
-    return model.eval()
+    return model
 
 
 def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
