@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from posbench.config.overrides import OF_A_FINISHED_RUN, WORDS, full_key
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, full_key
 from posbench.config.settings import settings
 from posbench.config.shipped import GROUPS, choices, configs_dir
 
 _LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
-_OF_A_SWEEP = ("sweep", "rates", "tune", "tune_grid")
 _BREAKS = "=:"  # bash takes words apart at these
 
 
@@ -26,7 +25,7 @@ def train(incomplete: str) -> list[str]:
 
 def sweep(incomplete: str) -> list[str]:
     """As for `train`, and what only a sweep has."""
-    return _completed(incomplete, lambda typed: _overrides(typed, (*_OF_A_SWEEP, "hydra/launcher", *GROUPS)))
+    return _completed(incomplete, lambda typed: _overrides(typed, (*OF_A_SWEEP, "hydra/launcher", *GROUPS)))
 
 
 def evaluate(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files, machine
-from posbench.config.overrides import parted, value
+from posbench.config.overrides import OF_A_SWEEP, parted, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.runs import jsonl
@@ -22,7 +22,6 @@ from posbench.terminal import console
 
 RECORD = "sweep.json"
 _TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
-_OWN = ("sweep", "tune", "tune_grid", "rates")
 
 
 def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None) -> None:
@@ -69,7 +68,7 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
     hydra, overrides = [], []
     for text in arguments:
         key, typed = parted(text)
-        if key in _OWN:
+        if key in OF_A_SWEEP:
             own[key] = typed
         elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
             hydra.append(text)
