@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import random
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -263,6 +264,31 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_says_what_is_needed(tmp_p
         assert not list(disk.rglob(".tmp-*"))
         save(disk, 2)  # space is there again
         assert newest_step(disk) == 2
+
+
+def test_a_limit_on_the_size_of_files_keeps_the_previous_checkpoint_and_is_said(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    before = snapshot(tmp_path)
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        with pytest.raises(RunFailed, match="step-00000002"):
+            save(tmp_path, 2, size=200_000)
+
+    assert in_child(limited) == 0
+    assert snapshot(tmp_path) == before
+    assert newest_step(tmp_path) == 1
+
+
+def test_the_newest_is_so_by_its_step_and_not_by_the_clock(tmp_path: Path) -> None:
+    for step, seconds in ((1, 2_000_000_000), (2, 1_000_000)):  # the clock went back by sixty years
+        folder = save(tmp_path, step)
+        for path in (folder, *folder.iterdir()):
+            os.utime(path, (seconds, seconds))
+    assert newest_step(tmp_path) == 2
+    save(tmp_path, 3)
+    assert {path.name for path in (tmp_path / "checkpoint").iterdir()} == {"step-00000002", "step-00000003"}
 
 
 def test_stale_temporaries_go_and_foreign_files_stay(tmp_path: Path) -> None:

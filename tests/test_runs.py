@@ -287,6 +287,21 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, tiny_config: C
         assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize(
+    "owner",
+    [
+        '{"pid": %d, "host": "another", "started": "2026-01-01T00:00:00.000+00:00"}',
+        '{"pid": %d, "host": 7, "started": "yesterday"}',
+        "{",
+    ],
+)
+def test_what_a_lock_file_says_keeps_nobody_out(tmp_path: Path, tiny_config: Config, owner: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text(owner % os.getppid() if "%d" in owner else owner)
+    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
+
+
 def test_a_temporary_left_by_a_kill_goes_at_the_next_start(
     tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

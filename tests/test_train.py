@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -258,6 +259,18 @@ def test_a_finished_run_whose_text_is_gone_stays_done(config: Config, tmp_path: 
     with pytest.raises(UserError, match=r"text\.txt"):
         train(config, tmp_path / "run", [])
     assert record_of(tmp_path / "run") == before
+
+
+def test_a_clock_that_goes_back_makes_no_time_negative(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0 - 3600 * next(hours))
+    train(config, tmp_path / "run", ["posbench", "train"])
+    record = record_of(tmp_path / "run")
+    seconds = [record[key] for key in ("train_seconds", "evaluate_seconds", "cpu_seconds")]
+    seconds += [row["seconds"] for row in read_jsonl(tmp_path / "run" / "evaluation.jsonl")]
+    assert record["status"] == "done" and min(seconds) >= 0
 
 
 @pytest.mark.parametrize("at_step", [2, 7, 11])
