@@ -10,7 +10,8 @@ import math
 import pathlib
 import random
 import shutil
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from posbench.config.overrides import apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
-from posbench.errors import Undefined, UserError
+from posbench.errors import Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
@@ -638,8 +639,27 @@ def test_without_a_training_text_rows_have_no_bigram_model(config: Config) -> No
     assert {row.bigram_nll for row in rows} == {None}
 
 
+def lights_out() -> None:
+    raise RuntimeError("the lights went out")
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "said"),
+    [
+        (lights_out, RuntimeError, "RuntimeError: the lights went out"),
+        (
+            lambda: signal.raise_signal(signal.SIGTERM),
+            Stopped,
+            "Stopped: stopped by SIGTERM; what was",
+        ),
+    ],
+)
 def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
-    trained: tuple[Config, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Config, pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[], None],
+    kind: type[Exception],
+    said: str,
 ) -> None:
     """The run stays done, since that is what became of its training."""
     config, folder = trained
@@ -648,18 +668,18 @@ def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
     class Watched(tracking.Tracker):
         def curve(self, row: EvaluationRow) -> None:
             if row.length == 128:
-                raise RuntimeError("the lights went out")
+                end()
 
     monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Watched()))
     settings, _, _ = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
-    with pytest.raises(RuntimeError, match="the lights"):
+    with pytest.raises(kind):
         evaluate_run(folder, settings)
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
     record = load_record(folder)
     assert (record["status"], record["attempts"]) == ("done", before["attempts"])
     assert record["evaluate_seconds"] > before["evaluate_seconds"]
     *_, last = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
-    assert last.endswith("the evaluation ended early: RuntimeError: the lights went out")
+    assert f"the evaluation ended early: {said}" in last
 
 
 def test_an_unfinished_run_is_evaluated_with_a_word_about_it(

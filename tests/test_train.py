@@ -36,7 +36,7 @@ from posbench.runs.checkpoint import load_model
 from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
-from posbench.training.signals import ended_in_words, stop_signals
+from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.step import learning_rate, optimizer_for
 from posbench.training.train import VALIDATION_BLOCKS, train
 

@@ -29,6 +29,7 @@ from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_
 from posbench.runs.trained import with_weights
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
+from posbench.terminal.signals import ended_in_words
 
 logger = logging.getLogger(__name__)
 Measured = tuple[EvaluationRow, list[BlockRow]]
@@ -71,6 +72,7 @@ def evaluate_run(
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
             configuration gives now, or the settings cannot be met.
+        Stopped: a signal asked for an end; what was computed is kept.
     """
     config = dataclasses.replace(load_config(folder), evaluation=settings)
     chosen = machine.resolve(device or config.runtime.device)
@@ -78,7 +80,7 @@ def evaluate_run(
     check(config)
     step, weights = checkpoint.load_model(folder)
     machine.set_threads(threads or config.runtime.threads)
-    with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker:
+    with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker, ended_in_words():
         run.log_to_file()
         if step < config.training.steps:
             told = "%s is not finished: it is evaluated as it stands after step %d of %d"

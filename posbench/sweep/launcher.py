@@ -23,7 +23,7 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.runs.lock import in_use
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import FINAL, Job, Status
-from posbench.training.signals import stop_signals
+from posbench.terminal.signals import stop_signals
 
 _EXTRAS = {"joblib": ("joblib", "parallel"), "submitit": ("submitit", "slurm")}  # launcher: package, extra
 _POLL_SECONDS = 1.0

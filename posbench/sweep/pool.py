@@ -21,7 +21,7 @@ from posbench.runs.lock import in_use
 from posbench.sweep import jobs
 from posbench.sweep.jobs import FINAL, Job, Status
 from posbench.terminal import exits
-from posbench.training.signals import stop_signals
+from posbench.terminal.signals import stop_signals
 
 POLL_SECONDS = 0.2
 _RETRY_SECONDS = 2.0  # between looks at a run that another process owns

@@ -38,7 +38,7 @@ from posbench.runs.tracking import Tracker
 from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
-from posbench.training.signals import ended_in_words, stop_signals
+from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.step import Learner, learner_for, learning_rate, update
 
 logger = logging.getLogger(__name__)
