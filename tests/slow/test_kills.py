@@ -1,0 +1,110 @@
+"""SIGKILL at random moments, and at every call that changes a disk: nothing is unreadable, and no number is another."""
+
+import collections
+import itertools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Case, Kill, at_boundaries, at_random
+
+from posbench.config.schema import Config
+from posbench.runs import checkpoint
+from posbench.runs.rows import evaluation_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
+
+KILLS = 200
+
+
+@pytest.fixture
+def case(tiny_config: Config, tmp_path: Path) -> Case:
+    """40 updates, saved after every fifth."""
+    return Case.make(
+        tiny_config,
+        tmp_path,
+        training={"tokens": 16 * 8 * 40},
+        runtime={"validate_every_steps": 3},
+        evaluation={"ratios": (1, 2), "blocks": 8},
+    )
+
+
+@pytest.fixture
+def short(tiny_config: Config, tmp_path: Path) -> Case:
+    """Three updates, each of them saved, so that the third save drops the first."""
+    return Case.make(
+        tiny_config,
+        tmp_path,
+        training={"tokens": 16 * 8 * 3},
+        runtime={"checkpoint_every_steps": 1},
+        evaluation={"ratios": (1, 2), "blocks": 8, "protocols": ("fixed_target",), "windowed": False},
+    )
+
+
+def tallied(kills: Iterable[Kill]) -> tuple[int, int, list[str], list[str]]:
+    """Numbers of kills and of runs completed after them, what was unreadable, and what differed."""
+    count: collections.Counter[str] = collections.Counter()
+    completed, unreadable, differing = 0, list[str](), list[str]()
+    for kill in kills:
+        count[kill.of] += 1
+        completed += kill.differing is not None
+        unreadable += kill.unreadable
+        differing += kill.differing or []
+    print(f"{dict(count)} kills, {completed} completed runs, {len(unreadable)} unreadable, {len(differing)} differing")
+    return count.total(), completed, unreadable, differing
+
+
+def test_random_kills_leave_nothing_unreadable_and_change_no_number(case: Case, tmp_path: Path) -> None:
+    kills, completed, unreadable, differing = tallied(itertools.islice(at_random(case, tmp_path, seed=0), KILLS))
+    assert (kills, unreadable, differing) == (KILLS, [], [])
+    assert completed >= 20
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_kill_at_any_call_that_changes_the_disk_changes_no_number(
+    short: Case, tmp_path: Path, command: str, moment: str
+) -> None:
+    kills, completed, unreadable, differing = tallied(at_boundaries(short, tmp_path, command, moment))
+    assert (completed, unreadable, differing) == (kills, [], [])
+    assert kills >= {"train": 100, "evaluate": 20}[command] // (5 if moment == "half" else 1)
+
+
+# -- and where posbench did it worse, this would be seen ---------------------------------------------------------------
+
+
+def saved_in_place(
+    folder: Path, step: int, model: dict[str, Any], optimizer: dict[str, Any], state: dict[str, Any]
+) -> Path:
+    """A checkpoint written where it belongs, instead of beside it and renamed."""
+    path = folder / "checkpoint" / f"step-{step:08d}"
+    path.mkdir(parents=True, exist_ok=True)
+    contents = checkpoint._serialised(model, optimizer, state)
+    for name, data in (contents | {"manifest.json": checkpoint._manifest(step, contents)}).items():
+        (path / name).write_bytes(data)
+    return path
+
+
+def half_lines_kept(file: Any) -> int:
+    """Lines appended to whatever a kill left."""
+    return int(file.seek(0, os.SEEK_END))
+
+
+WORSE: dict[str, tuple[str, Any]] = {
+    "a checkpoint is written in place": ("posbench.runs.checkpoint.save", saved_in_place),
+    "the optimizer begins anew": ("posbench.training.train._took", lambda *_: True),
+    "metrics are not cut on resuming": ("posbench.runs.folder.Run.cut_metrics", lambda *_: None),
+    "half lines stay": ("posbench.runs.jsonl.drop_half_line", half_lines_kept),
+    "blocks without their row stay": ("posbench.runs.folder.Run.whole_rows", lambda run: evaluation_rows(run.folder)),
+}
+
+
+@pytest.mark.parametrize("worse", WORSE)
+def test_what_saves_or_resumes_worse_is_found(
+    short: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: str
+) -> None:
+    monkeypatch.setattr(*WORSE[worse])
+    kills = at_boundaries(short, tmp_path, "train", "half")
+    assert any(kill.unreadable or kill.differing for kill in kills)
