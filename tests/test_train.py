@@ -519,6 +519,12 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_is_no_error_that_a_library_may_outlive() -> None:
+    """W&B's mirror costs a warning where it fails, and imports of others fail in other words."""
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), ended_in_words(), contextlib.suppress(Exception):
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_signal_that_someone_handles_is_left_to_them(config: Config, tmp_path: pathlib.Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:

@@ -1,5 +1,6 @@
 """Evaluate a run: what its folder holds, into its folder."""
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -80,20 +81,30 @@ def evaluate_run(
     check(config)
     step, weights = checkpoint.load_model(folder)
     machine.set_threads(threads or config.runtime.threads)
-    with Run.open(folder, config, command=None) as run, tracking.mirror(config, run) as tracker, ended_in_words():
+    with (
+        Run.open(folder, config, command=None) as run,
+        tracking.mirror(config, run) as tracker,
+        _early_end_noted(run),
+        ended_in_words(),
+    ):
         run.log_to_file()
         if step < config.training.steps:
             told = "%s is not finished: it is evaluated as it stands after step %d of %d"
             logger.warning(told, run.folder, step, config.training.steps)
-        try:
-            tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
-            run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-            model = with_weights(folder, config, tokens.tokenizer, weights).to(chosen)
-            if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
-                logger.info("all of it is there; nothing to do: %s", run.folder)
-        except BaseException as error:
-            run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
-            raise
+        tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
+        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+        model = with_weights(folder, config, tokens.tokenizer, weights).to(chosen)
+        if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
+            logger.info("all of it is there; nothing to do: %s", run.folder)
+
+
+@contextlib.contextmanager
+def _early_end_noted(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
+        raise
 
 
 def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:

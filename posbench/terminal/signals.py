@@ -29,6 +29,10 @@ def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
         yield received
 
 
+class _Ended(BaseException):
+    """A signal came. Like KeyboardInterrupt no Exception: whoever outlives an error must not outlive this."""
+
+
 @contextlib.contextmanager
 def ended_in_words() -> Iterator[None]:
     """Where there is nothing to save, a signal that would end the process without a word raises instead.
@@ -36,13 +40,17 @@ def ended_in_words() -> Iterator[None]:
     Raises:
         Stopped: SIGTERM, or another of them, came.
     """
-    with _handled((signal.SIGTERM, *_ending()), _stop):
-        yield
+    try:
+        with _handled((signal.SIGTERM, *_ending()), _stop):
+            yield
+    except _Ended as ended:
+        (number,) = ended.args
+        told = f"stopped by {signal.Signals(number).name}; what was computed is kept, the same command continues"
+        raise Stopped(number, told) from None
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    name = signal.Signals(number).name
-    raise Stopped(number, f"stopped by {name}; what was computed is kept, the same command continues")
+    raise _Ended(number)
 
 
 def _ending() -> list[signal.Signals]:
