@@ -70,6 +70,11 @@ class Case:
                 seconds[command] = time.monotonic() - started
         return cls(config, place / "whole", seconds)
 
+    def run_up_to(self, folder: Path, command: str) -> None:
+        """Run the commands before one in a folder."""
+        for _, work in itertools.takewhile(lambda item: item[0] != command, commands(self.config, folder).items()):
+            _completed(work)
+
     def completed(self, folder: Path, command: str = "train") -> list[str]:
         """Run a command and those after it to their end; in what that differs from a run without a fault."""
         for name, work in itertools.dropwhile(lambda item: item[0] != command, commands(self.config, folder).items()):
@@ -315,9 +320,10 @@ def at_random(case: Case, place: Path, seed: int) -> Iterator[Kill]:
         folder, kill = place / f"run-{number}", None
         number += 1
         for command, work in commands(case.config, folder).items():
-            while True:
+            for attempt in itertools.count():
                 child = start(work)
-                status = ended(child, rng.uniform(0, 1.5 * case.seconds[command]))
+                longest = 1.5 * case.seconds[command] * 2 ** (attempt // 4)  # this machine may be slower by now
+                status = ended(child, rng.uniform(0, longest))
                 if status is None:
                     status = killed(child)
                 if status != -signal.SIGKILL:  # it was done before its time
@@ -335,7 +341,7 @@ def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterato
     """One kill for each call by which a command changes a disk, each of a run of its own, which is then completed."""
     every = case.config.runtime.checkpoint_every_steps or 0
     before = place / "before"
-    _run_up_to(case, before, command)
+    case.run_up_to(before, command)
 
     def ready(folder: Path) -> Work:
         if before.exists():
@@ -352,8 +358,3 @@ def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterato
         kill = Kill(command, faults_of(folder, every))
         kill.differing = case.completed(folder, command)
         yield kill
-
-
-def _run_up_to(case: Case, folder: Path, command: str) -> None:
-    for _, work in itertools.takewhile(lambda item: item[0] != command, commands(case.config, folder).items()):
-        _completed(work)

@@ -1,0 +1,235 @@
+"""Damage, signals and races, each as often as says something: all noticed, all saved, one owner."""
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import start_child
+from faults import Case, commands, ended, killed, start
+from support import snapshot
+
+from posbench.config.schema import Config
+from posbench.errors import InUse
+from posbench.runs import checkpoint
+from posbench.runs.folder import Run, load_record
+from posbench.runs.jsonl import read_jsonl
+from posbench.training.train import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
+
+FLIPS, STOPS, STOPS_ELSEWHERE, RACES = 300, 50, 10, 50
+WITHIN = 10.0  # seconds from a signal to the end of the process
+
+
+@pytest.fixture
+def case(tiny_config: Config, tmp_path: Path) -> Case:
+    """60 updates, saved after every 25th."""
+    return Case.make(
+        tiny_config,
+        tmp_path,
+        training={"tokens": 16 * 8 * 60},
+        runtime={"checkpoint_every_steps": 25},
+        evaluation={"ratios": (1, 2), "blocks": 8},
+    )
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed_and_the_older_one_used(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newest = sorted((case.folder / "checkpoint").iterdir())
+    files, chance, noticed = sorted(newest.iterdir()), random.Random(0), collections.Counter[str]()
+    assert len(files) == 4
+    for flip in range(FLIPS):
+        file = files[flip % len(files)]
+        whole = file.read_bytes()
+        file.write_bytes(_flipped(whole, chance))
+        caplog.clear()
+        loaded = checkpoint.newest(case.folder)
+        assert loaded and loaded.path == older, f"flip {flip}, in {file.name}"
+        noticed[file.name] += f"{newest.name} is incomplete (" in caplog.text
+        file.write_bytes(whole)
+    print(f"{dict(noticed)} flips noticed")
+    assert noticed.total() == FLIPS and checkpoint.newest(case.folder).path == newest  # type: ignore[union-attr]
+
+
+def _flipped(data: bytes, chance: random.Random) -> bytes:
+    bit = chance.randrange(8 * len(data))
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"])
+def test_a_run_whose_newest_checkpoint_has_a_flipped_bit_ends_as_if_it_had_not(
+    case: Case, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "damaged"
+    child = start(commands(case.config, folder)["train"])
+    assert stopped(child, lambda: lines(folder / "metrics.jsonl") > 30, 0.0)
+    older, newest = sorted((folder / "checkpoint").iterdir())
+    assert older.name == "step-00000025" and newest.name < "step-00000060"
+    (newest / name).write_bytes(_flipped((newest / name).read_bytes(), random.Random(1)))
+    assert case.completed(folder) == []
+    log = (folder / "log.txt").read_text(encoding="utf-8")
+    assert f"{newest.name} is incomplete" in log and "continuing from step 25" in log
+
+
+# -- SIGTERM -----------------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def stopped(child: int, reached: Callable[[], bool], delay: float) -> tuple[int, float]:
+    """Send SIGTERM some seconds after a child has come so far; its exit status, and the seconds that its end took."""
+    until = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < until, "it never came so far"
+        time.sleep(0.001)
+    time.sleep(delay)
+    sent = time.monotonic()
+    return killed(child, signal.SIGTERM), time.monotonic() - sent
+
+
+def test_a_run_that_is_told_to_stop_in_training_is_saved_at_once_and_goes_on_bit_exactly(
+    case: Case, tmp_path: Path
+) -> None:
+    chance, stops, tries, longest = random.Random(0), 0, 0, 0.0
+    while stops < STOPS:
+        tries += 1
+        folder, logged = tmp_path / str(tries), chance.randrange(1, 59)
+        metrics = folder / "metrics.jsonl"
+        child = start(commands(case.config, folder)["train"])
+        begun = functools.partial(lambda path, least: lines(path) >= least, metrics, logged)
+        status, seconds = stopped(child, begun, chance.uniform(0, 0.02))
+        record = load_record(folder)
+        if lines(folder / "evaluation.jsonl") or lines(metrics) == 60:  # training was over
+            continue
+        loaded = checkpoint.newest(folder)
+        assert status == 143 and (record["status"], record["reason"]) == ("stopped", "signal")
+        assert loaded and f"SIGTERM after step {loaded.step}; saved" in record["message"]
+        assert read_jsonl(metrics)[-1]["step"] == loaded.step  # no update was lost
+        assert case.completed(folder) == []
+        stops, longest = stops + 1, max(longest, seconds)
+    print(f"{stops} SIGTERMs in training, of {tries} tries; the longest took {longest:.2f} s to end")
+    assert stops == STOPS and longest < WITHIN
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_run_that_is_told_to_stop_in_its_evaluation_keeps_its_rows_and_completes(
+    case: Case, tmp_path: Path, command: str
+) -> None:
+    first, n_rows = {"train": (0, 5), "evaluate": (5, 7)}[command]  # rows before and after the command
+    chance, stops, tries, longest = random.Random(0), 0, 0, 0.0
+    while stops < STOPS_ELSEWHERE:
+        tries += 1
+        folder, measured = tmp_path / str(tries), chance.randrange(first, n_rows)
+        case.run_up_to(folder, command)
+        rows, log, last = folder / "evaluation.jsonl", folder / "log.txt", folder / "checkpoint" / "step-00000060"
+        said = lines(log)
+
+        def begun(rows: Path = rows, log: Path = log, last: Path = last, said: int = said, n: int = measured) -> bool:
+            return lines(log) > said and last.exists() and lines(rows) >= n
+
+        child = start(commands(case.config, folder)[command])
+        status, seconds = stopped(child, begun, chance.uniform(0, 0.01))
+        if lines(rows) == n_rows:  # it was over
+            continue
+        record = load_record(folder)
+        assert status == 143
+        assert record["status"] == {"train": "stopped", "evaluate": "done"}[command]
+        told = log.read_text(encoding="utf-8") if command == "evaluate" else record["message"]
+        assert "stopped by SIGTERM; what was computed is kept" in told
+        assert case.completed(folder, command) == []
+        stops, longest = stops + 1, max(longest, seconds)
+    print(f"{stops} SIGTERMs in the evaluation of {command}, of {tries} tries; the longest took {longest:.2f} s to end")
+    assert stops == STOPS_ELSEWHERE and longest < WITHIN
+
+
+def test_a_run_that_is_told_to_stop_while_it_prepares_its_text_leaves_nothing_and_completes(
+    case: Case, tmp_path: Path
+) -> None:
+    text = Path(str(case.config.data.path))
+    text.write_text(" ".join([text.read_text(encoding="utf-8")] * 60), encoding="utf-8")
+    chance, stops, tries, longest = random.Random(0), 0, 0, 0.0
+    while stops < STOPS_ELSEWHERE:
+        tries += 1
+        folder, cache = tmp_path / f"run-{tries}", tmp_path / f"cache-{tries}"
+        config = dataclasses.replace(case.config, runtime=dataclasses.replace(case.config.runtime, cache=str(cache)))
+        child = start(commands(config, folder)["train"])
+        begun = functools.partial(lambda cache: any(cache.glob("tokens/*.tmp")), cache)
+        status, seconds = stopped(child, begun, chance.uniform(0, 0.2))
+        if any(cache.glob("tokens/*/meta.json")):  # it was over
+            continue
+        assert status == 143 and not folder.exists()
+        assert ended(start(commands(config, folder)["train"])) == 0
+        assert not list(cache.glob("tokens/*.tmp"))
+        stops, longest = stops + 1, max(longest, seconds)
+    print(f"{stops} SIGTERMs in data preparation, of {tries} tries; the longest took {longest:.2f} s to end")
+    assert stops == STOPS_ELSEWHERE and longest < WITHIN
+
+
+# -- one owner ---------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_trainings_started_at_once_one_wins_and_the_other_changes_no_byte(case: Case, tmp_path: Path) -> None:
+    winners = 0
+    lone = tmp_path / "lone" / "run"
+    Run.open(lone, case.config, ["posbench", "train"]).close()
+    expected = snapshot(lone)
+    for trial in range(RACES):
+        folder = tmp_path / str(trial) / "run"
+        gate, answers, release = os.pipe(), os.pipe(), os.pipe()
+
+        def contend(
+            folder: Path = folder,
+            gate: tuple[int, int] = gate,
+            answers: tuple[int, int] = answers,
+            release: tuple[int, int] = release,
+        ) -> None:
+            opened = Run.open
+
+            def held(*given: Any, **named: Any) -> Run:
+                run = opened(*given, **named)
+                os.write(answers[1], b"W")
+                os.read(release[0], 1)  # owner until both have answered
+                return run
+
+            Run.open = held  # type: ignore[method-assign]
+            os.close(gate[1])
+            os.close(release[1])
+            os.read(gate[0], 1)  # both go on when the parent closes its end
+            try:
+                train(case.config, folder, ["posbench", "train"])
+            except InUse:
+                os.write(answers[1], b"L")
+
+        children = [start_child(contend), start_child(contend)]
+        os.close(gate[1])
+        told = os.read(answers[0], 1) + os.read(answers[0], 1)
+        found = snapshot(folder)
+        owner = json.loads(found[".lock"])["pid"]
+        os.close(release[1])
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+        for descriptor in (gate[0], *answers, release[0]):
+            os.close(descriptor)
+        assert sorted(told) == sorted(b"WL") and owner in children, trial
+        assert {**found, ".lock": b""} == {**expected, ".lock": b""}, trial
+        attempts = load_record(folder)["attempts"]
+        assert [attempt["pid"] for attempt in attempts] == [owner]
+        winners += 1
+    print(f"{winners} races, one winner in each")
+    assert winners == RACES
