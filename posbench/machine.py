@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from posbench.errors import RunFailed, UserError, did_you_mean
 
@@ -57,6 +58,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=dtype)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. Towards CUDA the host does not wait: what it may change meanwhile, CUDA copies first."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

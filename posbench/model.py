@@ -20,7 +20,7 @@ from posbench.attention.reference import narrower
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
-from posbench.encodings.base import Encoding
+from posbench.encodings.base import Encoding, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
@@ -107,6 +107,8 @@ class GPT(nn.Module):
         consecutive = positions is None and "positions" not in encoding.hooks
         if positions is None:
             positions = encoding.positions(ids, generator)
+        if not torch.compiler.is_compiling():
+            positions = shared(positions, consecutive)
         x = encoding.embed(self.tokens(ids), positions, ids)
         attend = functools.partial(
             attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive

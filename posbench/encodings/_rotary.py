@@ -16,7 +16,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Shape
+from posbench import machine
+from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
 
 Layout = Literal["half", "interleaved"]
@@ -40,7 +41,7 @@ class Rotary(Encoding):
         """Radians per position of each pair: (width / 2,) fp64."""
         if self.stretched is None:
             return frequencies(self.width, self.base, device)
-        return self.stretched.to(_has_fp64(device))
+        return machine.sent(self.stretched, has_fp64(device))
 
     @property
     def width(self) -> int:
@@ -52,8 +53,8 @@ class Rotary(Encoding):
         return angles(positions, self.inv_freq(positions.device))
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        rotation = self.rotation(positions, q.device)
-        return rotate(q, rotation, self.layout), rotate(k, rotation, self.layout)
+        made = once(positions, self, lambda: laid_out(self.rotation(positions, q.device), self.layout))
+        return turn(q, made), turn(k, made)
 
     def rotation(self, positions: Tensor, device: torch.device) -> Tensor:
         """What the pairs are multiplied by at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
@@ -95,7 +96,7 @@ def check_pairs(encoding: str, shape: Shape) -> None:
 
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """Radians per position of each pair, highest first: (width/2,) fp64."""
-    return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=_has_fp64(device)) / width)
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=has_fp64(device)) / width)
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
@@ -104,12 +105,12 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     In bf16, integers above 256 collide and every rotary encoding breaks there; in fp32, the error at position 65k is
     already 2e-4.
     """
-    return exact(positions).to(inv_freq.device)[..., None] * inv_freq
+    return exact(positions)[..., None] * inv_freq
 
 
 def exact(positions: Tensor) -> Tensor:
     """Positions in fp64, so that what is computed of them stays exact far out."""
-    return positions.to(_has_fp64(positions.device)).double()
+    return on_host(positions).double() if positions.device.type == "mps" else positions.double()
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
@@ -122,20 +123,31 @@ def rotate(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
 
     Fewer turns than pairs turn the first channels, and leave the others as they are.
     """
-    turning = 2 * turns.shape[-1]
-    if turning < x.shape[-1]:
-        return torch.cat((rotate(x[..., :turning], turns, layout), x[..., turning:]), dim=-1) if turning else x
+    return turn(x, laid_out(turns, layout))
+
+
+def laid_out(turns: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    """Turns as `turn` takes them: interleaved as they are; half as cosines and signed sines (1|B, 1, T, d), fp32."""
     if layout == "interleaved":
+        return (turns,)
+    return torch.cat((turns.real, turns.real), dim=-1), torch.cat((-turns.imag, turns.imag), dim=-1)
+
+
+def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
+    """`rotate`, by turns that are laid out."""
+    turning = laid[0].shape[-1] * (2 if len(laid) == 1 else 1)
+    if turning < x.shape[-1]:
+        return torch.cat((turn(x[..., :turning], laid), x[..., turning:]), dim=-1) if turning else x
+    if len(laid) == 1:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+        return torch.view_as_real(pairs * laid[0]).flatten(-2).to(x.dtype)
     # (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s), without copying the halves into complex numbers
-    cosine = torch.cat((turns.real, turns.real), dim=-1)
-    sine = torch.cat((-turns.imag, turns.imag), dim=-1)
+    cosine, sine = laid
     wide = x.float()
     partner = wide.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(wide * cosine, partner, sine).to(x.dtype)
 
 
-def _has_fp64(device: torch.device) -> torch.device:
+def has_fp64(device: torch.device) -> torch.device:
     """Where the (small) tables of a device are built: on the CPU for MPS, which has no fp64."""
     return torch.device("cpu") if device.type == "mps" else device

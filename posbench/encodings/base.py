@@ -11,7 +11,8 @@ may be fractional and need not be consecutive. The distance of a pair is query p
 import copy
 import dataclasses
 import inspect
-from typing import ClassVar, Self
+from collections.abc import Callable
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -198,6 +199,41 @@ class Encoding(nn.Module):
         contract tests compare the two.
         """
         return None
+
+
+# -- positions of one forward pass -------------------------------------------------------------------------------------
+
+_Made = TypeVar("_Made")
+
+
+def shared(positions: Tensor, consecutive: bool) -> Tensor:
+    """Positions (1|B, T) of one forward pass, with which `once` keeps what its layers make of them alike.
+
+    Args:
+        consecutive: they are 0 .. T-1, and need not be read from a device to be known on the host.
+    """
+    own = positions.view_as(positions)  # the caller's tensor keeps nothing
+    vars(own).update(made={}, consecutive=consecutive)
+    return own
+
+
+def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
+    """What `maker` makes of positions: made anew, or once where they are `shared`, and kept as long as they are."""
+    if torch.compiler.is_compiling():  # which finds what is the same by itself
+        return make()
+    made: dict[object, _Made] | None = vars(positions).get("made")
+    if made is None:
+        return make()
+    if maker not in made:
+        made[maker] = make()
+    return made[maker]
+
+
+def on_host(positions: Tensor) -> Tensor:
+    """Positions on the CPU, read from their device only where they are not known."""
+    if vars(positions).get("consecutive"):
+        return torch.arange(positions.shape[-1])[None]
+    return positions.cpu()
 
 
 def check_length(encoding: Encoding, length: int) -> None:

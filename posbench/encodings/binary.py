@@ -9,10 +9,12 @@ are bounded, but neighbours are not equally far apart (1 to 2 flips two digits, 
 between two integers: the sine encodings keep the turning digits and make them continuous.
 
 Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
-Beyond training length: undefined from 2^digits on; by default digits = ceil(log2(train_length)), so soon.
+Beyond training length: undefined from 2^digits on; by default digits = ceil(log2(train_length)), so soon. Positions
+that have no digits are refused on a CPU; an accelerator or compiled code does not stop to look at them, and gives NaN.
 Checked against: Python's own binary formatting, in a plain loop.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -41,18 +43,23 @@ class Binary(Additive):
             self.width = self.digits
 
     def code(self, positions: Tensor) -> Tensor:
-        self._refuse_undefined(positions)
-        digit = torch.arange(self.digits, device=positions.device)
-        bits = (positions.long()[..., None] >> digit) & 1
-        return F.pad(bits.float(), (0, self.width - self.digits))
-
-    def _refuse_undefined(self, positions: Tensor) -> None:
         check_length(self, positions.shape[-1])
-        low, high = positions.min().item(), positions.max().item()
-        if low < 0 or high >= 2**self.digits:
+        digit = torch.arange(self.digits, device=positions.device)
+        bits = ((positions.long()[..., None] >> digit) & 1).float()
+        defined = self._defined(positions)[..., None]
+        return F.pad(torch.where(defined, bits, math.nan), (0, self.width - self.digits))
+
+    def _defined(self, positions: Tensor) -> Tensor:
+        """Which positions have digits."""
+        defined = (positions >= 0) & (positions < 2**self.digits)
+        whole = positions == positions.floor() if positions.is_floating_point() else defined
+        waits = positions.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
+        if not waits and not defined.all():
+            beyond = positions[~defined].min().item()
             raise Undefined(
-                f"position {high if low >= 0 else low:g} is beyond the end of 'binary' "
+                f"position {beyond:g} is beyond the end of 'binary' "
                 f"({self.digits} digits count from 0 to {2**self.digits - 1}); set encoding.digits"
             )
-        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+        if not waits and not whole.all():
             raise UserError("'binary' has digits for whole positions only: choose 'sine' for positions in between")
+        return defined & whole

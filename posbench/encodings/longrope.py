@@ -20,6 +20,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from posbench import machine
 from posbench.encodings import _frequencies as rules
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
@@ -49,8 +50,8 @@ class LongRoPE(rotary.Rotary):
 
     def angles(self, positions: Tensor) -> Tensor:
         long = self.inv_freq(positions.device)
-        beyond = (positions.amax(-1) >= self.original_length).to(long.device)[:, None, None]  # (1|B, 1, 1)
-        return rotary.angles(positions, torch.where(beyond, long, self.short.to(long.device)))
+        beyond = (rotary.exact(positions).amax(-1) >= self.original_length)[:, None, None]  # (1|B, 1, 1)
+        return rotary.angles(positions, torch.where(beyond, long, machine.sent(self.short, long.device)))
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
         """Both sets of frequencies, each pair's in the proportion in which `inv_freq` changes that of longer inputs."""

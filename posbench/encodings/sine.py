@@ -37,5 +37,6 @@ class Sine(Additive):
         self.base = base
 
     def code(self, positions: Tensor) -> Tensor:
-        inv_freq = self.base ** (-torch.arange(self.width, dtype=torch.float64) / self.width)
+        channel = torch.arange(self.width, dtype=torch.float64, device=rotary.has_fp64(positions.device))
+        inv_freq = self.base ** (-channel / self.width)
         return rotary.angles(positions, inv_freq).sin().float().to(positions.device)

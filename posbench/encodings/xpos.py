@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Shape, once
 from posbench.errors import Undefined
 
 GAMMA = 0.4
@@ -42,9 +42,13 @@ class XPos(rotary.Rotary):
         self.max_length = int(128 * self.scale_base)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        rotation = self.rotation(positions, q.device)
-        size = self.decay(positions).to(q.device)
-        return rotary.rotate(q, rotation * size, self.layout), rotary.rotate(k, rotation / size, self.layout)
+        of_q, of_k = once(positions, self, lambda: self._turns(positions, q.device))
+        return rotary.turn(q, of_q), rotary.turn(k, of_k)
+
+    def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:
+        """Of queries and of keys, laid out."""
+        rotation, size = self.rotation(positions, device), self.decay(positions).to(device)
+        return [rotary.laid_out(turns, self.layout) for turns in (rotation * size, rotation / size)]
 
     def decay(self, positions: Tensor) -> Tensor:
         """zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""

@@ -33,7 +33,7 @@ class TrainedGPT:
 
     @torch.inference_mode()
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
-        windows = torch.from_numpy(ids).to(self.device)
+        windows = machine.sent(torch.from_numpy(ids), self.device)
         inputs, targets = windows[:, :-1], windows[:, -scored:]
         with machine.autocast(self.device, self.dtype):
             hidden = self.model.hidden(
@@ -43,7 +43,7 @@ class TrainedGPT:
                 reading=self.reading,
             )
         nll = _nll(self.model, hidden.float().flatten(0, 1), targets.flatten())
-        return nll.view(-1, scored).double().cpu().numpy()
+        return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     def varied(self, variant: Variant, length: int) -> Varied:
         encoding = self.model.encoding
