@@ -5,9 +5,9 @@ Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Ll
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
+from posbench.kernels.fused import fusible, gelu
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.randomness import derive, generator
 
@@ -29,9 +30,6 @@ from posbench.randomness import derive, generator
 # trained weights another meaning, such as GELU's exact form in place of the tanh one: older runs are then refused, not
 # misread.
 BLOCK = 1
-
-# q, k, v (B, H, T, Dh) and the layer's input x (B, T, D) to the attention's output, of all rows or of the last ones.
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +111,16 @@ class GPT(nn.Module):
         attend = functools.partial(
             attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive
         )
-        for layer, block in enumerate(self.blocks):
-            rows = last if layer == len(self.blocks) - 1 else None
-            x = block(x, functools.partial(attend, layer=layer, last=rows))
-        return self.norm(x)  # type: ignore[no-any-return]
+        blocks = self.layers
+        q, k, v, read = before(blocks[0], x)
+        for layer, (block, following) in enumerate(itertools.pairwise(blocks)):
+            x, q, k, v, read = between(block, following, x, attend(q, k, v, read, layer=layer))
+        return after(blocks[-1], self.norm, x, attend(q, k, v, read, layer=len(blocks) - 1, last=last))
+
+    @property
+    def layers(self) -> "list[Block]":
+        """The blocks, as what they are."""
+        return cast("list[Block]", list(self.blocks))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size). With a concatenated code the head reads the token channels only."""
@@ -135,6 +139,8 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
+    """Its parts are called by the functions below, in pieces that begin and end at attention."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = _norm(config)
@@ -142,25 +148,59 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        attended = self.attention(self.attention_norm(x), attend)
-        x = x[:, -attended.shape[1] :] + attended
+    def into_attention(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """States (B, T, D) to queries, keys and values (B, H, T, Dh), and what they were read from (B, T, D)."""
+        read = self.attention_norm(x)
+        return *self.attention.heads(read), read
+
+    def out_of_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """States (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it, to the block's output."""
+        x = x[:, -attended.shape[2] :] + self.attention.joined(attended)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
+@fusible()
+def before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From the embeddings to the first attention."""
+    return block.into_attention(x)
+
+
+@fusible()
+def between(
+    block: Block, following: Block, x: Tensor, attended: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """From one attention to the next."""
+    x = block.out_of_attention(x, attended)
+    return x, *following.into_attention(x)
+
+
+@fusible()
+def after(block: Block, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
+    """From the last attention to the final states."""
+    return norm(block.out_of_attention(x, attended))  # type: ignore[no-any-return]
+
+
 class Attention(nn.Module):
+    """The projections round attention."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_heads = config.n_heads
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        batch, length, width = x.shape
-        packed = self.qkv(x).view(batch, length, 3, self.n_heads, -1)
-        q, k, v = _Heads.apply(packed)  # type: ignore[no-untyped-call]  # each (B, H, T, Dh)
-        out = attend(q, k, v, x)
-        return self.out(out.transpose(1, 2).reshape(batch, -1, width))  # type: ignore[no-any-return]
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """States (B, T, D) to queries, keys and values (B, H, T, Dh)."""
+        packed = self.qkv(x).view(*x.shape[:2], 3, self.n_heads, -1)
+        if torch.compiler.is_compiling():  # which lays them out as kernels read them, in the pass that writes them
+            heads: tuple[Tensor, ...] = packed.permute(2, 0, 3, 1, 4).contiguous().unbind()
+        else:
+            heads = _Heads.apply(packed)  # type: ignore[no-untyped-call]
+        return heads
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """Attention's output (B, H, T, Dh) to what is added to the states (B, T, D)."""
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class _Heads(torch.autograd.Function):
@@ -185,7 +225,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
-        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):

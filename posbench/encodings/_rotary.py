@@ -19,6 +19,7 @@ from torch import Tensor
 from posbench import machine
 from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
+from posbench.kernels.fused import fusible
 
 Layout = Literal["half", "interleaved"]
 
@@ -141,10 +142,14 @@ def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     if len(laid) == 1:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * laid[0]).flatten(-2).to(x.dtype)
+    return _turn_halves(x, *laid)
+
+
+@fusible()
+def _turn_halves(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     # (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s), without copying the halves into complex numbers
-    cosine, sine = laid
     wide = x.float()
-    partner = wide.roll(x.shape[-1] // 2, dims=-1)
+    partner = torch.cat(wide.chunk(2, dim=-1)[::-1], dim=-1)
     return torch.addcmul(wide * cosine, partner, sine).to(x.dtype)
 
 

@@ -62,4 +62,4 @@ class Binary(Additive):
             )
         if not waits and not whole.all():
             raise UserError("'binary' has digits for whole positions only: choose 'sine' for positions in between")
-        return defined & whole
+        return defined & whole  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from posbench.kernels.bias import Bias
+from posbench.kernels.fused import fusible
 from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
 
 
@@ -60,12 +61,17 @@ class _Call:
     def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
         """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype."""
         added = self._added(tile, batch) if shared is None else shared
-        scores = tile.by_head(product(q, k.mT))
-        return torch.softmax(torch.add(added, scores, alpha=self.scale), -1).to(q.dtype).flatten(0, 1)
+        return _softmax(tile.by_head(product(q, k.mT)), added, self.scale).flatten(0, 1)
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
         bias = self.bias.of(tile, batch)
         return tile.mask if bias is None else (bias + tile.mask).contiguous()  # many sequences are added to it
+
+
+@fusible(dynamic=True)
+def _softmax(scores: Tensor, added: Tensor, scale: float) -> Tensor:
+    """Probabilities (sequences, heads, Tq, Tk) in the dtype of the scores, from sums in the dtype of `added`."""
+    return torch.softmax(torch.add(added, scores, alpha=scale), -1).to(scores.dtype)
 
 
 class _Tiled(torch.autograd.Function):

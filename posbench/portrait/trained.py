@@ -167,17 +167,15 @@ def _rows(model: GPT, ids: Tensor, positions: Tensor) -> Iterator[tuple[Rows, _I
     """The last queries of each layer, as the model reads a window (1, T)."""
     encoding, last = model.encoding, max(1, min(QUERIES, ids.shape[1] // 8))
     window, sinks, consecutive = model.window, model.sinks, "positions" not in encoding.hooks
-    given: list[_Inputs] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        layer = len(given)
-        given.append(_Inputs(q, k, v, x, positions, layer))
-        return attention(encoding, q, k, v, x, positions, layer, window=window, sinks=sinks, consecutive=consecutive)
-
     x = encoding.embed(model.tokens(ids), positions, ids)
-    for block in model.blocks:
-        x = block(x, attend)
-        one = given[-1]
+    for layer, block in enumerate(model.layers):
+        q, k, v, read = block.into_attention(x)
+        one = _Inputs(q, k, v, read, positions, layer)
+        attended = attention(
+            encoding, one.q, one.k, one.v, one.x, positions, layer,
+            window=window, sinks=sinks, consecutive=consecutive,
+        )  # fmt: skip
+        x = block.out_of_attention(x, attended)
         (rows,) = rows_of(
             encoding, one.q, one.k, one.v, one.x, positions, one.layer,
             window=window, sinks=sinks, block=last, last=last,

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from posbench import machine
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
+from posbench.kernels.fused import fusing
 from posbench.randomness import generator
 
 
@@ -65,7 +67,7 @@ def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: t
     training = config.training
     return Learner(
         model=model,
-        forward=torch.compile(model) if config.runtime.compile else model,
+        forward=_fused(model) if config.runtime.compile else model,
         optimizer=optimizer_for(model, training),
         device=device,
         dtype=dtype,
@@ -73,6 +75,16 @@ def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: t
         clip=training.clip,
         seed=config.seed,
     )
+
+
+def _fused(model: nn.Module) -> Callable[..., Tensor]:
+    """The model, what lies between its kernels compiled."""
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        with fusing():
+            return model(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return forward
 
 
 def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[float, float]:
