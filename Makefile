@@ -54,7 +54,7 @@ bench: $(VENV)/.core ## speed and memory of every encoding, side by side (a quie
 
 bench-peers: $(VENV)/.core ## training speed beside other implementations
 	$(INSTALL) --group peers
-	$(BIN)/python scripts/bench_peers.py
+	$(BIN)/python scripts/bench_peers.py --compile
 
 clean: ## remove the environment and what was built (never outputs/)
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -7,15 +7,17 @@ Every contender has the same layers, heads, width, vocabulary, tied head and bat
 and within 2 % as many parameters as posbench's model. All take the steps of `posbench train`: its batches, clipping,
 finite checks and fused AdamW, and a loss in fp32: a peer's is torch's cross-entropy, as these libraries use it. Each
 peer runs with every attention it has in the dtype that posbench chooses here (bf16 where the machine is good at it),
-and as it comes, in fp32 with its own choice of attention. Nothing is compiled. Threads and allocator are set for the
-process, so for all alike: as `posbench train` sets them, or with --default-malloc as they come. Needs the dependency
-group `peers`.
+and as it comes, in fp32 with its own choice of attention. With --compile each also runs under torch.compile, the peers
+whole, posbench by `runtime.compile`; "first" is then the seconds of the first two steps, with whatever the compiler has
+left on disk from before. Threads and allocator are set for the process, so for all alike: as `posbench train` sets
+them, or with --default-malloc as they come. Needs the dependency group `peers`.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -216,15 +218,16 @@ class Variant:
     peer: str
     attention: str
     dtype: str
+    compiled: bool = False
 
     @property
     def default_attention(self) -> bool:
         return self.attention == PEERS[self.peer].attentions[0]
 
-    def ours(self, dtype: str | None = None) -> str:
+    def ours(self, dtype: str | None = None, compiled: bool = False) -> str:
         """The contender of posbench that it is compared with."""
         block = " llama" if PEERS[self.peer].overrides else ""
-        return f"posbench {PEERS[self.peer].encoding}{block} {dtype or self.dtype}"
+        return f"posbench {PEERS[self.peer].encoding}{block} {dtype or self.dtype}{' compiled' if compiled else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +237,7 @@ class Row:
     peer: str
     attention: str
     dtype: str
+    compiled: bool
     default: bool  # the peer as it comes: fp32, its own choice of attention
     default_attention: bool
     fastest: bool  # of this peer's variants
@@ -246,17 +250,27 @@ class Row:
     ratio_low: float  # quartiles
     ratio_high: float
     ratio_cpu: float
+    ratio_compiled: float | None  # posbench compiled
+    ratio_compiled_low: float | None
+    ratio_compiled_high: float | None
+    first_seconds: float  # of the first two steps: compiling, warming up
 
 
-def variants(names: list[str], fast: str) -> list[Variant]:
-    """Every attention in the machine's fast dtype, and the default one in fp32."""
+def variants(names: list[str], fast: str, compiled: bool = False) -> list[Variant]:
+    """Every attention in the machine's fast dtype, compiled too if wanted, and the default one in fp32."""
     found = [Variant(name, attention, fast) for name in names for attention in PEERS[name].attentions]
+    found += [dataclasses.replace(variant, compiled=True) for variant in found if compiled]
     found += [Variant(name, PEERS[name].attentions[0], "fp32") for name in names]
-    return sorted(set(found), key=lambda variant: (names.index(variant.peer), variant.dtype, variant.attention))
+    return sorted(set(found), key=lambda one: (names.index(one.peer), one.dtype, one.attention, one.compiled))
 
 
 def measure(
-    names: list[str], sizes: Sizes, rounds: int, threads: int | None, keep_freed_memory: bool = True
+    names: list[str],
+    sizes: Sizes,
+    rounds: int,
+    threads: int | None,
+    keep_freed_memory: bool = True,
+    compiled: bool = False,
 ) -> tuple[list[Row], str]:
     """Rows in the order of the names, and a line that says how they came about."""
     for name in names:
@@ -269,30 +283,40 @@ def measure(
     load = load_average(torch.get_num_threads())
     contenders: dict[str, TrainingStep] = {}
     parameters: dict[str, int] = {}
+    first: dict[str, float] = {}
 
     def enter(name: str, model: nn.Module, config: Config) -> None:
         text = bench.random_text(sizes.vocab_size, config)
         precision = machine.resolve_precision(config.training.precision, device)
         parameters[name] = sum(p.numel() for p in model.parameters())
         contenders[name] = TrainingStep(model, config, text, device, precision)
+        began = time.perf_counter()
+        for _ in range(2):
+            contenders[name]()
+        first[name] = time.perf_counter() - began
 
-    chosen = variants(names, fast)
+    chosen = variants(names, fast, compiled)
     for variant in chosen:
         peer = PEERS[variant.peer]
-        for dtype_name in {variant.dtype, fast}:
+        for dtype_name, own in {(variant.dtype, False), (fast, False), (fast, compiled)}:
             given = ["runtime.device=cpu", f"training.precision={dtype_name}", *peer.overrides]
-            config = bench.configuration(peer.encoding, sizes, threads, given)
-            if variant.ours(dtype_name) not in contenders:
-                enter(variant.ours(dtype_name), build(config, sizes.vocab_size), config)
-            if dtype_name == variant.dtype:
-                enter(str(variant), LikePosbench(peer.build(sizes, variant.attention)), config)
+            if variant.ours(dtype_name, own) not in contenders:
+                config = bench.configuration(
+                    peer.encoding, sizes, threads, [*given, f"runtime.compile={str(own).lower()}"]
+                )
+                enter(variant.ours(dtype_name, own), build(config, sizes.vocab_size), config)
+        given = ["runtime.device=cpu", f"training.precision={variant.dtype}", *peer.overrides]
+        model = LikePosbench(peer.build(sizes, variant.attention))
+        if variant.compiled:
+            model.peer = torch.compile(model.peer)
+        enter(str(variant), model, bench.configuration(peer.encoding, sizes, threads, given))
         ratio = parameters[str(variant)] / parameters[variant.ours()]
         if abs(ratio - 1) > PARAMETERS_APART:
             raise PosbenchError(f"{variant.peer} has {ratio:.3f} times as many parameters as {variant.ours()}")
 
     timings = take_turns(contenders, rounds, device, dtype)
     tokens = sizes.train_length * sizes.batch_size
-    rows = [_row(variant, chosen, timings, tokens, parameters[str(variant)], fast) for variant in chosen]
+    rows = [_row(variant, chosen, timings, tokens, parameters, first, fast) for variant in chosen]
     caption = (
         f"{sizes.n_layers} layers, {sizes.n_heads} heads, width {sizes.d_model}, vocabulary {sizes.vocab_size}, "
         f"{sizes.batch_size} x {sizes.train_length} tokens per step, {torch.get_num_threads()} threads, "
@@ -302,18 +326,31 @@ def measure(
     return rows, caption
 
 
-def _row(variant: Variant, chosen: list[Variant], timings: Timings, tokens: int, parameters: int, fast: str) -> Row:
-    name, ours = str(variant), variant.ours(fast)
+def _row(
+    variant: Variant,
+    chosen: list[Variant],
+    timings: Timings,
+    tokens: int,
+    parameters: dict[str, int],
+    first: dict[str, float],
+    fast: str,
+) -> Row:
+    name, ours, ours_compiled = str(variant), variant.ours(fast), variant.ours(fast, compiled=True)
+
+    def compiled_ratio(quantile: float) -> float | None:
+        return timings.ratio(ours_compiled, name, quantile) if ours_compiled in timings.wall else None
+
     speeds = {str(v): float(np.median(tokens / timings.wall[str(v)])) for v in chosen if v.peer == variant.peer}
     return Row(
         peer=variant.peer,
         attention=variant.attention,
         dtype=variant.dtype,
+        compiled=variant.compiled,
         default=variant.default_attention and variant.dtype == "fp32",
         default_attention=variant.default_attention,
         fastest=speeds[name] == max(speeds.values()),
         posbench=ours,
-        parameters=parameters,
+        parameters=parameters[name],
         tokens_per_second=speeds[name],
         tokens_per_cpu_second=float(np.median(tokens / timings.cpu[name])),
         ratio_same_dtype=timings.ratio(variant.ours(), name),
@@ -321,18 +358,24 @@ def _row(variant: Variant, chosen: list[Variant], timings: Timings, tokens: int,
         ratio_low=timings.ratio(ours, name, quantile=0.25),
         ratio_high=timings.ratio(ours, name, quantile=0.75),
         ratio_cpu=float(np.median(timings.cpu[name] / timings.cpu[ours])),
+        ratio_compiled=compiled_ratio(0.5),
+        ratio_compiled_low=compiled_ratio(0.25),
+        ratio_compiled_high=compiled_ratio(0.75),
+        first_seconds=first[name],
     )
 
 
 def table(rows: list[Row]) -> str:
     headers = ["peer", "attention", "dtype", "", "tokens/s", "against", "same dtype", "posbench / peer", "quartiles"]
-    return bench.markdown(headers, [_cells(row) for row in rows])
+    if any(row.ratio_compiled is not None for row in rows):
+        headers += ["posbench compiled / peer", "quartiles", "first"]
+    return bench.markdown(headers, [_cells(row)[: len(headers)] for row in rows])
 
 
 def _cells(row: Row) -> list[str]:
     marks = {"as it comes": row.default, "default attention": row.default_attention and not row.default}
-    marks["fastest"] = row.fastest
-    return [
+    marks |= {"compiled": row.compiled, "fastest": row.fastest}
+    cells = [
         row.peer,
         row.attention,
         row.dtype,
@@ -343,6 +386,10 @@ def _cells(row: Row) -> list[str]:
         f"{row.ratio:.2f}",
         f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
     ]
+    if row.ratio_compiled is not None:
+        cells += [f"{row.ratio_compiled:.2f}", f"{row.ratio_compiled_low:.2f}-{row.ratio_compiled_high:.2f}"]
+        cells.append(f"{row.first_seconds:.1f} s")
+    return cells
 
 
 def main() -> None:
@@ -353,12 +400,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--default-malloc", action="store_true", help="leave the C library's allocator as it comes")
+    parser.add_argument("--compile", action="store_true", help="every contender under torch.compile, too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     try:
         sizes = bench.find_shape(given.shape, given.length)
         rows, caption = measure(
-            given.peers or list(PEERS), sizes, given.rounds, given.threads, not given.default_malloc
+            given.peers or list(PEERS), sizes, given.rounds, given.threads, not given.default_malloc, given.compile
         )
     except PosbenchError as error:
         print(f"error: {error}", file=sys.stderr)
