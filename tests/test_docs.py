@@ -77,6 +77,15 @@ def paths_in_the_readmes_tree() -> set[pathlib.Path]:
     return found
 
 
+def test_every_test_that_the_page_on_reliability_names_exists_and_is_slow_where_it_says_so() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"(\*slow\* )?`([a-z_/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 100
+    for slow, file, name in named:
+        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"
+        assert bool(slow) == file.startswith("slow/"), name
+
+
 def test_every_path_in_the_readmes_tree_exists() -> None:
     assert {path for path in paths_in_the_readmes_tree() if not path.exists()} == set()
 
