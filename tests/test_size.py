@@ -15,9 +15,10 @@ import pytest
 import support
 import yaml
 
-from posbench import machine
+from posbench import encodings, machine
 from posbench.config import size
-from posbench.config.schema import Config, ModelConfig, from_container, to_container
+from posbench.config.schema import Config, EncodingConfig, ModelConfig, from_container, to_container
+from posbench.config.shape import shape_of
 from posbench.errors import RunFailed, UserError
 from posbench.model import build, parameter_counts
 
@@ -52,19 +53,80 @@ def test_what_no_machine_holds_is_refused_before_it_is_made(tiny_config: Config,
     config = from_container(plain)
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
-        size.refuse_too_large(config, "cpu", training=True)
+        size.refuse_too_large(config, "cpu", "train")
     assert time.monotonic() - began < 1
     told = r"needs at least [\d,.]+ GiB \([\d,]+ parameters .*, there are [\d.]+ GiB \(.*\): .*POSBENCH_MEMORY_GIB=GIB"
     assert re.search(told, str(caught.value)) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", encodings.names())
+def test_an_encoding_is_measured_without_being_made(tiny_config: Config, name: str) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name))
+    made = encodings.build(name, shape_of(config))
+    assert size._of_encoding(config, 4) == sum(each.nbytes for each in [*made.parameters(), *made.buffers()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shaw", {"max_distance": 10**9}),
+        ("cope", {"max_position": 10**12}),
+        ("cope", {"max_position": 10**30}),
+        ("t5", {"num_buckets": 10**11, "max_distance": 10**12}),
+        ("path", {"rank": 10**10}),
+        ("randomized", {"inner": "cope", "inner_options": {"max_position": 10**10}}),
+        ("layered", {"layers": [{"name": "rope"}, {"name": "shaw", "max_distance": 10**11}]}),
+    ],
+)
+def test_tables_of_an_encoding_that_no_machine_holds_are_refused(
+    tiny_config: Config, name: str, options: dict[str, Any]
+) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name, options))
+    for purpose in ("build", "evaluate", "train"):
+        with pytest.raises(UserError, match=rf"the model with '{name}' needs at least .* GiB .*there are .* GiB \("):
+            size.refuse_too_large(config, "cpu", purpose)  # type: ignore[arg-type]
+    assert not size.fits(config)
+
+
+def test_the_positions_that_a_draw_orders_are_bounded(tiny_config: Config) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig("randomized", {"max_length": 10**12}))
+    with pytest.raises(UserError, match=r"max_length is 1000000000000 .*to 16,777,216"):
+        size.refuse_too_large(config, "cpu", "train")
+
+
+def with_evaluation(config: Config, **changes: Any) -> Config:
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **changes))
+
+
+def test_windows_that_no_machine_holds_are_refused(tiny_config: Config) -> None:
+    config = with_evaluation(tiny_config, ratios=(1.0, 1e9))
+    for purpose in ("evaluate", "train"):
+        with pytest.raises(UserError, match=r"a window of [\d,]{14,} tokens needs at least .* lower the last of ev"):
+            size.refuse_too_large(config, "cpu", purpose)  # type: ignore[arg-type]
+    size.refuse_too_large(config, "cpu", "build")  # what only shows the model does not read so far
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ratios": tuple(range(1, 20_001))}, "evaluation.ratios has 20,000 entries: expected at most 256"),
+        ({"extensions": tuple(map(str, range(65)))}, "evaluation.extensions has 65 entries: expected at most 64"),
+        ({"ratios": (1, 1e300)}, r"evaluation reaches 1e\+300 training lengths: expected at most 1,000,000,000"),
+        ({"longest": 1e10}, r"evaluation reaches 1e\+10 training lengths: expected at most 1,000,000,000"),
+    ],
+)
+def test_evaluations_without_end_are_refused(tiny_config: Config, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        with_evaluation(tiny_config, **changes)
+
+
 def test_the_limit_can_be_set(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    size.refuse_too_large(tiny_config, "cpu", training=True)
+    size.refuse_too_large(tiny_config, "cpu", "train")
     monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.0001")
     with pytest.raises(UserError, match=r"there are 0\.0 GiB \(POSBENCH_MEMORY_GIB\)"):
-        size.refuse_too_large(tiny_config, "cpu", training=True)
+        size.refuse_too_large(tiny_config, "cpu", "train")
     monkeypatch.setenv("POSBENCH_MEMORY_GIB", "1e9")
-    size.refuse_too_large(with_model(tiny_config, n_layers=1_000_000), "cpu", training=True)
+    size.refuse_too_large(with_model(tiny_config, n_layers=1_000_000), "cpu", "train")
     monkeypatch.setenv("POSBENCH_MEMORY_GIB", "much")
     with pytest.raises(UserError, match="expected a number of GiB"):
         machine.memory_limit("cpu")

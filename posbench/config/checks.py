@@ -22,6 +22,12 @@ def at_least(least: int, section: object, prefix: str, *names: str) -> None:
             raise UserError(f"{prefix}.{name} is {value}: expected at least {least}")
 
 
+def at_most_entries(most: int, section: object, prefix: str, *names: str) -> None:
+    for name in names:
+        if (number := len(getattr(section, name))) > most:
+            raise UserError(f"{prefix}.{name} has {number:,} entries: expected at most {most}")
+
+
 def above_zero(section: object, prefix: str, *names: str) -> None:
     for name in names:
         if not 0 < getattr(section, name) < math.inf:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from posbench.config.checks import above_zero, at_least, fraction, plain_name
+from posbench.config.checks import above_zero, at_least, at_most_entries, fraction, plain_name
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
@@ -18,6 +18,9 @@ from posbench.errors import UserError
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
 MOST_THREADS = 1024  # of a CPU; OpenMP ends the process where the system does not give it as many
+MOST_LENGTHS = 256  # of an evaluation; each is a forward pass over the text
+MOST_VARIANTS = 64  # of an evaluation, each at every length
+LONGEST = 10**9  # training lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +160,13 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")
         at_least(0, self, "evaluation", "sinks")
+        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios")
+        at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers from 1 on, such as [1, 2, 4]")
+        if (furthest := max(ratios[-1], self.longest or 1)) > LONGEST:
+            raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
         for name in ("extensions", "tasks"):

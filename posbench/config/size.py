@@ -1,13 +1,18 @@
 """How large a configuration's model is, and whether this machine can hold it: by arithmetic, before any work."""
 
-from posbench import machine
+from collections.abc import Iterator
+from typing import Literal
+
+from posbench import encodings, machine
 from posbench.config.schema import Config, ModelConfig
+from posbench.config.shape import shape_of
 from posbench.errors import UserError
 
+Purpose = Literal["build", "evaluate", "train"]  # what is done with a model; each takes what the one before takes
 _BYTES_OF_TRAINING = 16  # of a parameter: its value, its gradient and Adam's two averages, in fp32
 _BYTES_OF_READING = 4
 _BYTES_OF_LAYER = 25_000  # what its objects take in Python, beside its parameters
-_GIB = 2**30
+_MORE_THAN_THERE_IS = 2**80
 
 
 def parameters(config: Config, vocab_size: int) -> int:
@@ -27,43 +32,72 @@ def hidden_width(model: ModelConfig) -> int:
     return -(-8 * model.d_model // 96) * 32 if model.mlp == "swiglu" else 4 * model.d_model
 
 
-def memory(config: Config, training: bool) -> int:
-    """Bytes that training, or reading one window, takes at the very least."""
+def _needs(config: Config, purpose: Purpose) -> Iterator[tuple[int, str, str]]:
+    """Bytes taken at the very least, more each time, by what, and which keys would lower that."""
     model, settings = config.model, config.training
     vocab_size = config.data.vocab_size if config.data.tokenizer == "bpe" else 257  # a file's is not known yet
-    weights = parameters(config, vocab_size) * (_BYTES_OF_TRAINING if training else _BYTES_OF_READING)
-    weights += model.n_layers * _BYTES_OF_LAYER
-    if not training:
-        return weights + settings.train_length * (model.d_model + hidden_width(model)) * 2
-    # What a backward pass needs of each token: eight vectors a layer, both sides of the activation, and the logits.
-    kept = model.n_layers * (8 * model.d_model + 2 * hidden_width(model)) + vocab_size
-    return weights + settings.batch_size * settings.train_length * kept * (4 if settings.precision == "fp32" else 2)
+    of_parameter = _BYTES_OF_TRAINING if purpose == "train" else _BYTES_OF_READING
+    needed = parameters(config, vocab_size) * of_parameter + model.n_layers * _BYTES_OF_LAYER
+    yield needed, "the model", "model.n_layers, model.d_model or data.vocab_size"
+    needed += _of_encoding(config, of_parameter)
+    yield needed, f"the model with '{config.encoding.name}'", "the encoding's options or training.train_length"
+    if purpose == "build":
+        return
+    longest = round(config.evaluation.ratios[-1] * settings.train_length)
+    window = longest * (model.d_model + hidden_width(model)) * 2
+    yield needed + window, f"a window of {longest:,} tokens", "the last of evaluation.ratios"
+    if purpose == "train":
+        # What a backward pass needs of a token: eight vectors a layer, both sides of the activation, and the logits.
+        kept = model.n_layers * (8 * model.d_model + 2 * hidden_width(model)) + vocab_size
+        needed += settings.batch_size * settings.train_length * kept * (4 if settings.precision == "fp32" else 2)
+        batch = f"training on {settings.batch_size:,} x {settings.train_length:,} tokens"
+        yield needed, batch, "training.batch_size, model.n_layers or model.d_model"
+
+
+def _of_encoding(config: Config, of_parameter: int) -> int:
+    """Bytes of the encoding's parameters and tables, by building it as shapes only, which takes no memory."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        # More than 64 bits can count; else it is an encoding from elsewhere whose constructor reads its numbers.
+        return _MORE_THAN_THERE_IS if "verflow" in str(error) else 0
+    learned = sum(parameter.numel() for parameter in encoding.parameters())
+    return learned * of_parameter + sum(table.nbytes for table in encoding.buffers())
 
 
 def fits(config: Config) -> bool:
-    """Whether the CPU of this machine can hold the model."""
+    """Whether the CPU of this machine can hold the model.
+
+    Raises:
+        UserError: an option of the encoding is wrong.
+    """
     limit = machine.memory_limit("cpu")
-    return limit is None or memory(config, training=False) <= limit[0]
+    return limit is None or all(needed <= limit[0] for needed, *_ in _needs(config, "build"))
 
 
-def refuse_too_large(config: Config, device: str, training: bool) -> None:
+def refuse_too_large(config: Config, device: str, purpose: Purpose) -> None:
     """Refuse what cannot be held, before any of it is made.
 
     Args:
         device: that it would run on.
-        training: whether it would be trained, not read only.
 
     Raises:
-        UserError: the model would need more memory than there is, with the estimate.
+        UserError: it would need more memory than there is, with the estimate; or an option of the encoding is wrong.
     """
-    for where, trained in ((device, training), ("cpu", False)):  # it is built on the CPU
-        limit, needed = machine.memory_limit(where), memory(config, trained)
-        if limit is not None and needed > limit[0]:
-            n_parameters = parameters(config, 0)
-            what = "training" if trained else "the model"
-            raise UserError(
-                f"{what} needs at least {needed / _GIB:,.1f} GiB ({n_parameters:,} parameters beside the tables, "
-                f"{config.training.batch_size} x {config.training.train_length} tokens), there are "
-                f"{limit[0] / _GIB:,.1f} GiB ({limit[1]}): lower model.n_layers, model.d_model or training.batch_size; "
-                f"{machine.MEMORY}=GIB sets another limit"
-            )
+    wanted: dict[str, Purpose] = {"cpu": "build"}  # where every model is made
+    wanted[device] = purpose
+    for where, what in wanted.items():
+        limit = machine.memory_limit(where)
+        for needed, of, keys in _needs(config, what) if limit else ():
+            if limit is not None and needed > limit[0]:
+                raise UserError(
+                    f"{of} needs at least {_gib(needed)} ({parameters(config, 0):,} parameters beside the tables), "
+                    f"there are {_gib(limit[0])} ({limit[1]}): lower {keys}; {machine.MEMORY}=GIB sets another limit"
+                )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size < 2**70 else "2^40 GiB"

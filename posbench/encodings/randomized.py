@@ -24,6 +24,8 @@ from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape, check_length
 from posbench.errors import UserError
 
+_MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32; every draw orders all of them
+
 
 class Randomized(Wrapper):
     def __init__(
@@ -35,8 +37,9 @@ class Randomized(Wrapper):
     ) -> None:
         super().__init__(shape)
         self.range = 16 * shape.train_length if max_length is None else max_length
-        expected = f"at least train_length, {shape.train_length}, or null for 16 training lengths"
-        self.expect(self.range >= shape.train_length, "max_length", max_length, expected)
+        most = max(_MOST_POSITIONS, 16 * shape.train_length)
+        expected = f"{shape.train_length}, the training length, to {most:,}, or null for 16 training lengths"
+        self.expect(shape.train_length <= self.range <= most, "max_length", max_length, expected)
         # To the inner encoding, training reaches as far as the positions do.
         reached = dataclasses.replace(shape, train_length=self.range)
         self.adopt([build_inner(inner, reached, inner_options, "encoding.inner_options")])

@@ -77,7 +77,7 @@ def evaluate_run(
     """
     config = dataclasses.replace(load_config(folder), evaluation=settings)
     chosen = machine.resolve(device or config.runtime.device)
-    size.refuse_too_large(config, str(chosen), training=False)
+    size.refuse_too_large(config, str(chosen), "evaluate")
     check(config)
     step, weights = checkpoint.load_model(folder)
     machine.set_threads(threads or config.runtime.threads)
@@ -189,7 +189,7 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
     config, record = load_config(folder), load_record(folder)
     if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
         raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
-    size.refuse_too_large(config, str(subject.device), training=False)
+    size.refuse_too_large(config, str(subject.device), "build")
     step, weights = checkpoint.load_model(folder)
     return dataclasses.replace(
         subject,

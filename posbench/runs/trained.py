@@ -36,7 +36,7 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
         UserError: no checkpoint, none that is complete, weights that are not of this configuration, or a model that
             this machine cannot hold.
     """
-    size.refuse_too_large(config, "cpu", training=False)
+    size.refuse_too_large(config, "cpu", "build")
     _, weights = checkpoint.load_model(folder)
     return with_weights(folder, config, tokenizer, weights).eval()
 

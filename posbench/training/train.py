@@ -62,7 +62,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
     device = machine.resolve(config.runtime.device)
-    size.refuse_too_large(config, str(device), training=True)
+    size.refuse_too_large(config, str(device), "train")
     check(config)
     check_objective(config)
     if not restart:
