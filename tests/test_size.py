@@ -90,7 +90,7 @@ def test_tables_of_an_encoding_that_no_machine_holds_are_refused(
 
 def test_the_positions_that_a_draw_orders_are_bounded(tiny_config: Config) -> None:
     config = dataclasses.replace(tiny_config, encoding=EncodingConfig("randomized", {"max_length": 10**12}))
-    with pytest.raises(UserError, match=r"max_length is 1000000000000 .*to 16,777,216"):
+    with pytest.raises(UserError, match=r"max_length is 1000000000000 .*at most 16,777,216"):
         size.refuse_too_large(config, "cpu", "train")
 
 

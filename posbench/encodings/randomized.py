@@ -38,7 +38,7 @@ class Randomized(Wrapper):
         super().__init__(shape)
         self.range = 16 * shape.train_length if max_length is None else max_length
         most = max(_MOST_POSITIONS, 16 * shape.train_length)
-        expected = f"{shape.train_length}, the training length, to {most:,}, or null for 16 training lengths"
+        expected = f"at least train_length, {shape.train_length}, at most {most:,}, or null for 16 training lengths"
         self.expect(shape.train_length <= self.range <= most, "max_length", max_length, expected)
         # To the inner encoding, training reaches as far as the positions do.
         reached = dataclasses.replace(shape, train_length=self.range)
