@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import errno
 import fcntl
+import glob
 import gzip
 import http.server
 import io
@@ -472,6 +473,38 @@ def test_missing_parquet_column_names_the_nearest(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["x"])
     with pytest.raises(UserError, match="has no column 'txt': it has text: did you mean 'text'"):
         load(config(path=tmp_path / "a.parquet", column="txt"), tmp_path)
+
+
+def test_globs_find_what_the_standard_library_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a.txt", "B.txt", ".hid.txt", "x/a.txt", "x/y/b.txt", "x/y/c.md", ".h/d.txt", "[z]/e.txt", "x/.h/f.txt")
+    write(tmp_path / "in", {name: "text" for name in names})
+    write(tmp_path / "out", {"linked.txt": "text"})
+    (tmp_path / "in/x/link").symlink_to(tmp_path / "out")
+    (tmp_path / "in/file.txt").symlink_to(tmp_path / "out/linked.txt")
+    (tmp_path / "in/circle.txt").symlink_to("circle.txt")
+    monkeypatch.chdir(tmp_path / "in")
+    here = glob.escape(str(tmp_path / "in"))
+    for pattern in (
+        "*.txt", "**/*.txt", "x/**/*.txt", "**/y/*", ".*", "**", "x/**", "*/*.txt", "[ab].txt", "[Bx]*", "[[]z]/*.txt",
+        "**/.h/*.txt", "x/../*.txt", "?.txt", "no/*.txt", "**/x/*.txt", "x/link/*.txt", "../out/*.txt", "**/*",
+        f"{here}/**/*.txt",
+    ):  # fmt: skip
+        expected = {Path(found) for found in glob.glob(pattern, recursive=True) if Path(found).is_file()}
+        asked = reading._Search(pattern, links=True).matching(Path(), Path(pattern).parts)
+        assert {found for found in asked if found.is_file()} == expected, pattern
+    below = reading._Search("", links=False).matching(tmp_path / "in", ("**",))
+    assert {path.name for path in below if path.is_file()} == {"a.txt", "B.txt", "b.txt", "c.md", "e.txt", "file.txt"}
+
+
+@pytest.mark.parametrize("path", ["{}/**/*.txt", "{}", "{}/*/*/*.txt", "/**/*.nothing"])
+def test_a_path_that_names_half_a_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    write(tmp_path, {f"{i}/{j}/k.txt": "text" for i in range(4) for j in range(4)})
+    monkeypatch.setattr(reading, "MOST_ENTRIES", 20)
+    with pytest.raises(UserError, match=r"data\.path is '.*': more than 20 files and folders to look through"):
+        reading.find(path.format(tmp_path))
+    monkeypatch.setattr(reading, "MOST_ENTRIES", 72)
+    if path.startswith("{"):
+        assert len(reading.find(path.format(tmp_path))) == 16
 
 
 def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:

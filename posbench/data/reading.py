@@ -8,12 +8,15 @@ byte-order mark is dropped, being no text. A folder may be one that `datasets` s
 import bz2
 import codecs
 import contextlib
+import dataclasses
+import fnmatch
 import glob
 import gzip
 import io
 import itertools
 import json
 import logging
+import os
 import re
 import sysconfig
 import tempfile
@@ -33,6 +36,7 @@ KINDS = ((".txt", ".jsonl", ".parquet"), (".csv", ".tsv", ".arrow"), WHOLE, (".j
 READABLE = (
     "expected .txt, .md, .py, .rst, .tex, .jsonl, .json, .csv, .tsv, .parquet or .arrow; text also as .gz, .zst, .bz2"
 )
+MOST_ENTRIES = 500_000  # files and folders that are looked at for one path
 CHUNK = 2**20  # bytes looked at or unpacked at a time
 SPLIT_WORDS = {
     "train": "train",
@@ -75,12 +79,12 @@ def find(path: str) -> list[Path]:
     """Return the readable files of a file, a folder (searched to the bottom) or a glob, sorted.
 
     Raises:
-        UserError: nothing there, or a file of a kind that cannot be read.
+        UserError: nothing there, a file of a kind that cannot be read, or too much to look through.
     """
     here = Path(path).expanduser()
     if here.is_dir():
         return _in_folder(here)
-    files = [here] if here.is_file() else sorted(Path(p) for p in glob.glob(str(here), recursive=True))
+    files = [here] if here.is_file() else sorted(_Search(path, links=True).matching(Path(), here.parts))
     files = [file for file in files if file.is_file()]
     if not files:
         nearby = [p.name for p in here.parent.iterdir()] if here.parent.is_dir() else []
@@ -95,7 +99,7 @@ def find(path: str) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    inside = [file for file in folder.rglob("*") if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
+    inside = _Search(str(folder), links=False).matching(folder, ("**",))
     found = [file for file in inside if _kind(file) and file.is_file()]
     if saved := saved_to_disk(folder):
         return sorted(itertools.chain(*saved.values()))
@@ -111,6 +115,57 @@ def _in_folder(folder: Path) -> list[Path]:
                 logger.info(line, folder, read, ", ".join(others), folder, others[0])
             return sorted(files)
     raise UserError(f"data.path: no file in the folder '{folder}' can be read: {READABLE}")
+
+
+@dataclasses.dataclass
+class _Search:
+    """A glob as the standard library has it, which ends where that would walk a whole disk for a few letters."""
+
+    path: str  # as it was asked for
+    links: bool  # whether ** goes into linked folders
+    looked_at: int = 0
+
+    def matching(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
+        """What the parts of a pattern stand for, from a folder on; without what is hidden, unless a part says so.
+
+        Raises:
+            UserError: more than `MOST_ENTRIES` files and folders were looked at.
+        """
+        if not pattern:
+            yield folder
+            return
+        first, rest = pattern[0], pattern[1:]
+        if glob.escape(first) == first:
+            if os.path.lexists(folder / first):
+                yield from self.matching(folder / first, rest)
+            return
+        if first == "**":
+            yield from self.matching(folder, rest)
+        like = re.compile(fnmatch.translate(first))
+        for entry in self._entries(folder):
+            if (entry.name.startswith(".") and not first.startswith(".")) or not like.match(entry.name):
+                continue
+            if first == "**" and self._is_folder(entry, links=self.links):
+                yield from self.matching(folder / entry.name, pattern)
+            elif not rest or (first != "**" and self._is_folder(entry, links=True)):
+                yield from self.matching(folder / entry.name, rest)
+
+    def _is_folder(self, entry: "os.DirEntry[str]", links: bool) -> bool:
+        try:
+            return entry.is_dir(follow_symlinks=links)
+        except OSError:  # links in a circle
+            return False
+
+    def _entries(self, folder: Path) -> "Iterator[os.DirEntry[str]]":
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                self.looked_at += 1
+                if self.looked_at > MOST_ENTRIES:
+                    raise UserError(
+                        f"data.path is '{self.path}': more than {MOST_ENTRIES:,} files and folders to look through, "
+                        "expected a narrower one, or texts put together in .jsonl or .parquet"
+                    )
+                yield entry
 
 
 def saved_to_disk(folder: Path) -> dict[str, list[Path]]:
