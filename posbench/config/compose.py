@@ -30,7 +30,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
 from posbench.config import size
-from posbench.config.data_only import refuse_code, refuse_other_hydra, refuse_resolvers
+from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, translated
@@ -240,6 +240,7 @@ def _composer(search: list[str]) -> Compose:
         cfg = _compose([*_searchpath(search), *chosen])
         if search:
             refuse_other_hydra(cfg, without(tuple(each for each in chosen if each.lstrip("+~").startswith("hydra"))))
+            refuse_elsewhere(cfg)
         return cfg
 
     @functools.cache

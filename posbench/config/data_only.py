@@ -1,6 +1,7 @@
 """A configuration is data only: what would call code or read the environment is refused before Hydra sees it."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,6 +10,8 @@ from posbench.config import plain_yaml
 from posbench.errors import UserError
 
 _ABSENT = object()
+WRITTEN_TO = ("runtime.outputs", "runtime.cache")
+_BELOW = "another place than a folder below the current one is chosen on the command line only"
 _RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 
 
@@ -51,6 +54,37 @@ def refuse_other_hydra(cfg: DictConfig, without: DictConfig) -> None:
     for key in sorted(found.keys() | expected.keys()):
         if found.get(key, _ABSENT) != expected.get(key, _ABSENT):
             raise UserError(f"a file sets {key}: Hydra's own part is set on the command line only")
+
+
+def refuse_elsewhere(cfg: DictConfig) -> None:
+    """Refuse files that have posbench write outside of the folder it is called in, or where they do not plainly say.
+
+    Args:
+        cfg: composed with them, without what is typed.
+
+    Raises:
+        UserError: the first key that does.
+    """
+    runtime = OmegaConf.to_container(cfg.runtime) if OmegaConf.is_dict(cfg.get("runtime")) else {}
+    for key in WRITTEN_TO:
+        place = runtime.get(key.removeprefix("runtime.")) if isinstance(runtime, dict) else None
+        if place is not None and not _stays_below(str(place)):
+            raise UserError(f"a file sets {key} to '{place}': {_BELOW}")
+
+
+def refuse_elsewhere_typed(override: str, key: str, path: Path) -> None:
+    """The same of an override that stands in a file.
+
+    Raises:
+        UserError: it does.
+    """
+    typed = override.partition("=")[2].strip("'\"")
+    if key == "runtime" or (key in WRITTEN_TO and not _stays_below(typed)):
+        raise UserError(f"{path} has '{override}': {_BELOW}")
+
+
+def _stays_below(place: str) -> bool:
+    return bool(re.fullmatch(r"[\w. -][\w./ -]*", place)) and ".." not in place.split("/")
 
 
 def _hydras_keys(value: Any, key: str = "hydra") -> dict[str, Any]:

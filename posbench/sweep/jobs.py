@@ -11,6 +11,7 @@ import yaml
 
 from posbench import files
 from posbench.config import compose, plain_yaml
+from posbench.config.data_only import refuse_elsewhere_typed
 from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key
 from posbench.config.schema import Config, to_container
@@ -125,6 +126,8 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
             )
     for override in (override for one in [*sets, shared] for override in one if _key(override).startswith("hydra")):
         raise UserError(f"{path} has '{override}': Hydra's own part is set on the command line only")
+    for override in (override for one in [*sets, shared] for override in one):
+        refuse_elsewhere_typed(override, _key(override), path)
     kept = [override for override in shared if _key(override) not in given]
     return [[*kept, *overrides, *one] for one in sets]
 

@@ -351,6 +351,51 @@ def test_a_strangers_sweep_chooses_nothing_of_hydras(
     assert refused in capsys.readouterr().err
 
 
+ELSEWHERE = ["/tmp/elsewhere", "~/x", "../x", "a/../../x", "'${study}/x'", "'a${oc.env:HOME}'", "['x']", "''"]
+
+
+@pytest.mark.parametrize("key", ["outputs", "cache"])
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_a_strangers_file_does_not_say_where_is_written(
+    key: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("DIR/experiment").mkdir(parents=True)
+    Path("DIR/experiment/x.yaml").write_text(f"{WHOLE}study: x\nruntime: {{{key}: {place}}}\n")
+    for command in ("train", "sweep"):
+        assert posbench(command, "--config-dir", "DIR", "experiment=x", "encoding=rope") == 2
+        error = capsys.readouterr().err
+        assert f"runtime.{key}" in error or "is not allowed" in error
+        assert error.count("\n") == 1
+    assert [path.name for path in Path().iterdir()] == ["DIR"]
+
+
+def test_a_strangers_file_may_name_a_folder_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("DIR/experiment").mkdir(parents=True)
+    Path("DIR/experiment/x.yaml").write_text(f"{WHOLE}study: x\nruntime: {{outputs: my runs/new, cache: .cache}}\n")
+    command = ("train", "--config-dir", "DIR", "experiment=x", "--cfg", "job")
+    assert posbench(*command) == 0
+    assert "outputs: my runs/new" in capsys.readouterr().out
+    assert posbench(*command, f"runtime.outputs={tmp_path}/there", "cache=/tmp/c") == 0  # what is typed may
+    assert f"outputs: {tmp_path}/there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "override", ["runtime.outputs=/tmp/x", "outputs=../x", "++runtime.cache='/x'", "'runtime={outputs:/x}'"]
+)
+def test_a_strangers_sweep_does_not_say_where_is_written(
+    override: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    for text in (f'sets: [encoding=rope]\nshared: ["{override}"]', f'sets: ["encoding=rope {override}"]'):
+        (tmp_path / "sweep/x.yaml").write_text(text)
+        assert posbench("sweep", "sweep=x", "--config-dir", str(tmp_path)) == 2
+        assert "is chosen on the command line only" in capsys.readouterr().err
+
+
 def test_a_strangers_sweep_is_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "DIR/sweep").mkdir(parents=True)
     (tmp_path / "private").write_text("password: hunter2\n")
