@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
 _LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # at a lock that is waited for
+_LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # at one that is not: who asks whether it is held has it for a moment
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -108,6 +109,15 @@ def read(path: Path, most: int) -> bytes:
         return file.read()
 
 
+def open_itself(path: Path) -> BinaryIO:
+    """Open what stands at a place for reading: no link is followed, and no pipe waited for.
+
+    Raises:
+        OSError: it is a link, or cannot be opened.
+    """
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
+
+
 def sha256(path: Path) -> bytes:
     """Digest of a file's bytes, read piece by piece."""
     with path.open("rb") as file:
@@ -147,14 +157,14 @@ def lock(path: Path, wait: bool = False) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not wait:
+            waits += 1
+            if not wait and waits == _LOOKS:
                 os.close(descriptor)
                 raise
-            waits += 1
-            if waits == tell_at:
+            if wait and waits == tell_at:
                 tell_at += round(_TELL_EVERY_SECONDS / _LOOK_EVERY_SECONDS)
                 logger.info("waiting for %s, which holds %s", _holder(descriptor), path)
-            time.sleep(_LOOK_EVERY_SECONDS)
+            time.sleep(_LOOK_EVERY_SECONDS if wait else _LOOK_AGAIN_SECONDS)
             continue
         except OSError as error:
             told = "%s cannot be locked (%s): make sure that no other process uses it"

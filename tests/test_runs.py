@@ -1,6 +1,7 @@
 """The run folder: one owner, whole records, nothing secret, nothing lost."""
 
 import dataclasses
+import fcntl
 import json
 import logging
 import os
@@ -15,11 +16,11 @@ import torch
 from disks import in_child, small_disk, start_child
 from support import snapshot
 
-from posbench import model
+from posbench import files, model
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
-from posbench.runs import checkpoint
+from posbench.runs import checkpoint, lock
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.redaction import redact
@@ -275,6 +276,17 @@ def test_of_two_processes_started_at_once_exactly_one_wins(tmp_path: Path, tiny_
         for descriptor in (gate[0], *answers, release[0]):
             os.close(descriptor)
         assert sorted(told) == sorted(b"WL"), trial
+
+
+def test_who_asks_whether_a_folder_is_owned_keeps_no_owner_from_it(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    asking = (tmp_path / "run/.lock").open("wb")
+    fcntl.flock(asking, fcntl.LOCK_SH)  # as in_use has it, for a moment
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: asking.close())
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        assert lock.in_use(run.folder)
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, tiny_config: Config) -> None:

@@ -25,12 +25,14 @@ from posbench import files
 from posbench.config.schema import Config, DataConfig
 from posbench.data import corpus
 from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
+from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 BATCH_CHARACTERS = 2**22  # encoded at a time
+_LARGEST_META = 2**20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,12 @@ def prepare(config: DataConfig, cache: Path) -> Tokens:
 
 
 def _kept(folder: Path, added: dict[str, Any]) -> Tokens | None:
-    """What a cache folder holds; a damaged one is removed."""
-    if not folder.exists():
+    """What a cache folder holds; a damaged one is removed, and so is what is no such folder."""
+    if not os.path.lexists(folder):
         return None
     try:
         return _open(folder, added)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         logger.warning("token cache %s is damaged (%s): making it again", folder, error)
         files.delete(folder)
         return None
@@ -222,11 +224,13 @@ def _open(folder: Path, added: dict[str, Any]) -> Tokens:
         added: to the record; what the configuration says and the cache does not.
 
     Raises:
-        OSError, ValueError, KeyError: a file is missing or is not what was written.
+        OSError, ValueError, KeyError, UserError: a file is missing or is not what was written.
     """
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    for path in (folder, *folder.iterdir()):
+        files.refuse_unusual(path)
+    meta = json.loads(files.read(folder / "meta.json", _LARGEST_META))
     for file, digest in meta["files"].items():
-        if files.sha256(folder / file).hex() != digest:
+        if Path(file).name != file or files.sha256(folder / file).hex() != digest:
             raise ValueError(f"{file} is not what was written")
     tokenizer = from_file(folder / "tokenizer.json")
     train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)

@@ -20,7 +20,7 @@ _OWNER_BYTES = 4096  # an owner says less about itself
 def in_use(folder: Path) -> bool:
     """Whether a process owns the run folder at this moment."""
     try:
-        with open(folder / LOCK, "rb") as file:
+        with files.open_itself(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -32,7 +32,7 @@ def in_use(folder: Path) -> bool:
 def died(folder: Path) -> bool:
     """Whether a run whose record says `running` has no owner any more. Where locks do not work, that is not known."""
     try:
-        with open(folder / LOCK, "rb") as file:
+        with files.open_itself(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:  # a copy
         return True
@@ -72,7 +72,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 def _owned(folder: Path, lock: Path) -> str:
     try:
-        with open(lock, "rb") as file:
+        with files.open_itself(lock) as file:
             owner = json.loads(file.read(_OWNER_BYTES))
         started = datetime.datetime.fromisoformat(owner["started"])
         seconds = max(0, round((datetime.datetime.now(datetime.UTC) - started).total_seconds()))

@@ -191,7 +191,7 @@ def is_finished(job: Job) -> bool:
 def progress(job: Job) -> tuple[int, float | None]:
     """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
     try:
-        with open(job.folder / "metrics.jsonl", "rb") as file:
+        with files.open_itself(job.folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
     except OSError:

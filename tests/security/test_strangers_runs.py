@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -22,12 +23,14 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from support import TINY, posbench, write_text
+from support import TINY, posbench, snapshot, write_text
 
 from posbench import files
 from posbench.config.schema import load_saved
+from posbench.data import tokens
 from posbench.errors import UserError
 from posbench.notebook.run import load
+from posbench.runs.lock import died, in_use
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import Job
 from posbench.terminal import exits
@@ -103,6 +106,21 @@ def test_a_pipe_in_a_run_folder_is_refused_at_once(run: Path, capfd: pytest.Capt
     assert "log.txt is neither a file nor a folder: refused" in line(capfd)
 
 
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_who_only_looks_follows_no_link_and_waits_at_no_pipe(run: Path, victim: Path, name: str) -> None:
+    job = Job((), load_saved(run / "config.yaml"), run.parent / ".jobs" / f"{run.name}.yaml")
+    victim.write_text('{"step": 7, "train/loss": 1.5}\n')
+    with victim.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (run / name).unlink()
+        (run / name).symlink_to(victim)
+        assert (in_use(run), died(run)) == (False, name != ".lock")
+        assert jobs.progress(job)[0] == (20 if name == ".lock" else 0)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    in_use(run), died(run), jobs.progress(job)  # a plain open would wait for a writer
+
+
 def test_a_report_replaces_links_and_does_not_follow_them(run: Path, victim: Path) -> None:
     report = run.parent / "report"
     report.mkdir()
@@ -158,6 +176,36 @@ def test_a_link_in_a_shared_cache_empties_no_file(
     assert posbench("evaluate", str(run), "length=48") == 2
     assert f"{kept.name} is a symbolic link: refused" in line(capfd)
     assert victim.read_text() == VICTIM
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "linked file", "pipe", "outside"])
+def test_a_cache_entry_of_another_kind_is_made_again(
+    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    shutil.copytree(study.parents[1] / "cache", cache)
+    (entry,) = (path for path in (cache / "tokens").iterdir() if path.is_dir())
+    ids, meta = entry / "train.ids", entry / "meta.json"
+    if "linked" in kind:
+        shutil.move(ids, elsewhere)
+        ids.symlink_to(elsewhere)
+    elif kind == "pipe":
+        meta.unlink()
+        os.mkfifo(meta)
+    elif kind == "outside":
+        changed = json.loads(meta.read_text())
+        changed["files"]["../../pipe"] = changed["files"].pop("train.ids")
+        meta.write_text(json.dumps(changed))
+        os.mkfifo(cache / "pipe")
+    else:
+        shutil.move(entry, elsewhere)
+        entry.symlink_to(elsewhere if kind == "link" else tmp_path / "nothing")
+    before = snapshot(elsewhere) if elsewhere.is_dir() else {}
+    (origin,) = study.glob("rope-*")
+    made = tokens.prepare(load_saved(origin / "config.yaml").data, cache)
+    assert made.train.ids.size and "making it again" in caplog.text
+    assert not any(path.is_symlink() for path in (entry, ids))
+    assert (snapshot(elsewhere) if elsewhere.is_dir() else {}) == before
 
 
 def test_what_the_hub_said_is_noted_in_place_of_a_link(
