@@ -519,6 +519,9 @@ def test_a_misspelt_path_names_the_nearest_file(tmp_path: Path) -> None:
         reading.find("https://example.org/a.txt")
     with pytest.raises(UserError, match=r"no file in the folder '.*' can be read: expected \.txt, "):
         load(config(path=write(tmp_path / "sub", {"a.pdf": "x"})), tmp_path)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match=r"data\.path: '.*pipe\.txt' is neither a file nor a folder"):
+        load(config(path=tmp_path / "pipe.txt"), tmp_path)
     with pytest.raises(UserError, match=r"data\.path is missing"):
         load(dataclasses.replace(config(), path=None), tmp_path)
 

@@ -64,6 +64,15 @@ def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: P
     assert headline_of(folder) == before
 
 
+def test_a_later_evaluation_on_another_text_takes_nothing_away(template: Config, tmp_path: Path) -> None:
+    folder = run_of(tmp_path, template, Truth(3.6, 0.1))
+    before = headline_of(folder)
+    row = json.loads((folder / "evaluation.jsonl").read_text().splitlines()[0])
+    with open(folder / "evaluation.jsonl", "a") as file:
+        file.write(json.dumps({**row, "split": "validation", "checkpoint_step": row["checkpoint_step"] + 1}) + "\n")
+    assert headline_of(folder) == before and before["nll_1x"] is not None
+
+
 def test_the_objective_is_one_of_its_values(template: Config, tmp_path: Path) -> None:
     folder = run_of(tmp_path, template, Truth(3.6, 0.1, last_ratio=4))
     found = headline_of(folder)

@@ -321,6 +321,15 @@ def test_runs_of_another_corpus_or_initialisation_are_a_set_of_their_own(
     assert (tmp_path / "fake" / "report" / "set-2" / "curves.png").is_file()
 
 
+def test_a_set_of_failed_runs_only_comes_last(template: Config, tmp_path: Path) -> None:
+    gpt2 = dataclasses.replace(template, model=dataclasses.replace(template.model, init="gpt2"))
+    for seed in range(3):
+        write_run(tmp_path, configured(gpt2, "rope", seed), None, status="failed")
+    write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
+    first, last = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path])])
+    assert [len(group.runs) for group in (first, last)] == [1, 3]
+
+
 def test_runs_from_before_copies_were_recorded_are_compared_with_later_ones(template: Config, tmp_path: Path) -> None:
     before = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
     data = load.read(before).record["data"]

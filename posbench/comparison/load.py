@@ -135,11 +135,11 @@ def _shown(value: Any) -> Any:
 
 
 def groups(runs: list[RunData]) -> list[Group]:
-    """Runs sorted into sets that may be compared, the largest first."""
+    """Runs sorted into sets that may be compared: those with results first, of them the largest."""
     sets: dict[str, list[RunData]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: _corpus(run) is None):
         sets[_home(run, list(sets))].append(run)
-    ordered = sorted(sets.items(), key=lambda item: (-len(item[1]), item[0]))
+    ordered = sorted(sets.items(), key=lambda item: (not any(run.levels for run in item[1]), -len(item[1]), item[0]))
     settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
     differing = _differing(settings)
     return [

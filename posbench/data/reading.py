@@ -87,6 +87,8 @@ def find(path: str) -> list[Path]:
     files = [here] if here.is_file() else sorted(_Search(path, links=True).matching(Path(), here.parts))
     files = [file for file in files if file.is_file()]
     if not files:
+        if os.path.lexists(here):  # a pipe, a device, a link that leads nowhere
+            raise UserError(f"data.path: '{path}' is neither a file nor a folder: write its text to a file first")
         nearby = [p.name for p in here.parent.iterdir()] if here.parent.is_dir() else []
         if re.match(r"https?:/", path):
             raise UserError(f"data.path is '{path}': text is read from this machine, so download it first")

@@ -15,7 +15,15 @@ from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import intervals
 from posbench.evaluation.intervals import Blocks, blocks_of
 from posbench.runs.folder import load_config
-from posbench.runs.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.runs.rows import (
+    PLAIN,
+    BlockRow,
+    BlocksKey,
+    EvaluationRow,
+    evaluation_blocks,
+    evaluation_rows,
+    newest_of_split,
+)
 
 REACH_LIMIT = 0.05  # nats per token above the loss at the training length
 ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
@@ -106,13 +114,11 @@ Levels = dict[tuple[str, int], Level]  # by kind of curve (plain, windowed, an e
 
 
 def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: Config) -> Levels:
-    """The fixed_target levels of the newest checkpoint, on the split that the configuration names."""
+    """The fixed_target levels on the split that the configuration names, of the newest checkpoint evaluated on it."""
     own = [row for row in rows if row.is_headline]
-    split, newest = headline_split(rows, config), max((row.checkpoint_step for row in own), default=0)
     return {
         (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
-        for row in own
-        if row.split == split and row.checkpoint_step == newest
+        for row in newest_of_split(own, headline_split(rows, config))
     }
 
 
