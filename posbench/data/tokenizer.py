@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -159,7 +160,7 @@ def from_file(path: Path) -> Tokenizer:
             f"such as gpt2{near}"
         )
     content = files.read(path, LARGEST_FILE)
-    with _library(f"'{path}' is not a tokenizer.json"):
+    with _library(f"'{path}' is not a tokenizer.json"), _rust_is_quiet():
         _refuse_holes(json.loads(content))
         return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()))
 
@@ -177,6 +178,23 @@ def _library(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise UserError(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+
+
+@contextlib.contextmanager
+def _rust_is_quiet() -> Iterator[None]:
+    """Rust prints a panic on the process's standard error, whatever stands in sys.stderr, before it raises it."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _refuse_holes(description: Any) -> None:

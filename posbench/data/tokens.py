@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from posbench import files
 from posbench.config.schema import Config, DataConfig
-from posbench.data import corpus
+from posbench.data import apart, corpus
 from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
 from posbench.errors import UserError
 
@@ -161,7 +162,8 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
         loaded = corpus.load(config, source, Path(temporary) / "documents")
         tokenizer = own or _tokenizer(config, loaded.documents["train"])
         tokenizer.save(made / "tokenizer.json")
-        counts = {split: _encode(tokenizer, loaded.documents[split], made, split) for split in corpus.SPLITS}
+        encoded = partial(apart.encoded, made / "tokenizer.json") if own else partial(_encoded, tokenizer)
+        counts = {s: _save(tokenizer, encoded(_batches(loaded.documents[s])), made, s) for s in corpus.SPLITS}
         digests = {path.name: files.sha256(path).hex() for path in sorted(made.iterdir())}
         meta = {"record": {**loaded.record, "tokens": counts}, "files": digests}
         (made / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
@@ -189,17 +191,20 @@ def _sample(texts: Sequence[str]) -> Iterator[str]:
             return
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], folder: Path, split: str) -> int:
+def _encoded(tokenizer: Tokenizer, batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
+    return (ids for batch in batches for ids in tokenizer.encode(batch))
+
+
+def _save(tokenizer: Tokenizer, documents: Iterable[np.ndarray], folder: Path, split: str) -> int:
     """Write one split's ids and document starts; return its number of tokens."""
     dtype = _dtype(tokenizer)
     starts = [0]
     with (folder / f"{split}.ids").open("wb") as file:
-        for batch in _batches(texts):
-            for ids in tokenizer.encode(batch):
-                document = np.concatenate([[tokenizer.separator], ids])
-                _check_ids(document, tokenizer)
-                file.write(document.astype(dtype).tobytes())
-                starts.append(starts[-1] + len(document))
+        for ids in documents:
+            document = np.concatenate([[tokenizer.separator], ids])
+            _check_ids(document, tokenizer)
+            file.write(document.astype(dtype).tobytes())
+            starts.append(starts[-1] + len(document))
     np.save(folder / f"{split}.starts.npy", np.array(starts, dtype=np.int64))
     return starts[-1]
 

@@ -27,7 +27,8 @@ from support import TINY, posbench, snapshot, write_text
 
 from posbench import files
 from posbench.config.schema import load_saved
-from posbench.data import tokens
+from posbench.data import apart, tokens
+from posbench.data.tokenizer import from_file
 from posbench.errors import UserError
 from posbench.notebook.run import load
 from posbench.runs.lock import died, in_use
@@ -393,7 +394,8 @@ def test_a_tokenizer_that_is_none_is_one_line_at_once(
     spoilt(run, change)
     began = time.monotonic()
     assert posbench("show", str(run)) == 2
-    assert said in line(capfd)
+    told = capfd.readouterr().err
+    assert said in told and told.count("\n") == 1  # and nothing of Rust's own
     assert posbench("train", *TINY, "data.path=text.txt", f"data.tokenizer={run}/tokenizer.json") == 2
     assert said in line(capfd)
     assert time.monotonic() < began + 5
@@ -405,7 +407,41 @@ def test_a_tokenizer_that_fails_at_the_text_is_one_line(run: Path, capfd: pytest
     write_text(run)
     asked = [*TINY, f"data.path={run}/text.txt", f"runtime.cache={run}/cache"]
     assert posbench("train", *asked, f"data.tokenizer={run}/tokenizer.json", f"runtime.outputs={run}/out") == 2
-    assert "the tokenizer cannot encode this text: index out of bounds" in line(capfd)
+    told = capfd.readouterr().err
+    assert "error: the tokenizer cannot encode this text: index out of bounds" in told and "panicked" not in told
+
+
+PATTERNS = {  # and a text that each can be made to run over for hours or for ever
+    "exponential": ("(a|a)*$", "a" * 30 + "b", "retry-limit-in-match over"),
+    "polynomial": (r"[\s\S]{0,3000}[\s\S]{0,1000}X\d", "a" * 60_000 + "X", "takes more than 2 s for 60,001 characters"),
+}
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_pattern_that_takes_for_ever_is_ended(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    pattern, text, said = PATTERNS[kind]
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    spoilt(run, lambda content: content.update(pre_tokenizer=split))
+    if kind == "polynomial":
+        monkeypatch.setattr(apart, "PATIENCE_SECONDS", 1.5)
+        monkeypatch.setattr(apart, "FEWEST_PER_SECOND", 200_000)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=said):
+        list(apart.encoded(run / "tokenizer.json", iter([[text]])))
+    assert time.monotonic() < began + 20
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_tokenizer_apart_gives_what_it_gives_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [["héllo \U0001f600", "", "a b" * 50_000], ["last"]]
+    found = list(apart.encoded(run / "tokenizer.json", iter(batches)))
+    expected = [ids for batch in batches for ids in from_file(run / "tokenizer.json").encode(batch)]
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
+    monkeypatch.setattr(sys, "executable", "/bin/true")  # one that ends at once
+    with pytest.raises(UserError, match="the tokenizer ended its process: refused"):
+        list(apart.encoded(run / "tokenizer.json", iter(batches)))
 
 
 def test_a_panic_of_other_code_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
