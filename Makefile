@@ -5,10 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-INSTALL := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check) -c constraints.txt
+PIP := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check)
+INSTALL := $(PIP) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev test test-all lint format types readme docs build clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-all lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,6 +22,17 @@ compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves a
 
 install: $(VENV)/.core ## the environment that the commands need
 dev: $(VENV)/.dev ## that, and what tests and linters need
+
+locked: $(VENV)/bin/python ## the same as dev, of files whose sha256 is in locked.txt (Linux; torch by its version)
+	$(INSTALL) torch
+	$(PIP) --no-deps --require-hashes -r locked.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.core $(VENV)/.dev
+
+audit: ## known vulnerabilities of what constraints.txt names (asks a service on the network)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
 test: $(VENV)/.dev ## the tests
 	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

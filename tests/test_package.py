@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     return next(out.glob("*.whl"))
+
+
+def test_every_pin_but_torchs_has_its_digests() -> None:
+    pinned, locked = (
+        [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+        for name in ("constraints.txt", "locked.txt")
+    )
+    assert [line.partition(" ")[0] for line in locked] == [pin for pin in pinned if not pin.startswith("torch==")]
+    assert all(re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64}){1,3}", line) for line in locked)
+    assert sum(line.count("sha256") for line in locked) > len(locked)  # compiled ones have one for each Python
 
 
 def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: pathlib.Path) -> None:

@@ -1,0 +1,49 @@
+"""Write locked.txt: constraints.txt with the sha256 of the files that CI installs, on each of its Pythons.
+
+Torch and what it brings is left out: its build (CPU, or one of CUDA's) is chosen by the index it comes from.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parent.parent
+PYTHONS = ("3.11.9", "3.12.9", "3.13.2")
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 36)] + ["manylinux2014_x86_64"]
+HEAD = "# Written by scripts/locked.py from constraints.txt, for Linux x86-64; all but torch. In CI: make locked"
+
+
+def found(python: str, pins: list[str]) -> dict[str, str]:
+    """The digest of the file that pip chooses for each pin."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, report = pathlib.Path(folder, "pins.txt"), pathlib.Path(folder, "report.json")
+        wanted.write_text("\n".join(pins), encoding="utf-8")
+        platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+        chosen = ["--dry-run", "--ignore-installed", "--no-deps", "--python-version", python, *platforms]
+        files = ["--target", folder, "--report", str(report), "-r", str(wanted)]
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *chosen, *files], check=True)
+        rows = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return {plain(row["metadata"]["name"]): row["download_info"]["archive_info"]["hashes"]["sha256"] for row in rows}
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def main() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith(("#", "torch=="))]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        digests = list(pool.map(lambda python: found(python, pins), PYTHONS))
+    locked = [HEAD]
+    for pin in pins:
+        hashes = sorted({of[plain(pin.partition("==")[0])] for of in digests})
+        locked.append(" ".join([pin, *(f"--hash=sha256:{each}" for each in hashes)]))
+    (ROOT / "locked.txt").write_text("\n".join(locked) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
