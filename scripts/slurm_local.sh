@@ -1,27 +1,46 @@
 #!/bin/sh
 # A Slurm cluster of one machine, this one, to try `posbench sweep hydra/launcher=submitit_slurm`:
 #
-#     scripts/slurm_local.sh start     install Debian's packages if missing, configure, start, wait until it is idle
-#     scripts/slurm_local.sh stop      end its daemons
+#     scripts/slurm_local.sh start [--accounting]    install Debian's packages if missing, configure, start, wait for it
+#     scripts/slurm_local.sh stop                    end its daemons
 #
-# Debian or Ubuntu, as root, a throwaway machine or container: it writes /etc/slurm/slurm.conf. No systemd needed, and no
-# accounting (slurmdbd): posbench reads the outcome of its runs from their folders.
+# Debian or Ubuntu, as root, a throwaway machine or container: it writes /etc/slurm/*.conf. No systemd needed. Accounting
+# (slurmdbd over MariaDB) is what `sacct` asks; posbench needs none.
 set -eu
 
 STATE=${SLURM_LOCAL_STATE:-/tmp/slurm-local}
 HOST=$(hostname -s)
+CONFIGURATION=/etc/slurm/slurm.conf
+SOCKET=/run/mysqld/mysqld.sock
+
+missing() {
+    for command in "$@"; do
+        command -v "$command" >/dev/null || return 0
+    done
+    return 1
+}
 
 install_packages() {
-    if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! command -v munged >/dev/null; then
+    commands="slurmctld slurmd munged" packages="slurm-wlm munge"
+    if [ "$ACCOUNTING" = slurmdbd ]; then
+        commands="$commands slurmdbd mariadbd" packages="$packages slurmdbd mariadb-server"
+    fi
+    # shellcheck disable=SC2086
+    if missing $commands; then
         apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
     fi
 }
 
 configure() {
+    if [ -f "$CONFIGURATION" ] && ! grep -q slurm_local.sh "$CONFIGURATION"; then
+        echo "$CONFIGURATION is not of $0: this machine has a Slurm of its own, and keeps it" >&2
+        exit 1
+    fi
     mkdir -p "$STATE/state" "$STATE/spool" /etc/slurm
     node=$(slurmd -C | sed -n 's/^NodeName=[^ ]* \(CPUs=.*\)$/\1/p')
-    cat > /etc/slurm/slurm.conf <<CONF
+    cat > "$CONFIGURATION" <<CONF
+# Written by slurm_local.sh.
 ClusterName=local
 SlurmctldHost=$HOST(127.0.0.1)
 SlurmUser=root
@@ -37,7 +56,8 @@ SlurmdLogFile=$STATE/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+AccountingStorageType=accounting_storage/$ACCOUNTING
+AccountingStorageHost=127.0.0.1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=1,sched_interval=2
@@ -49,34 +69,96 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
 }
 
-start() {
-    install_packages
-    configure
-    install -d -o munge -g munge /run/munge
-    pgrep -x munged >/dev/null || runuser -u munge -- /usr/sbin/munged
-    pgrep -x slurmctld >/dev/null || slurmctld
-    pgrep -x slurmd >/dev/null || slurmd
-    for _ in $(seq 30); do
-        if [ "$(sinfo -h -o %T 2>/dev/null)" = idle ]; then
-            sinfo
+start_accounting() {
+    install -d -o mysql -g mysql /run/mysqld
+    if ! mariadb-admin --socket="$SOCKET" ping >/dev/null 2>&1; then # an existing server serves as well
+        [ -d "$STATE/mysql" ] || mariadb-install-db --user=mysql --datadir="$STATE/mysql" >/dev/null
+        setsid mariadbd --no-defaults --user=mysql --datadir="$STATE/mysql" --socket="$SOCKET" --skip-networking \
+            --pid-file="$STATE/mysql/pid" </dev/null >"$STATE/mariadbd.log" 2>&1 &
+        echo $! > "$STATE/mariadbd.pid"
+        waited mariadb-admin --socket="$SOCKET" ping
+    fi
+    cat > /etc/slurm/slurmdbd.conf <<CONF
+AuthType=auth/munge
+DbdHost=localhost
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+PidFile=$STATE/slurmdbd.pid
+LogFile=$STATE/slurmdbd.log
+CONF
+    chmod 600 /etc/slurm/slurmdbd.conf
+    slurmdbd
+    waited sacctmgr -n list cluster
+    sacctmgr -i -Q add cluster local >/dev/null || true # it is there from the last time
+}
+
+# Run a command again and again until it succeeds, for a minute.
+waited() {
+    for _ in $(seq 60); do
+        if "$@" >/dev/null 2>&1; then
             return
         fi
         sleep 1
     done
-    echo "Slurm did not become idle; its logs are in $STATE" >&2
+    echo "Slurm does not answer '$*'; its logs are in $STATE" >&2
     exit 1
 }
 
-stop() {
-    for name in slurmd slurmctld; do
-        [ ! -f "$STATE/$name.pid" ] || kill "$(cat "$STATE/$name.pid")"
-    done
-    pid=/run/munge/munged.pid
-    [ ! -f "$pid" ] || kill "$(cat "$pid")"
+is_idle() {
+    [ "$(sinfo -h -o %T)" = idle ]
 }
 
+start() {
+    ACCOUNTING=none
+    case "${1:-}" in
+        "") ;;
+        --accounting) ACCOUNTING=slurmdbd ;;
+        *) usage ;;
+    esac
+    install_packages
+    stop
+    configure
+    install -d -o munge -g munge /run/munge
+    pgrep -x munged >/dev/null || runuser -u munge -- /usr/sbin/munged
+    [ "$ACCOUNTING" = none ] || start_accounting
+    slurmctld
+    slurmd
+    waited is_idle
+    sinfo
+}
+
+# End what `start` started, the last one first, and wait until each is gone.
+stop() {
+    for pid in slurmd slurmctld slurmdbd mariadbd; do
+        end "$STATE/$pid.pid"
+    done
+}
+
+end() {
+    [ -f "$1" ] || return 0
+    number=$(cat "$1")
+    kill "$number" 2>/dev/null || true
+    for _ in $(seq 150); do
+        kill -0 "$number" 2>/dev/null || break
+        sleep 0.2
+    done
+    rm -f "$1"
+}
+
+usage() {
+    echo "usage: $0 start [--accounting] | stop" >&2
+    exit 2
+}
+
+if [ "$(id -u)" != 0 ]; then
+    echo "$0 installs packages and writes /etc/slurm: run it as root, on a machine that may be thrown away" >&2
+    exit 1
+fi
 case "${1:-}" in
-    start) start ;;
-    stop) stop ;;
-    *) echo "usage: $0 start|stop" >&2; exit 2 ;;
+    start) start "${2:-}" ;;
+    stop) stop; end /run/munge/munged.pid ;;
+    *) usage ;;
 esac

@@ -1,7 +1,7 @@
 """A sweep's jobs through one of Hydra's launchers (joblib, submitit): its multirun over their saved configurations.
 
-Hydra runs in a process of its own. What became of the jobs is read from their `run.json`, never from the scheduler's
-accounting: without it, the submitting process would wait for a cancelled job for ever.
+Hydra runs in a process of its own, which may end before the jobs do, and wait for ever for one that is no more. So
+what became of them is read from their `run.json`, and whether Slurm still holds them from its queue.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.runs.lock import in_use
 from posbench.sweep import jobs, pool
 from posbench.sweep.jobs import FINAL, Job, Status
+from posbench.sweep.slurm import Queue
 from posbench.terminal.signals import stop_signals
 
 _EXTRAS = {"joblib": ("joblib", "parallel"), "submitit": ("submitit", "slurm")}  # launcher: package, extra
 _POLL_SECONDS = 1.0
-SILENT_SECONDS = 300.0  # an unowned run of which nothing is heard so long is lost; Slurm's requeue takes two minutes
-_END_SECONDS = 30.0  # for Hydra to end by itself once all jobs have
+SILENT_SECONDS = 300.0  # an unowned run of which nothing is heard so long is lost, where there is no queue to ask
+_END_SECONDS = 30.0  # for Hydra to end by itself once all jobs have, and for the jobs that it left behind to begin
+_FOLDER = "hydra.launcher.submitit_folder"
 
 
 def check(overrides: list[str]) -> DictConfig:
@@ -41,6 +44,8 @@ def check(overrides: list[str]) -> DictConfig:
     package, extra = _EXTRAS.get(name.partition("_")[0], (None, None))
     if package and not importlib.util.find_spec(package):
         raise UserError(f"hydra/launcher={name} is not installed: pip install 'posbench[{extra}]'")
+    if any(override.startswith(f"{_FOLDER}=") for override in overrides):
+        raise UserError(f"{_FOLDER} is the sweep's own: a folder for each time that it is run, beside its runs")
     return compose.launcher_config(overrides)
 
 
@@ -64,74 +69,128 @@ def run(todo: list[Job], overrides: list[str], show: pool.Show) -> dict[str, Sta
     if not missing:
         show(status)
         return status
-    before = {job.id: jobs.record(job) for job in missing}
     for job in missing:
         jobs.save(job)
     log = missing[0].saved.parent / "launcher.log"
     with stop_signals() as stopped, files.replaced(log) as output:
-        process = _start(missing, overrides, output)
-        all_final_since = None
-        while process.poll() is None and not stopped:
-            for job in missing:
-                status[job.id] = _look(job, before[job.id])
+        launched = _Launched(missing, overrides, output)
+        while not stopped:
+            status |= launched.look()
             show(status)
-            if any(one.name not in FINAL for one in status.values()):
-                all_final_since = None
-            elif time.monotonic() > (all_final_since := all_final_since or time.monotonic()) + _END_SECONDS:
+            if launched.is_over(status):
                 break
             time.sleep(_POLL_SECONDS)
-        _end(process)
+        launched.end()
     if stopped:
         raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name}; jobs that a scheduler has go on")
-    for job in missing:
-        found = jobs.status(job)
-        if found.name not in FINAL or jobs.record(job) == before[job.id]:
-            lost = Status("failed", "error", f"the launcher ended without running it, its output is in {log}")
-            found = pool.write_outcome(job, lost)
-        status[job.id] = found
+    status |= launched.outcomes(log)
     show(status)
     return status
 
 
-def _start(missing: list[Job], overrides: list[str], output: Any) -> "subprocess.Popen[bytes]":
+class _Launched:
+    """Hydra's process and its jobs."""
+
+    def __init__(self, missing: list[Job], overrides: list[str], output: Any) -> None:
+        self.jobs = missing
+        self.before = {job.id: jobs.record(job) for job in missing}
+        parent = missing[0].saved.parent.absolute() / "hydra"
+        parent.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        slurm = "hydra/launcher=submitit_slurm" in overrides
+        self.queue = Queue(folder / ".submitit", len(missing)) if slurm else None
+        self.process = _start(missing, folder, overrides, output)
+        self.all_final_since: float | None = None
+        self.left_since: float | None = None  # Hydra has ended, its jobs not
+
+    def look(self) -> dict[str, Status]:
+        """Each job's status by its run folder and the queue."""
+        if self.queue:
+            self.queue.look()
+        return {job.id: self._look(number) for number, job in enumerate(self.jobs)}
+
+    def is_over(self, status: dict[str, Status]) -> bool:
+        """Whether Hydra and the jobs have ended, or the jobs have and Hydra does not notice."""
+        now = time.monotonic()
+        if any(status[job.id].name not in FINAL for job in self.jobs):
+            self.all_final_since = None
+            return self.process.poll() is not None and not self._leaves(now)
+        self.all_final_since = self.all_final_since or now
+        patience = 0.0 if self.queue else _END_SECONDS
+        return self.process.poll() is not None or now > self.all_final_since + patience
+
+    def outcomes(self, log: Path) -> dict[str, Status]:
+        """Each job's status once all is over; what the jobs themselves could not write is written."""
+        found = {job.id: jobs.status(job) if self._has_begun(job) else jobs.WAITING for job in self.jobs}
+        for job in self.jobs:
+            if found[job.id].name not in FINAL:
+                why = f"the launcher ended without running it: {pool.last_words(log)} (its output is in {log})"
+                found[job.id] = pool.write_outcome(job, Status("failed", "error", why))
+        return found
+
+    def end(self) -> None:
+        """End Hydra, if it has not ended, and the local workers it started: their jobs then save and end themselves."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            try:
+                self.process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:  # submitit ignores SIGTERM
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def _look(self, number: int) -> Status:
+        job = self.jobs[number]
+        found = jobs.status(job) if self._has_begun(job) else jobs.WAITING
+        if found.name == "done" or (found.name == "failed" and not (self.queue and self.queue.has(number))):
+            return found
+        if self.queue and self.queue.waits(number):  # also one that is to run again
+            return jobs.WAITING
+        lost = self.queue.outcome(number) if self.queue else self._lost(job)
+        if lost is None or in_use(job.folder):
+            return jobs.WAITING if found == jobs.WAITING else jobs.RUNNING  # or stopped, and it may be started again
+        if found.name not in FINAL:
+            found = pool.write_outcome(job, lost)
+            self.before.pop(job.id)
+        return found
+
+    def _has_begun(self, job: Job) -> bool:
+        return jobs.record(job) != self.before.get(job.id)
+
+    def _lost(self, job: Job) -> Status | None:
+        """What is said of a begun run without an owner of which nothing is heard any more, where there is no queue."""
+        times = [path.stat().st_mtime for path in job.folder.glob("*.json*")]
+        if not self._has_begun(job) or time.time() - max(times, default=0.0) < SILENT_SECONDS:
+            return None
+        return Status("failed", "signal", "its job ended without a word")
+
+    def _leaves(self, now: float) -> bool:
+        """Whether Hydra, which has ended, leaves jobs behind that go on."""
+        if self.left_since is None:
+            self.left_since = now
+            if self.queue:
+                self.queue.look(now=True)
+        if self.queue:
+            return any(map(self.queue.holds, range(len(self.jobs))))
+        starting = now < self.left_since + _END_SECONDS and _is_alive(self.process.pid)
+        return starting or any(in_use(job.folder) for job in self.jobs)
+
+
+def _start(missing: list[Job], folder: Path, overrides: list[str], output: Any) -> "subprocess.Popen[bytes]":
     quoted = ",".join('"' + str(c.saved.absolute()).replace("\\", "\\\\").replace('"', '\\"') + '"' for c in missing)
-    sweep_dir = missing[0].saved.parent.absolute() / "hydra"
     command = [sys.executable, "-P", "-m", "posbench.sweep.launcher", "--multirun", f"job={quoted}"]
-    command += [f'hydra.sweep.dir="{sweep_dir}"', *overrides]
+    command += [f'hydra.sweep.dir="{folder}"', *overrides]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End Hydra and the local workers it started, if they have not ended; their jobs then save and end themselves."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # submitit ignores SIGTERM
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _look(job: Job, before: dict[str, Any]) -> Status:
-    """The job's status by its run folder."""
-    if jobs.record(job) == before:
-        return jobs.WAITING
-    found = jobs.status(job)
-    if found.name not in ("running", "stopped"):
-        return found
-    if _silence(job) < SILENT_SECONDS or in_use(job.folder):
-        return jobs.RUNNING  # or stopped, and the scheduler may start it again
-    if found.name == "stopped":
-        return found
-    return pool.write_outcome(job, Status("failed", "signal", "its job ended without a word"))
-
-
-def _silence(job: Job) -> float:
-    """Seconds since the run wrote anything."""
-    times = [path.stat().st_mtime for path in job.folder.glob("*.json*")]
-    return time.time() - max(times, default=0.0)
+def _is_alive(group: int) -> bool:
+    """Whether a process group has members."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 # -- what runs in a job ------------------------------------------------------------------------------------------------

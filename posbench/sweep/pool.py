@@ -156,10 +156,10 @@ def _death(job: Job, code: int, oom_kills: int | None) -> tuple[str, str, str]:
         return "failed", "signal", "killed by SIGKILL, not by the system for lack of memory"
     if code < 0:
         return "failed", "signal", f"killed by {signal.Signals(-code).name}"
-    return "failed", "error", _last_words(job.output) or f"ended with exit code {code}"
+    return "failed", "error", last_words(job.output) or f"ended with exit code {code}"
 
 
-def _last_words(output: Path) -> str:
+def last_words(output: Path) -> str:
     """The error line that a process printed, or else its last line."""
     lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

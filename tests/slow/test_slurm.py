@@ -1,68 +1,135 @@
-"""Sweeps on a real Slurm (scripts/slurm_local.sh starts one on this machine), without its accounting."""
+"""Sweeps on a real Slurm, which scripts/slurm_local.sh starts on this machine: with its accounting and without."""
 
-import multiprocessing
+import os
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support import write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
-import posbench.report
-from posbench import sweep
-from posbench.errors import PosbenchError
-from posbench.sweep import jobs, launcher
-from posbench.sweep.jobs import Status
+from posbench.runs.jsonl import read_jsonl
+from posbench.sweep import jobs
+from posbench.sweep.jobs import Job
 
+SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm_local.sh"
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
-SLURM += ["hydra.launcher.timeout_min=5"]
+SLURM += ["hydra.launcher.timeout_min=5", "hydra.launcher.array_parallelism=2"]
+OVERRIDES = [*(override for override in TINY if not override.startswith("training.tokens=")), "runtime.cache=cache"]
+SHORT, LONG = "training.tokens=64000", "training.tokens=64000000"  # 1,000 updates, and more than any test awaits
+INSTALL = "apt-get install slurm-wlm munge"
+LONGEST_SECONDS = 240.0  # that a sweep of this file may take
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))) or os.geteuid() != 0,
+        reason=f"Slurm is not installed, or this is not root: {INSTALL}",
+    ),
+]
 
 
-def idle() -> bool:
-    if not shutil.which("sinfo"):
-        return False
-    return subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True).stdout.strip() == "idle"
-
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not idle(), reason="no Slurm here: scripts/slurm_local.sh start")]
+@pytest.fixture(scope="module", params=["", "--accounting"], ids=["without accounting", "with accounting"])
+def slurm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A Slurm on this machine, ended with the tests."""
+    if request.param and not all(map(shutil.which, ("slurmdbd", "mariadbd"))):
+        pytest.skip(f"Slurm's accounting is not installed: {INSTALL} slurmdbd mariadb-server")
+    subprocess.run(["sh", str(SCRIPT), "start", *filter(None, [request.param])], check=True)
+    yield
+    subprocess.run(["sh", str(SCRIPT), "stop"], check=True)
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit")
+def elsewhere(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(posbench.report, "main", lambda paths: None, raising=False)
     write_text()
 
 
-def sweep_exit_code(arguments: list[str]) -> None:
-    try:
-        sweep.sweep(arguments)
-    except PosbenchError as error:
-        raise SystemExit(error.exit_code) from None
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "posbench", "sweep", *arguments, *SLURM]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=wide())
+
+
+def wide() -> dict[str, str]:
+    """An environment in which no table breaks its lines."""
+    return {**os.environ, "COLUMNS": "300"}
+
+
+def cells(sets: list[str]) -> list[Job]:
+    """What a sweep file with these sets comes to, after writing it: `sweep=mine`."""
+    Path("configs/sweep").mkdir(parents=True)
+    Path("configs/sweep/mine.yaml").write_text("sets:\n" + "".join(f"- {one}\n" for one in sets))
+    return jobs.expand([[*OVERRIDES, *one.split()] for one in sets])
+
+
+def in_queue() -> dict[str, str]:
+    """What Slurm holds: state by the number in its array."""
+    command = ["squeue", "--noheader", "--array", "--format=%i %T"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return dict(line.split() for line in lines)
+
+
+def numbered(number: int) -> str:
+    return next(name for name in in_queue() if name.endswith(f"_{number}"))
+
+
+def trains(job: Job) -> Callable[[], bool]:
+    return lambda: jobs.progress(job)[0] > 5
+
+
+def attempts(job: Job) -> int:
+    return len(jobs.record(job)["attempts"])
+
+
+def steps(job: Job) -> list[int]:
+    return [row["step"] for row in read_jsonl(job.folder / "metrics.jsonl")]
 
 
 def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
-    arguments = ["encoding=rope,alibi", *TINY, "runtime.cache=cache"]
-    sweep.sweep([*arguments, *SLURM])
+    arguments = ["encoding=rope,alibi", *OVERRIDES, "training.tokens=512"]
     todo = jobs.expand([arguments])
+    process = start(*arguments)
+    output, _ = process.communicate(timeout=LONGEST_SECONDS)
+    assert process.returncode == 0, output
     one_by_one(todo, tmp_path / "single")
     for job in todo:
-        assert jobs.status(job) == Status("done")
         assert result(job.folder) == result(tmp_path / "single" / job.id)
 
 
-def test_a_cancelled_job_is_recorded_and_its_sweep_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "SILENT_SECONDS", 5.0)  # without accounting Hydra itself would wait for ever
-    longer = [override for override in TINY if not override.startswith("training.tokens=")]  # 15,625 updates
-    arguments = ["encoding=rope", *longer, "runtime.cache=cache"]
-    (job,) = jobs.expand([arguments])
-    process = multiprocessing.get_context("fork").Process(target=sweep_exit_code, args=([*arguments, *SLURM],))
-    process.start()
-    until(lambda: jobs.progress(job)[0] > 5)
-    queued = subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
-    subprocess.run(["scancel", *queued], check=True)
-    process.join()
-    assert process.exitcode == 1
-    assert (jobs.status(job).name, jobs.status(job).reason) == ("stopped", "signal")
+def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) -> None:
+    """One is cancelled as it runs, one requeued, one fails, and one is cancelled before it has begun."""
+    sets = [
+        f"encoding=rope {LONG}",
+        f"encoding=alibi {SHORT}",
+        f"encoding=none {SHORT} training.learning_rate=1e30",
+        f"encoding=sinusoidal {SHORT}",
+    ]
+    running, requeued, fails, queued = todo = cells(sets)
+    process = start("--config-dir", "configs", "sweep=mine", *OVERRIDES)
+    until(lambda: any(name.endswith("_3") for name in in_queue()))
+    assert in_queue()[numbered(3)] == "PENDING"
+    subprocess.run(["scancel", numbered(3)], check=True)
+    until(trains(requeued))
+    subprocess.run(["scontrol", "requeue", numbered(1)], check=True)
+    until(trains(running))
+    subprocess.run(["scancel", numbered(0)], check=True)
+    output, _ = process.communicate(timeout=LONGEST_SECONDS)
+
+    assert process.returncode == 1, output
+    assert {job.id: jobs.status(job).name for job in todo} == {
+        running.id: "stopped", requeued.id: "done", fails.id: "failed", queued.id: "stopped",
+    }  # fmt: skip
+    assert jobs.status(fails).reason == "diverged"
+    assert jobs.status(queued).message == "cancelled in Slurm"
+    for job, one in ((running, sets[0]), (fails, sets[2]), (queued, sets[3])):
+        status = jobs.status(job)
+        assert f"{job.id} [{one}] {status.name} ({status.reason})" in output
+    assert attempts(requeued) == 2
+    one_by_one([requeued], tmp_path / "single")
+    assert result(requeued.folder) == result(tmp_path / "single" / requeued.id)
