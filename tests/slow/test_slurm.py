@@ -1,10 +1,10 @@
 """Sweeps on a real Slurm, which scripts/slurm_local.sh starts on this machine: with its accounting and without."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 from support import write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
-from posbench.runs.jsonl import read_jsonl
 from posbench.sweep import jobs
 from posbench.sweep.jobs import Job
 
@@ -21,12 +20,12 @@ SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hyd
 SLURM += ["hydra.launcher.timeout_min=5", "hydra.launcher.array_parallelism=2"]
 OVERRIDES = [*(override for override in TINY if not override.startswith("training.tokens=")), "runtime.cache=cache"]
 SHORT, LONG = "training.tokens=64000", "training.tokens=64000000"  # 1,000 updates, and more than any test awaits
+CONFIGURATION = Path("/etc/slurm/slurm.conf")
 INSTALL = "apt-get install slurm-wlm munge"
 LONGEST_SECONDS = 240.0  # that a sweep of this file may take
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))) or os.geteuid() != 0,
         reason=f"Slurm is not installed, or this is not root: {INSTALL}",
@@ -36,12 +35,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=["", "--accounting"], ids=["without accounting", "with accounting"])
 def slurm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A Slurm on this machine, ended with the tests."""
+    """A Slurm on this machine, ended with the tests; one process of a parallel run has it at a time."""
+    if CONFIGURATION.exists() and SCRIPT.name not in CONFIGURATION.read_text():
+        pytest.skip(f"this machine has a Slurm of its own: {CONFIGURATION}")
     if request.param and not all(map(shutil.which, ("slurmdbd", "mariadbd"))):
         pytest.skip(f"Slurm's accounting is not installed: {INSTALL} slurmdbd mariadb-server")
-    subprocess.run(["sh", str(SCRIPT), "start", *filter(None, [request.param])], check=True)
-    yield
-    subprocess.run(["sh", str(SCRIPT), "stop"], check=True)
+    with open(SCRIPT, "rb") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        subprocess.run(["sh", str(SCRIPT), "start", *filter(None, [request.param])], check=True)
+        yield
+        subprocess.run(["sh", str(SCRIPT), "stop"], check=True)
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +56,7 @@ def elsewhere(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "posbench", "sweep", *arguments, *SLURM]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=wide())
-
-
-def wide() -> dict[str, str]:
-    """An environment in which no table breaks its lines."""
-    return {**os.environ, "COLUMNS": "300"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def cells(sets: list[str]) -> list[Job]:
@@ -87,10 +85,6 @@ def attempts(job: Job) -> int:
     return len(jobs.record(job)["attempts"])
 
 
-def steps(job: Job) -> list[int]:
-    return [row["step"] for row in read_jsonl(job.folder / "metrics.jsonl")]
-
-
 def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
     arguments = ["encoding=rope,alibi", *OVERRIDES, "training.tokens=512"]
     todo = jobs.expand([arguments])
@@ -115,10 +109,10 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) ->
     until(lambda: any(name.endswith("_3") for name in in_queue()))
     assert in_queue()[numbered(3)] == "PENDING"
     subprocess.run(["scancel", numbered(3)], check=True)
-    until(trains(requeued))
-    subprocess.run(["scontrol", "requeue", numbered(1)], check=True)
     until(trains(running))
     subprocess.run(["scancel", numbered(0)], check=True)
+    until(trains(requeued))
+    subprocess.run(["scontrol", "requeue", numbered(1)], check=True)
     output, _ = process.communicate(timeout=LONGEST_SECONDS)
 
     assert process.returncode == 1, output
