@@ -1,27 +1,33 @@
 """Sweeps through Hydra's launchers on this machine: the same runs as without one, and failures recorded alike."""
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from support import write_text
-from tiny_sweep import TINY, one_by_one, result
+from tiny_sweep import LONG, SHORT, TINY, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
 import posbench.report
 from posbench import sweep
 from posbench.errors import PosbenchError
 from posbench.sweep import jobs
-from posbench.sweep.jobs import Status
+from posbench.sweep.jobs import Job, Status
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     ("package", "settings"),
     [
         ("joblib", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("submitit", ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]),
     ],
 )
+
+
+@EACH
 def test_a_launcher_gives_the_runs_that_the_pool_gives(
     package: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,3 +53,49 @@ def test_a_launcher_gives_the_runs_that_the_pool_gives(
 
     sweep.sweep([*good, *settings])  # nothing is left to do
     assert [len(jobs.record(job)["attempts"]) for job in todo] == [1, 1]
+
+
+def trainer(job: Job) -> int:
+    """The process that trains, once it does."""
+    until(trains(job))
+    return int(json.loads((job.folder / ".lock").read_text())["pid"])
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@EACH
+def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(
+    package: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed, one is asked to end, one fails, and one is done."""
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    write_text()
+    sets = [f"encoding=rope {LONG}", f"encoding=alibi {LONG}", f"encoding=none {SHORT} training.learning_rate=1e30"]
+    killed, asked, *_ = todo = cells(*sets, f"encoding=sinusoidal {SHORT}")
+    process = start_cells(*settings)
+    os.kill(trainer(killed), signal.SIGKILL)
+    os.kill(trainer(asked), signal.SIGTERM)
+    code, output = end_of(process)
+    assert code == 1, output
+    found = [(jobs.status(job).name, jobs.status(job).reason) for job in todo]
+    assert found == [("failed", "signal"), ("stopped", "signal"), ("failed", "diverged"), ("done", None)]
+    for job, one in zip(todo, sets, strict=False):
+        assert_named(output, job, one)
+
+
+def test_what_a_killed_worker_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit gives up at the first worker without an answer, while the others go on."""
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    write_text()
+    orphan, good = cells(f"encoding=rope {LONG}", "encoding=alibi training.tokens=640000")
+    process = start_cells("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5")
+    os.kill(parent(trainer(orphan)), signal.SIGKILL)
+    code, output = end_of(process)
+    assert code == 1, output
+    assert [(jobs.status(job).name, jobs.status(job).reason) for job in (orphan, good)] == [
+        ("stopped", "signal"), ("done", None),
+    ]  # fmt: skip

@@ -4,13 +4,12 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import write_text
-from tiny_sweep import TINY, one_by_one, result, until
+from tiny_sweep import LONG, SHORT, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
 from posbench.sweep import jobs
 from posbench.sweep.jobs import Job
@@ -18,11 +17,8 @@ from posbench.sweep.jobs import Job
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm_local.sh"
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
 SLURM += ["hydra.launcher.timeout_min=5", "hydra.launcher.array_parallelism=2"]
-OVERRIDES = [*(override for override in TINY if not override.startswith("training.tokens=")), "runtime.cache=cache"]
-SHORT, LONG = "training.tokens=64000", "training.tokens=64000000"  # 1,000 updates, and more than any test awaits
 CONFIGURATION = Path("/etc/slurm/slurm.conf")
 INSTALL = "apt-get install slurm-wlm munge"
-LONGEST_SECONDS = 240.0  # that a sweep of this file may take
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,18 +50,6 @@ def elsewhere(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write_text()
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "posbench", "sweep", *arguments, *SLURM]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def cells(sets: list[str]) -> list[Job]:
-    """What a sweep file with these sets comes to, after writing it: `sweep=mine`."""
-    Path("configs/sweep").mkdir(parents=True)
-    Path("configs/sweep/mine.yaml").write_text("sets:\n" + "".join(f"- {one}\n" for one in sets))
-    return jobs.expand([[*OVERRIDES, *one.split()] for one in sets])
-
-
 def in_queue() -> dict[str, str]:
     """What Slurm holds: state by the number in its array."""
     command = ["squeue", "--noheader", "--array", "--format=%i %T"]
@@ -77,20 +61,14 @@ def numbered(number: int) -> str:
     return next(name for name in in_queue() if name.endswith(f"_{number}"))
 
 
-def trains(job: Job) -> Callable[[], bool]:
-    return lambda: jobs.progress(job)[0] > 5
-
-
 def attempts(job: Job) -> int:
     return len(jobs.record(job)["attempts"])
 
 
 def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
-    arguments = ["encoding=rope,alibi", *OVERRIDES, "training.tokens=512"]
-    todo = jobs.expand([arguments])
-    process = start(*arguments)
-    output, _ = process.communicate(timeout=LONGEST_SECONDS)
-    assert process.returncode == 0, output
+    todo = cells(f"encoding=rope,alibi {SHORT}")
+    code, output = end_of(start_cells(*SLURM))
+    assert code == 0, output
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id)
@@ -104,8 +82,8 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) ->
         f"encoding=none {SHORT} training.learning_rate=1e30",
         f"encoding=sinusoidal {SHORT}",
     ]
-    running, requeued, fails, queued = todo = cells(sets)
-    process = start("--config-dir", "configs", "sweep=mine", *OVERRIDES)
+    running, requeued, fails, queued = todo = cells(*sets)
+    process = start_cells(*SLURM)
     until(lambda: any(name.endswith("_3") for name in in_queue()))
     assert in_queue()[numbered(3)] == "PENDING"
     subprocess.run(["scancel", numbered(3)], check=True)
@@ -113,17 +91,16 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) ->
     subprocess.run(["scancel", numbered(0)], check=True)
     until(trains(requeued))
     subprocess.run(["scontrol", "requeue", numbered(1)], check=True)
-    output, _ = process.communicate(timeout=LONGEST_SECONDS)
+    code, output = end_of(process)
 
-    assert process.returncode == 1, output
+    assert code == 1, output
     assert {job.id: jobs.status(job).name for job in todo} == {
         running.id: "stopped", requeued.id: "done", fails.id: "failed", queued.id: "stopped",
     }  # fmt: skip
     assert jobs.status(fails).reason == "diverged"
     assert jobs.status(queued).message == "cancelled in Slurm"
     for job, one in ((running, sets[0]), (fails, sets[2]), (queued, sets[3])):
-        status = jobs.status(job)
-        assert f"{job.id} [{one}] {status.name} ({status.reason})" in output
+        assert_named(output, job, one)
     assert attempts(requeued) == 2
     one_by_one([requeued], tmp_path / "single")
     assert result(requeued.folder) == result(tmp_path / "single" / requeued.id)
