@@ -23,7 +23,7 @@ import torch
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
 from posbench.speed import bench
-from posbench.sweep import jobs
+from posbench.sweep import jobs, launcher
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -35,6 +35,7 @@ NOT_RUN = {
     "pip install": "takes packages from the network; test_package.py installs the wheel",
     "uvx ": "takes packages from the network",
     "pipx ": "takes packages from the network",
+    "scripts/slurm_local.sh": "needs root and a machine of its own; tests/slow/test_slurm.py starts and stops it",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -107,7 +108,10 @@ def _train(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: list[str]) -> None:
-    """Each value of a sweep is composed as it stands; tests of sweeps run them."""
+    """Each value of a sweep is composed as it stands, its launcher's settings too; tests of sweeps run them."""
+    if hydra := [word for word in arguments if word.startswith("hydra")]:
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+        assert launcher.check(hydra)
     own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "rates=", "tune=")))
     named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
     named = [word for word in named if not word.startswith(("-", "hydra"))]

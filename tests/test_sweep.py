@@ -32,7 +32,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.runs import finding
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs, launcher, pool, rates, table, tuning
+from posbench.sweep import jobs, launcher, pool, rates, slurm, table, tuning
 from posbench.sweep.jobs import Job, Status
 from posbench.terminal import exits
 from posbench.training.job import _command_line as run_by_command_line
@@ -194,6 +194,36 @@ def test_an_unknown_launcher_or_setting_is_one_line() -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     with pytest.raises(UserError, match=r"'joblib' has no setting 'n_job': did you mean 'n_jobs'\?"):
         launcher.check(["hydra/launcher=joblib", "hydra.launcher.n_job=2"])
+
+
+def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers one after the other: `squeue` is a script here, and a real one in tests/slow/test_slurm.py."""
+    answer, folder = tmp_path / "answer", tmp_path / "submitit"
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {answer}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.0)
+    queue = slurm.Queue(folder, 3)
+
+    def hear(*states: str) -> list[bool]:
+        rows = [f"{number}|{state}|{folder}/x.sh\n" for number, state in enumerate(states) if state]
+        answer.write_text("".join(rows) + "0|FAILED|/another/x.sh\n")
+        queue.look(now=True)
+        return [queue.has(number) for number in range(3)]
+
+    assert hear() == [False, False, False]  # not submitted yet: nothing has ended
+    assert queue.outcome(0) is None
+    assert hear("RUNNING", "PENDING", "PENDING") == [True, True, True]
+    assert not queue.waits(0) and queue.waits(1)
+    assert hear("FAILED", "", "PENDING") == [False, False, True]  # it forgets what is cancelled as it waits
+    failed, cancelled = queue.outcome(0), queue.outcome(1)
+    assert failed and (failed.name, failed.reason) == ("failed", "error") and "Slurm says FAILED" in str(failed.message)
+    assert cancelled == Status("stopped", "signal", "cancelled in Slurm")
+    assert hear("PENDING", "", "OUT_OF_MEMORY") == [True, False, False]  # the first was requeued
+    assert queue.outcome(0) is None and queue.outcome(2) and queue.outcome(2).reason == "oom"
+    answer.unlink()  # no answer: what was heard last holds
+    queue.look(now=True)
+    assert queue.has(0)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

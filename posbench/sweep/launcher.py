@@ -124,7 +124,8 @@ class _Launched:
         found = {job.id: jobs.status(job) if self._has_begun(job) else jobs.WAITING for job in self.jobs}
         for job in self.jobs:
             if found[job.id].name not in FINAL:
-                why = f"the launcher ended without running it: {pool.last_words(log)} (its output is in {log})"
+                what = "before it was done" if self._has_begun(job) else "without running it"
+                why = f"the launcher ended {what}: {pool.last_words(log)} (its output is in {log})"
                 found[job.id] = pool.write_outcome(job, Status("failed", "error", why))
         return found
 
