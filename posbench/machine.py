@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posbench.errors import RunFailed, UserError, did_you_mean
 
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MEMORY = "POSBENCH_MEMORY_GIB"  # environment variable: what may be used, where the machine says something else
 
 
@@ -36,16 +37,22 @@ def resolve(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype matrix products run in: `bf16`, `fp32`, or `auto` = bf16 where the device does it well."""
-    if name == "auto":
-        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
-    return torch.bfloat16 if name == "bf16" else torch.float32
+    """The dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
+
+    On a CUDA device that does not but has fp16 instructions (Volta, Turing), `auto` is fp16.
+    """
+    if name != "auto":
+        return _DTYPES[name]
+    if bf16_is_fast(device):
+        return torch.bfloat16
+    only_half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    return torch.float16 if only_half else torch.float32
 
 
 def bf16_is_fast(device: torch.device) -> bool:
     """Whether the hardware has bf16 matrix instructions. Read from its flags, so the answer never varies."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
         capabilities: dict[str, object] = getattr(
             torch.cpu, "get_capabilities", dict
@@ -66,7 +73,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def cores() -> int:
@@ -141,6 +148,10 @@ def oom_kills() -> int | None:
     return None
 
 
+# How libraries say it that have no exception of their own: the CPU's allocator, cuBLAS, cuDNN, MPS.
+_NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
+
+
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     """Turn what torch and Python say of no memory into the one line that a run ends with.
@@ -154,7 +165,8 @@ def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and not any(said in str(error) for said in _NO_MEMORY):
             raise
         said = str(error).splitlines()[0] if str(error) else "no room"
         raise RunFailed(f"out of memory: {said}; {hint} may fit", reason="oom") from error
@@ -166,8 +178,11 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: allocated on a CUDA device since the last reset, elsewhere the most this process ever had resident."""
+    """Bytes: the most allocated on a CUDA device since the last reset; on MPS, which keeps no record, what is allocated
+    now; elsewhere the most this process ever had resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

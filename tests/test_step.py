@@ -1,10 +1,12 @@
 """One update: what is scored, how parts of a batch add up, and that wrappers of the model see all of it."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import schemes
 import torch
@@ -13,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
-from posbench.kernels.cross_entropy import IGNORED
-from posbench.model import build
-from posbench.training.step import Learner, learner_for, update
+from posbench.errors import RunFailed
+from posbench.kernels.cross_entropy import IGNORED, cross_entropy
+from posbench.model import GPT, build
+from posbench.training.step import Learner, LossScale, begin_update, learner_for, update
 
 V, B, T = 50, 6, 16
 CPU = torch.device("cpu")
@@ -90,6 +93,82 @@ def test_a_batch_counts_its_scored_labels_and_its_parts_theirs() -> None:
     assert [part.n_scored for part in whole.parts(3)] == [19, 1, 25]
     assert torch.equal(torch.cat([part.labels for part in whole.parts(3)]), whole.labels)
     assert whole.to(CPU).n_scored == 45 and batch().n_scored == B * T
+
+
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tiny_config)
+    update(one, batch(0), 0, 1e-2)
+    before = weights(one)
+    averages = [{**state} for state in one.optimizer.state_dict()["state"].values()]
+    averages = [{name: value.clone() for name, value in state.items()} for state in averages]
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
+        lost = begin_update(one, batch(1), 1, 1e-2)
+    after = begin_update(one, batch(2), 2, 1e-2)
+    for outcome in (lost, after):
+        assert outcome.numbers[2] == 1
+    assert after.read()[0] > 0  # itself it was finite
+    with pytest.raises(RunFailed, match=r"loss is nan at step 2 \(learning rate 0.01\): stopped before the update"):
+        lost.read()
+    assert torch.equal(weights(one), before)
+    for state, expected in zip(one.optimizer.state_dict()["state"].values(), averages, strict=True):
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_a_gradient_that_is_not_finite_is_told_with_the_step(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tiny_config)
+    before = weights(one)
+    monkeypatch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * 0 + (hidden * 0).sqrt().sum())
+    with pytest.raises(RunFailed, match="gradient norm is nan at step 5"):
+        update(one, batch(0), 4, 1e-2)
+    assert torch.equal(weights(one), before)
+
+
+# -- fp16 --------------------------------------------------------------------------------------------------------------
+
+
+def half(config: Config) -> Learner:
+    return learner_for(build(config, V), config, CPU, torch.float16)
+
+
+def test_fp16_trains_almost_as_fp32_does(tiny_config: Config) -> None:
+    (found, ends), (expected, end) = trained(half(tiny_config), 8), trained(learner(tiny_config), 8)
+    assert np.array(found) == pytest.approx(np.array(expected), rel=1e-2)
+    assert (ends - end).norm() < 0.05 * (end - weights(learner(tiny_config))).norm()
+
+
+def test_a_gradient_that_overflows_fp16_halves_the_scale_and_leaves_the_update_out(tiny_config: Config) -> None:
+    one = half(tiny_config)
+    assert one.scale is not None
+    one.scale.value.fill_(2.0**40)
+    before = weights(one)
+    loss, norm = update(one, batch(0), 0, 1e-2)
+    assert math.isfinite(loss) and not math.isfinite(norm) and torch.equal(weights(one), before)
+    assert one.scale.so_far() == {"loss_scale": 2.0**39, "loss_scale_since": 0} and not one.failed
+    while not math.isfinite(update(one, batch(0), 0, 1e-2)[1]):
+        pass
+    assert not torch.equal(weights(one), before) and 1 < one.scale.value < 2.0**39
+    other = LossScale(CPU)
+    other.resume(one.scale.so_far())
+    assert other.so_far() == one.scale.so_far() and other.so_far()["loss_scale_since"] == 1
+
+
+def test_in_fp16_the_gradient_of_one_token_of_many_does_not_vanish() -> None:
+    logits = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0)) - 12 * torch.eye(8)[0]
+    labels = torch.full((4096,), 1)
+    wide, narrow = logits.half().float().requires_grad_(), logits.half().requires_grad_()
+    (cross_entropy(wide * 1, labels) * 1024).backward()
+    (cross_entropy(narrow * 1, labels) * 1024).backward()
+    assert narrow.grad is not None and wide.grad is not None
+    torch.testing.assert_close(narrow.grad.float(), wide.grad, atol=1e-7, rtol=5e-3)
+    assert (wide.grad[:, 0] / 1024 < 6e-8).all()  # what fp16 would round to 0
 
 
 # -- what a wrapper sees -----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import learning_rate, optimizer_for
+from posbench.training.step import Outcome, learning_rate, optimizer_for
 from posbench.training.train import VALIDATION_BLOCKS, train
 
 STEPS = 12
@@ -430,15 +430,15 @@ def test_a_second_process_on_one_folder_is_refused(config: Config, tmp_path: pat
 
 def stop_after(step: int, config: Config, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train until a step fails; the run stands at its newest checkpoint then."""
-    plain = posbench.training.train.update
+    plain = posbench.training.train.begin_update
 
-    def failing(learner: Any, batch: Any, at: int, rate: float) -> tuple[float, float]:
+    def failing(learner: Any, batch: Any, at: int, rate: float) -> Outcome:
         if at == step:
             raise RuntimeError("the lights went out")
         return plain(learner, batch, at, rate)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the lights"):
-        patch.setattr("posbench.training.train.update", failing)
+        patch.setattr("posbench.training.train.begin_update", failing)
         train(config, folder, [])
 
 
@@ -500,15 +500,15 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before = signal.getsignal(number)
-    plain = posbench.training.train.update
+    plain = posbench.training.train.begin_update
 
-    def signalled(learner: Any, batch: Any, at: int, rate: float) -> tuple[float, float]:
+    def signalled(learner: Any, batch: Any, at: int, rate: float) -> Outcome:
         if at == 6:
             signal.raise_signal(number)
         return plain(learner, batch, at, rate)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"{number.name} after step 7; saved") as caught:
-        patch.setattr("posbench.training.train.update", signalled)
+        patch.setattr("posbench.training.train.begin_update", signalled)
         train(config, tmp_path / "run", [])
     assert caught.value.exit_code == 128 + number
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"stopped by {number.name}"):
@@ -565,16 +565,16 @@ def test_a_loss_that_stays_above_twice_its_best_is_said_once(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=16 * 8 * 60))
-    plain = posbench.training.train.update
+    plain = Outcome.read
 
-    def worse(learner: Any, batch: Any, at: int, rate: float) -> tuple[float, float]:
-        loss, norm = plain(learner, batch, at, rate)
-        return (12.0 if at > 10 and at != 12 else loss), norm
+    def worse(outcome: Outcome) -> tuple[float, float]:
+        loss, norm = plain(outcome)
+        return (12.0 if outcome.step > 10 and outcome.step != 12 else loss), norm
 
-    monkeypatch.setattr("posbench.training.train.update", worse)
+    monkeypatch.setattr(Outcome, "read", worse)
     train(config, tmp_path / "run", [])
     assert caplog.text.count("it diverges slowly") == 1 and "for 20 updates" in caplog.text
     caplog.clear()
-    monkeypatch.setattr("posbench.training.train.update", plain)
+    monkeypatch.setattr(Outcome, "read", plain)
     train(config, tmp_path / "well", [])
     assert "diverges" not in caplog.text

@@ -112,7 +112,7 @@ class TrainingConfig:
     betas: tuple[float, float]  # decay per update of the averages of gradients and of their squares
     weight_decay: float  # per update and unit of learning rate, on matrices of the model
     clip: float  # longest gradient: norm over all parameters
-    precision: Literal["auto", "fp32", "bf16"]  # of matrix products
+    precision: Literal["auto", "fp32", "bf16", "fp16"]  # of matrix products
 
     def __post_init__(self) -> None:
         at_least(2, self, "training", "train_length")
@@ -155,7 +155,7 @@ class EvaluationConfig:
     targets: int  # fixed_target: tokens per block
     blocks: int  # of targets
     batch_tokens: int  # tokens per forward pass
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of matrix products; auto = the training's
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
         at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")

@@ -51,8 +51,8 @@ class Binary(Additive):
 
     def _defined(self, positions: Tensor) -> Tensor:
         """Which positions have digits."""
-        defined = (positions >= 0) & (positions < 2**self.digits)
-        whole = positions == positions.floor() if positions.is_floating_point() else defined
+        defined: Tensor = (positions >= 0) & (positions < 2**self.digits)
+        whole: Tensor = positions == positions.floor() if positions.is_floating_point() else defined
         waits = positions.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values
         if not waits and not defined.all():
             beyond = positions[~defined].min().item()
@@ -62,4 +62,4 @@ class Binary(Additive):
             )
         if not waits and not whole.all():
             raise UserError("'binary' has digits for whole positions only: choose 'sine' for positions in between")
-        return defined & whole  # type: ignore[no-any-return]
+        return defined.logical_and(whole)

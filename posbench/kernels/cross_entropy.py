@@ -32,6 +32,8 @@ class _CrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         at_once = AT_ONCE if logits.device.type == "cpu" else AT_ONCE_ACCELERATOR
         rows, n_scored = max(1, at_once // logits.shape[-1]), max(1, len(labels))
+        # In fp16 the share of one token of many vanishes: it is taken with the gradient, which carries the loss scale.
+        share = 1.0 if logits.dtype == torch.float16 else 1 / n_scored
         total = torch.zeros((), dtype=exact, device=logits.device)
         for piece, label in zip(torch.split(logits.detach(), rows), torch.split(labels[:, None], rows), strict=True):
             values = piece.to(exact)
@@ -41,12 +43,15 @@ class _CrossEntropy(torch.autograd.Function):
             total += (normaliser - values.gather(-1, label)).sum()
             if ctx.needs_input_grad[0]:
                 probabilities.scatter_add_(-1, label, torch.full_like(normaliser, -1.0))
-                piece.copy_(probabilities.mul_(1 / n_scored))
+                piece.copy_(probabilities.mul_(share))
         ctx.save_for_backward(logits.detach())
+        ctx.left = 1 / n_scored / share
         return total / n_scored
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (of_logits,) = ctx.saved_tensors
+        if ctx.left != 1:
+            gradient = gradient * ctx.left
         return of_logits.mul_(gradient), None  # in place: a second backward pass is refused

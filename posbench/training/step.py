@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,33 @@ class Learner:
     accumulation: int  # parts of a batch that are computed one after the other
     clip: float  # largest gradient norm
     seed: int  # of random positions
+    failed: Tensor  # (), on the device: 1 from the first update on that was not finite, after which none is made
+    scale: "LossScale | None" = None  # in fp16
+
+
+class LossScale:
+    """What losses are multiplied by so that their gradients in fp16 neither vanish nor overflow.
+
+    It is halved where one overflowed, and that update is left out; it is doubled after 2,000 that did not. Source:
+    Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740, section 3.2.
+    """
+
+    def __init__(self, device: torch.device, value: float = 2.0**16, since: int = 0) -> None:
+        self.value = torch.full((), value, device=device)
+        self.since = torch.full((), since, dtype=torch.int32, device=device)  # updates since it changed
+
+    def adapt(self, overflowed: Tensor) -> None:
+        """After an update: whether a gradient was not finite, 0 or 1."""
+        torch._amp_update_scale_(self.value, self.since, overflowed, 2.0, 0.5, 2000)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """From what `so_far` returned."""
+        self.value.fill_(state.get("loss_scale", self.value))
+        self.since.fill_(state.get("loss_scale_since", self.since))
+
+    def so_far(self) -> dict[str, float]:
+        """What a resumed run needs."""
+        return {"loss_scale": float(self.value), "loss_scale_since": int(self.since)}
 
 
 def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype) -> Learner:
@@ -74,6 +101,8 @@ def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: t
         accumulation=training.accumulation,
         clip=training.clip,
         seed=config.seed,
+        failed=torch.zeros((), device=device),
+        scale=LossScale(device) if dtype == torch.float16 else None,
     )
 
 
@@ -87,8 +116,50 @@ def _fused(model: nn.Module) -> Callable[..., Tensor]:
     return forward
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of an update. A CUDA device may still be at it: the host waits where it is read, and only for that."""
+
+    step: int
+    rate: float
+    numbers: Tensor  # (4,): loss, gradient norm, whether an update failed up to this one, whether this was left out
+    arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
+
+    @classmethod
+    def of(cls, step: int, rate: float, numbers: Tensor) -> "Outcome":
+        if numbers.device.type != "cuda":
+            return cls(step, rate, numbers, None)
+        numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(step, rate, numbers, arrived)
+
+    def read(self) -> tuple[float, float]:
+        """The mean loss in nats per scored token and the gradient norm before clipping.
+
+        Raises:
+            RunFailed: the loss or the gradient is not finite. The weights are as they were before the update, whatever
+                updates were begun after it.
+        """
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, norm, failed, _ = self.numbers.tolist()
+        for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
+            if not math.isfinite(number):
+                raise RunFailed(
+                    f"{what} is {number} at step {self.step + 1} (learning rate {self.rate:.3g}): "
+                    "stopped before the update; a lower training.learning_rate usually helps",
+                    reason="diverged",
+                )
+        return loss, norm
+
+
 def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[float, float]:
-    """One optimizer step; returns the mean loss in nats per scored token and the gradient norm before clipping.
+    """One optimizer step; returns what `Outcome.read` does. Arguments and errors as of `begin_update`, and its."""
+    return begin_update(learner, batch, step, rate).read()
+
+
+def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
+    """One optimizer step, for whose result the host does not wait.
 
     Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone.
 
@@ -97,7 +168,6 @@ def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[floa
         rate: the learning rate.
 
     Raises:
-        RunFailed: the loss or the gradient is not finite. The weights are then as they were before the step.
         ValueError: no label of the batch is scored.
     """
     if not batch.n_scored:
@@ -111,18 +181,31 @@ def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[floa
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype):
             loss = learner.forward(part.ids, part.labels, n_scored=part.n_scored, generator=draw) / times
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(learner.model.parameters(), learner.clip)
-    value, size = float(total), float(norm)
-    for what, number in (("loss", value), ("gradient norm", size)):
-        if not math.isfinite(number):
-            raise RunFailed(
-                f"{what} is {number} at step {step + 1} (learning rate {rate:.3g}): "
-                "stopped before the update; a lower training.learning_rate usually helps",
-                reason="diverged",
-            )
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
+    return Outcome.of(step, rate, _step(learner, total))
+
+
+def _step(learner: Learner, loss: Tensor) -> Tensor:
+    """Clip, and step if all is finite; returns what `Outcome.numbers` is."""
+    scale, parameters = learner.scale, list(learner.model.parameters())
+    if scale is not None:
+        torch._foreach_div_([p.grad for p in parameters if p.grad is not None], scale.value)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, learner.clip)
+    lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
+    last = infinite if scale is None else infinite * (scale.value <= 1)  # a smaller scale may mend it
+    learner.failed.copy_(torch.stack((learner.failed, lost, last)).amax())
+    left_out = infinite.maximum(learner.failed)
+    if scale is not None:
+        scale.adapt(infinite)
+    numbers = torch.stack((loss, norm, learner.failed, left_out))
+    if loss.device.type == "mps":  # no word on whether its fused optimizer looks at `found_inf`
+        numbers = numbers.cpu()
+        if numbers[-1]:
+            return numbers
+    else:
+        learner.optimizer.found_inf = left_out  # type: ignore[attr-defined]
     learner.optimizer.step()
-    return value, size
+    return numbers

@@ -39,7 +39,7 @@ from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Learner, learner_for, learning_rate, update
+from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -175,9 +175,22 @@ def _fit(
     tracker.begin()
     first = step
     speed, diverging = _Speed(step * per_step), _Diverging(total)
+    every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
+    begun: list[Outcome] = []  # and not looked at: on a CUDA device the newest update, while the host prepares the next
+    ahead = int(learner.device.type == "cuda")
 
     def due(every: int | None) -> bool:
         return every is not None and (step % every == 0 or step == total)
+
+    def look(left: int) -> tuple[float, float]:
+        """Loss and gradient norm of the newest update that is looked at, when but so many are left for later."""
+        seen = (math.nan, math.nan)
+        while len(begun) > left:
+            outcome = begun.pop(0)
+            seen = outcome.read()
+            diverging.look(outcome.step + 1, seen[0])
+            progress.advance(seen[0], (outcome.step + 1) * per_step)
+        return seen
 
     def log(row: dict[str, Any]) -> None:
         row = {"step": step, "tokens": step * per_step, **row}
@@ -187,6 +200,8 @@ def _fit(
     def save() -> None:
         state: dict[str, Any] = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
         state |= where
+        if learner.scale is not None:
+            state |= learner.scale.so_far()
         state["peak_memory_bytes"] = spent.most_memory(learner.device)
         checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
@@ -195,10 +210,10 @@ def _fit(
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
-            loss, norm = update(learner, batches.batch(step), step, rate)
+            begun.append(begin_update(learner, batches.batch(step), step, rate))
             step += 1
-            diverging.look(step, loss)
-            progress.advance(loss, step * per_step)
+            ends = bool(stopped)
+            loss, norm = look(0 if ends or any(map(due, every)) else ahead)
             if due(runtime.log_every_steps):
                 log(
                     {
@@ -211,9 +226,9 @@ def _fit(
                 )
             if due(runtime.validate_every_steps):
                 log({"validation/nll": _validate(learner, tokens, training)})
-            if due(runtime.checkpoint_every_steps) or stopped:
+            if due(runtime.checkpoint_every_steps) or ends:
                 save()
-            if stopped and step < total:
+            if ends and step < total:
                 raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
     run.update(tokens=total * per_step, peak_memory_bytes=spent.most_memory(learner.device), **spent.so_far())
     return total
@@ -254,6 +269,8 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     give_weights(learner.model, loaded.model, run.folder)
     numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT)}
     known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
+    if learner.scale is not None:
+        learner.scale.resume(loaded.state)
     if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
         learner.optimizer, loaded.optimizer
     ):

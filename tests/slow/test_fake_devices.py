@@ -1,0 +1,84 @@
+"""Training and scoring on CUDA and MPS by fake tensors: every scheme steps, and the host hardly ever waits."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from posbench import encodings
+
+HERE = pathlib.Path(__file__).parent.parent / "fake"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="a stub of the device is compiled"),
+    pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="stands in for a device"),
+]
+
+
+@pytest.fixture(scope="module", params=["cuda", "mps"])
+def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """The kind of device, and what each encoding asked of it."""
+    guard, (libraries, *_) = tmp_path_factory.mktemp("guard") / "guard.so", library_paths()
+    given = ["-DFAKE_CUDA"] if request.param == "cuda" else []
+    found = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-I{path}" for path in include_paths())]
+    source = [str(HERE / "guard.cpp"), "-o", str(guard)]
+    command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", *given, *source, *found, "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "steps.py"), request.param],
+        env={**os.environ, "LD_PRELOAD": str(guard)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not [row for row in rows if "fails" in row], done.stderr[-3000:]
+    return request.param, {row["encoding"]: row for row in rows}
+
+
+def test_every_scheme_steps_and_scores(asked: tuple[str, dict[str, Any]]) -> None:
+    _, rows = asked
+    assert list(rows) == encodings.names()
+    assert all(row[what]["launches"] > 50 for row in rows.values() for what in ("step", "score"))
+
+
+def test_the_host_reads_a_device_once_in_a_step_and_once_in_a_batch_that_is_scored(
+    asked: tuple[str, dict[str, Any]],
+) -> None:
+    kind, rows = asked
+    for name, row in rows.items():
+        for what in ("step", "score"):
+            # MPS has no fp64, and what `randomized` draws there, the host has to fetch for its table.
+            most = 2 if (kind, name) == ("mps", "randomized") else 1
+            assert sum(row[what]["reads"].values()) == most, (name, what, row[what]["reads"])
+
+
+def test_no_copy_to_cuda_makes_the_host_wait_and_those_to_mps_are_the_batch_and_a_table(
+    asked: tuple[str, dict[str, Any]],
+) -> None:
+    kind, rows = asked
+    for name, row in rows.items():
+        tables = 2 if name == "xpos" else 1
+        for what, batch in (("step", 2), ("score", 1)):
+            most = 0 if kind == "cuda" else batch + tables
+            assert sum(row[what]["blocking"].values()) <= most, (name, what, row[what]["blocking"])
+
+
+def test_fp64_never_reaches_mps_and_on_cuda_is_for_tables_of_positions_alone(
+    asked: tuple[str, dict[str, Any]],
+) -> None:
+    kind, rows = asked
+    for name, row in rows.items():
+        for what in ("step", "score"):
+            places = {place.split()[1].partition(":")[0] for place in row[what]["fp64"]}
+            assert kind == "cuda" or not places, (name, what, places)
+            tables = all(place == "machine.py" or place.startswith("encodings/") for place in places)  # sent, or made
+            assert tables, (name, what, places)
