@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.attention.reference import grouped, logits_of, narrower, rows_of
 from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Near, Table
 from posbench.kernels.tiled import tiled_attention
@@ -51,14 +52,20 @@ def attention(
     check_length(encoding, q.shape[2])
     encoding, layer = encoding.at(layer)
     window, dtype = narrower(window, encoding.window), v.dtype
-    whole = not sinks and not last  # kernels know neither
+    whole = not last and (not sinks or flex.serves(q.device))  # one kernel knows sinks; none knows `last`
     # The compiler cannot see into hand-written kernels.
     declared = whole and consecutive and not torch.compiler.is_compiling()
     added = _added(encoding, q, k, x, positions, layer) if declared else None
-    if added is not None or (whole and not encoding.hooks & PAIRWISE):
+    known = added is not None or (whole and not encoding.hooks & PAIRWISE)
+    flexible = known and flex.takes(v, added, window, sinks)
+    if known and (flexible or not sinks):
         v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
         q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
-        out = kernel(q.to(dtype), k.to(dtype), v, encoding.logit_scale, added, window)
+        q, k = q.to(dtype), k.to(dtype)
+        if flexible and not isinstance(added, Near):
+            out = flex.flex_attention(q, k, v, encoding.logit_scale, added, window, sinks)
+        else:
+            out = kernel(q, k, v, encoding.logit_scale, added, window)
     else:
         out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
     if "map_outputs" in encoding.hooks:

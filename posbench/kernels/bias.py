@@ -117,6 +117,11 @@ class Dense(Bias):
         for total, part in zip(sums, torch.autograd.grad(bias, parameters, grad.to(bias.dtype)), strict=True):
             total += part
 
+    def laid_out(self, length: int) -> Tensor:
+        """The bias of all pairs (H, T, T), hidden ones as at distance 0; autograd goes through it."""
+        where = torch.arange(length, device=self.parameters[0].device)
+        return self.function((where[:, None] - where).clamp(min=0), where, *self.parameters).float()
+
     def _rows(self, tile: Tile, parameters: Sequence[Tensor]) -> Tensor:
         device = parameters[0].device
         where = torch.arange(tile.queries.start, tile.queries.stop, device=device)

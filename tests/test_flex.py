@@ -1,0 +1,210 @@
+"""FlexAttention in its eager form, which needs no GPU, against attention by the definition."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemes
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as library
+
+from posbench.attention import dispatch
+from posbench.attention.dispatch import attention
+from posbench.encodings.base import Shape
+from posbench.kernels import flex
+from posbench.kernels.bias import Bias, Decay, Dense, Near, Table
+
+SHAPE = Shape(d_model=48, n_heads=3, n_layers=2, train_length=64)
+LENGTH = 150  # one block and a part of one; beyond train_length, where FIRE's rows begin to differ
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Every layer that FlexAttention would take on CUDA takes it here, uncompiled; the calls it got."""
+    calls: list[Any] = []
+
+    def call(*tensors: Tensor, **given: Any) -> Tensor:
+        calls.append(given)
+        return library.flex_attention(*tensors, **given)
+
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)  # it refuses gradients on CPUs
+    monkeypatch.setattr(flex, "_compiled", lambda: call)
+    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    monkeypatch.setattr(flex, "serves", lambda _: True)
+    yield calls
+
+
+def compared(name: str, options: dict[str, Any], window: int | None = None, sinks: int = 0) -> dict[str, float]:
+    """Relative differences of the output and of all gradients from the definition, and whether any learned one is 0."""
+    encoding = schemes.build(name, options, SHAPE)
+    inputs, positions = schemes.layer_inputs(SHAPE, LENGTH), torch.arange(LENGTH)[None]
+
+    def fast(*given: Tensor) -> Tensor:
+        return attention(encoding, *given, positions, 1, window, sinks, consecutive=True)
+
+    def exact(*given: Tensor) -> Tensor:
+        return schemes.by_definition(encoding, given, positions, 1, window=window, sinks=sinks)
+
+    found, expected = (schemes.with_gradients(encoding, inputs, form) for form in (fast, exact))
+    found = {key: value.clone() for key, value in found.items()}
+    assert found.keys() == expected.keys()
+    return {key: float((found[key] - expected[key]).norm() / expected[key].norm().clamp(min=1)) for key in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("alibi", {}, "by_distance"),
+        ("t5", {"max_distance": 64}, "by_distance"),
+        ("fox", {}, "decayed"),
+        ("fire", {}, "laid_out"),
+    ],
+)
+def test_biases_equal_the_definition_in_values_and_gradients(
+    eager: list[Any], name: str, options: dict[str, Any], kind: str
+) -> None:
+    differences = compared(name, options)
+    assert [call["score_mod"].__name__ for call in eager] == [kind]
+    assert max(differences.values()) < 2e-4, differences
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(2, 0), (40, 0), (130, 0), (40, 4), (1, 140), (149, 1)])
+@pytest.mark.parametrize("name", ["none", "rope", "t5", "fox"])
+def test_windows_and_sinks_equal_the_definition(eager: list[Any], name: str, window: int, sinks: int) -> None:
+    options = {"max_distance": 64} if name == "t5" else {}
+    differences = compared(name, options, window, sinks)
+    assert len(eager) == 1 and max(differences.values()) < 2e-4, differences
+
+
+@pytest.mark.parametrize(
+    ("name", "learned"), [("t5", ["table"]), ("fox", ["weight", "gate_bias"]), ("fire", ["networks.1.0.weight", "c"])]
+)
+def test_what_is_learned_receives_a_gradient(eager: list[Any], name: str, learned: list[str]) -> None:
+    encoding = schemes.build(name, {"max_distance": 64} if name == "t5" else {}, SHAPE)
+    inputs, positions = schemes.layer_inputs(SHAPE, LENGTH), torch.arange(LENGTH)[None]
+    found = schemes.with_gradients(
+        encoding, inputs, lambda *given: attention(encoding, *given, positions, 1, consecutive=True)
+    )
+    assert eager and all(found[f"gradient of {one}"].abs().max() > 1e-2 for one in learned)
+
+
+@pytest.mark.parametrize(("length", "window", "sinks"), [
+    (128, None, 0), (300, None, 0), (1024, None, 0), (1024, 1, 0), (1024, 128, 0), (1024, 129, 0), (1000, 300, 0),
+    (1000, 300, 5), (1000, 1, 128), (1000, 2, 129), (1024, 200, 300), (777, 10_000, 3),
+])  # fmt: skip
+def test_the_mask_made_by_arithmetic_is_the_one_made_of_all_pairs(length: int, window: int | None, sinks: int) -> None:
+    made = flex.block_mask(length, window, sinks, CPU)
+    whole = library.create_block_mask(made.mask_mod, None, None, length, length, device="cpu")
+    assert made.shape == whole.shape and made.BLOCK_SIZE == whole.BLOCK_SIZE
+    assert torch.equal(made.to_dense(), whole.to_dense())
+    for one in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(made, one), getattr(whole, one)), one
+
+
+def test_a_mask_is_made_once_for_a_length() -> None:
+    assert flex.block_mask(500, 20, 0, CPU) is flex.block_mask(500, 20, 0, CPU)
+    assert flex.block_mask(501, 20, 0, CPU) is not flex.block_mask(500, 20, 0, CPU)
+
+
+def test_nothing_captured_is_indexed_twice() -> None:
+    """Of a tensor that a compiled score_mod indexes twice, FlexAttention computes no gradient."""
+    index = [torch.zeros((), dtype=torch.int64)] * 4
+    for bias in (
+        Table(torch.randn(2, 9)),
+        Decay(torch.randn(1, 2, 9)),
+        Dense(lambda d, w, t: t[:, d], (torch.randn(2, 9),)),
+    ):
+        mod = flex._score_mod(bias, 9)
+        assert mod is not None
+        read: list[int] = []
+
+        class Reads(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is Tensor.__getitem__:
+                    read.append(id(args[0]))  # noqa: B023
+                return func(*args, **(kwargs or {}))
+
+        with Reads():
+            mod(torch.zeros(()), *index)
+        assert read and len(set(read)) == len(read)
+
+
+# -- the start-up check ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    flex.is_right.cache_clear()
+    yield
+    flex.is_right.cache_clear()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == flex.__name__]
+
+
+@pytest.mark.parametrize("kind", flex.KINDS)
+def test_the_check_passes_what_is_right(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture, kind: type[Bias]
+) -> None:
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
+    assert flex.is_right(CPU, kind) and not said(caplog)
+
+
+def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+
+    def doubling(*tensors: Tensor, score_mod: Any, **given: Any) -> Tensor:
+        def doubled(score: Tensor, *index: Tensor) -> Tensor:
+            added = score_mod(score, *index) - score
+            return score + 2 * added - added.detach()
+
+        return library.flex_attention(*tensors, score_mod=doubled, **given)
+
+    monkeypatch.setattr(flex, "_compiled", lambda: doubling)
+    with caplog.at_level(logging.WARNING):
+        assert not flex.is_right(CPU, Table) and not flex.is_right(CPU, Table)
+    (told,) = said(caplog)
+    assert "differs from the reference by 1.0e+00" in told
+
+
+def test_what_cannot_be_compiled_falls_back_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("Cannot find a working triton installation.\nmore")
+
+    monkeypatch.setattr(flex, "_compiled", broken)
+    with caplog.at_level(logging.WARNING):
+        assert not flex.is_right(CPU, Decay) and not flex.is_right(CPU, Decay)
+    (told,) = said(caplog)
+    assert "(Decay) does not run on cpu: Cannot find a working triton installation.; slower" in told
+
+
+def test_what_flex_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(added: Any, *shape: int, dtype: torch.dtype = torch.bfloat16, **seen: Any) -> bool:
+        return flex.takes(torch.empty(shape, dtype=dtype, device="meta"), added, **seen)
+
+    table, size = Table(torch.zeros(3, 256)), (2, 3, 256, 64)
+    assert not takes(table, *size)
+    monkeypatch.setattr(flex, "serves", lambda _: True)
+    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    assert takes(table, *size) and takes(None, *size, window=9) and takes(None, *size, sinks=1)
+    assert not takes(None, *size) and not takes(None, *size, window=256) and not takes(Near(torch.zeros(2, 64)), *size)
+    assert not takes(table, *size, dtype=torch.float64)
+    assert not takes(table, 2, 3, 64, 64) and not takes(table, 2, 3, 256, 8)
+    dense, longest = Dense(lambda *_: torch.zeros(()), (torch.zeros(1),)), math.isqrt(flex.LARGEST_TABLE // 4)
+    assert takes(dense, 1, 4, longest, 64) and not takes(dense, 1, 4, longest + 1, 64)
+
+
+def test_on_a_cpu_no_layer_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.flex, "flex_attention", None)
+    assert max(compared("t5", {"max_distance": 64}).values()) < 1e-4
+    assert max(compared("none", {}, window=20, sinks=3).values()) < 1e-4
