@@ -458,6 +458,29 @@ def test_each_gpu_gets_a_process_of_its_own(several: list[Job], monkeypatch: pyt
     assert len(sweep._slots(todo, 4)) == 4
 
 
+def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    runtime = dataclasses.replace(several[0].config.runtime, device="auto")
+    one, other, third = (
+        dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several[:3]
+    )
+    one.saved.parent.mkdir(parents=True, exist_ok=True)
+    first, second = {"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}
+    with launcher._gpu(one) as taken:
+        assert taken == first
+        with launcher._gpu(other) as taken:
+            assert taken == second
+            with launcher._gpu(third) as taken:
+                assert taken in (first, second)  # there are no more
+        with launcher._gpu(third) as taken:
+            assert taken == second
+    with launcher._gpu(third) as taken:
+        assert taken == first
+    on_cpu = dataclasses.replace(one, config=dataclasses.replace(one.config, runtime=several[0].config.runtime))
+    with launcher._gpu(on_cpu) as taken:
+        assert taken == {}
+
+
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ failed; the run folders are the only memory it needs.
 """
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -117,18 +116,9 @@ def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
     runtime = todo[0].config.runtime
     device = machine.resolve(runtime.device)
     if device.type != "cpu":
-        gpus = _gpus() if runtime.device in ("auto", "cuda") else [{}]
+        gpus = pool.gpus() if runtime.device in ("auto", "cuda") else [{}]
         return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
     return [{} for _ in range(n_jobs or min(len(todo), max(1, machine.cores() // (runtime.threads or 1))))]
-
-
-def _gpus() -> list[dict[str, str]]:
-    """What confines a process to each GPU that this one sees."""
-    import torch
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
-    return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
 
 
 # -- sweep.json --------------------------------------------------------------------------------------------------------

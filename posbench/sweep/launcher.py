@@ -4,13 +4,17 @@ Hydra runs in a process of its own, which may end before the jobs do, and wait f
 what became of them is read from their `run.json`, and whether Slurm still holds them from its queue.
 """
 
+import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +207,27 @@ def run_job(cfg: DictConfig) -> None:
     job = Job((), load_saved(saved), saved)
     before = jobs.record(job)
     oom_kills = machine.oom_kills()
-    status = pool.outcome(job, pool.start(job, {}).wait(), before, oom_kills=oom_kills)
+    with _gpu(job) as slot:
+        status = pool.outcome(job, pool.start(job, slot).wait(), before, oom_kills=oom_kills)
     if status.name != "done":
         raise RunFailed(f"{job.id} {status.name}: {status.message}")
+
+
+@contextlib.contextmanager
+def _gpu(job: Job) -> Iterator[dict[str, str]]:
+    """What confines a job to a GPU of this machine, to one that no job beside it has as long as there is one."""
+    slots = pool.gpus() if job.config.runtime.device in ("auto", "cuda") else [{}]
+    number = zlib.crc32(job.id.encode()) % len(slots)
+    with contextlib.ExitStack() as held:
+        for free in range(len(slots)) if len(slots) > 1 else ():
+            try:
+                lock = files.lock(job.saved.parent / f".gpu-{socket.gethostname()}-{free}.lock")
+            except BlockingIOError:
+                continue
+            held.callback(os.close, lock)
+            number = free
+            break
+        yield slots[number]
 
 
 def main() -> None:

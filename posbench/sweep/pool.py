@@ -90,6 +90,15 @@ def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, flo
     return found
 
 
+def gpus() -> list[dict[str, str]]:
+    """What confines a process to each GPU that this one sees."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
+
+
 def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a job's process. It ends itself when this process is gone.
 
