@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -119,6 +120,14 @@ def memory_limit(device: str) -> tuple[int, str] | None:
         limits += [(resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v")]
         return min(limit for limit in limits if limit[0] > 0)  # RLIM_INFINITY is -1
     return None
+
+
+@functools.cache
+def device_memory(device: torch.device) -> int:
+    """Bytes of a CUDA or MPS device, in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return torch.mps.recommended_max_memory()
 
 
 def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:

@@ -250,6 +250,19 @@ def test_without_gradients_no_probabilities_are_kept(monkeypatch: pytest.MonkeyP
     assert asked
 
 
+def test_on_an_accelerator_blocks_are_larger_and_more_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles.machine, "device_memory", lambda device: 24 * 2**30)
+
+    def cut(*size: int, device: str = "meta", **given: Any) -> tiles.Cut:
+        return tiles.Cut(torch.empty(size, dtype=torch.bfloat16, device=device), **given)
+
+    assert len(cut(8, 12, 4096, 64, device="cpu").blocks()) == 32 and len(cut(8, 12, 4096, 64).blocks()) == 4
+    assert cut(32, 12, 512, 64).is_kept() and not cut(32, 12, 512, 64, device="cpu").is_kept()
+    assert not cut(128, 12, 512, 64).is_kept()
+    longest = cut(1, 12, 65536, 64, whole_heads=True)  # of which even one tile has all heads
+    assert max(tile.mask.numel() for tile in longest.tiles()) * 12 * 2 <= tiles.TILE_BYTES_ACCELERATOR * 2
+
+
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)

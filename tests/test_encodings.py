@@ -16,6 +16,7 @@ from posbench.attention import dispatch
 from posbench.attention.reference import attention_output, rows_of
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.kernels import tiles
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.cases(), ids=schemes.label)
@@ -139,7 +140,7 @@ def test_the_chosen_attention_equals_the_definition_far_beyond_training(
 def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "SCORES_KEPT", 0)
+    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
     monkeypatch.setattr(dispatch, "SCORES_AT_ONCE", 1)  # a sequence at a time, as few rows as may be
     compare_with_the_definition(case, "gaps", LONG, counted=False, window=None)
 

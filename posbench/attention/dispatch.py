@@ -11,14 +11,15 @@ from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Near, Table
 from posbench.kernels.tiled import tiled_attention
+from posbench.kernels.tiles import kept_bytes
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 
-# Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass (in fp32,
-# several times over): above that, blocks of rows are computed again.
+# Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass, in fp32
+# and twice over: above the bytes that a layer may keep, blocks of rows are computed again.
 SCORES_AT_ONCE = 2**21
 SCORES_AT_ONCE_ACCELERATOR = 2**24
-SCORES_KEPT = 2**24
+SCORE_BYTES = 8
 MIN_ROWS = 64
 
 
@@ -133,7 +134,7 @@ def _by_rows(
     batch, heads, length, _ = q.shape
     wanted = last or length
     at_once = SCORES_AT_ONCE if q.device.type == "cpu" else SCORES_AT_ONCE_ACCELERATOR
-    kept = batch * heads * wanted * length <= SCORES_KEPT
+    kept = batch * heads * wanted * length * SCORE_BYTES <= kept_bytes(q.device)
     block = wanted if kept else min(wanted, max(MIN_ROWS, at_once // (batch * heads * length)))
     sequences = max(1, at_once // (heads * block * length))
     out = []

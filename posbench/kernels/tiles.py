@@ -14,14 +14,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from posbench import machine
+
 # Probabilities in a tile, per CPU thread: about a core's cache. Accelerators rather want few launches.
 TILE_BYTES = 2**20
 TILE_BYTES_ACCELERATOR = 2**27
 # Query rows in a tile: more waste work above the diagonal, fewer make the products slim. In between, half of the
 # keys: two blocks have a quarter less to do than one.
 MIN_ROWS, MAX_ROWS = 128, 256
-# Probabilities that one call (one layer) keeps for its backward pass; above that it computes them again.
+MAX_ROWS_ACCELERATOR = 1024
+# Probabilities that one call (one layer) keeps for its backward pass; above that it computes them again. Accelerators
+# give a share of their memory, of which a dozen layers leave most.
 KEPT_BYTES = 128 * 2**20
+KEPT_SHARE_ACCELERATOR = 1 / 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Cut:
         """Blocks of query rows: first row, last row (exclusive), first key."""
         length = self.like.shape[2]
         seen = min(length, self.window or length)
-        rows = max(MIN_ROWS, min(MAX_ROWS, seen // 2, TILE_BYTES // (seen * self.like.element_size())))
+        rows = max(MIN_ROWS, min(self._most_rows(seen), seen // 2))
         starts = range(0, length, rows)
         return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
 
@@ -62,7 +67,7 @@ class Cut:
         """Whether the probabilities of all tiles are few enough to be kept for the backward pass."""
         batch, heads, _, _ = self.like.shape
         scores = sum((stop - start) * (stop - first) for start, stop, first in self.blocks())
-        return batch * heads * scores * self.like.element_size() <= KEPT_BYTES
+        return batch * heads * scores * self.like.element_size() <= kept_bytes(self.like.device)
 
     def tiles(self) -> Iterator[Tile]:
         batch, n_heads, _, _ = self.like.shape
@@ -74,6 +79,15 @@ class Cut:
             for some in _slices(n_heads, heads):
                 yield Tile(some, slice(start, stop), slice(first, stop), mask, batches, n_heads)
 
+    def _most_rows(self, seen: int) -> int:
+        """Of a block whose rows see so many keys."""
+        row = seen * self.like.element_size()
+        if self.like.device.type == "cpu":
+            return min(MAX_ROWS, TILE_BYTES // row)
+        return min(
+            MAX_ROWS_ACCELERATOR, TILE_BYTES_ACCELERATOR // (row * (self.like.shape[1] if self.whole_heads else 1))
+        )
+
     def _tile_scores(self) -> int:
         on_cpu = self.like.device.type == "cpu"
         size = TILE_BYTES * torch.get_num_threads() if on_cpu else TILE_BYTES_ACCELERATOR
@@ -83,6 +97,13 @@ class Cut:
         hidden = torch.full((rows, keys), -math.inf, dtype=exact(self.like), device=self.like.device)
         mask = hidden.triu(keys - rows + 1)
         return mask + hidden.tril(keys - rows - self.window) if self.window else mask
+
+
+def kept_bytes(device: torch.device) -> int:
+    """What one layer may keep for its backward pass."""
+    if device.type == "cpu":
+        return KEPT_BYTES
+    return max(KEPT_BYTES, int(machine.device_memory(device) * KEPT_SHARE_ACCELERATOR))
 
 
 class KeyGradient:

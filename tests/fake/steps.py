@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from posbench import encodings
+from posbench import encodings, machine
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError
 from posbench.evaluation import trained
@@ -120,6 +120,7 @@ def without_the_device() -> None:
     torch.cuda.Event = lambda: SimpleNamespace(record=lambda: None)  # type: ignore[misc, assignment]
     Tensor.pin_memory = lambda self: self  # type: ignore[method-assign]
     FakeTensor.numpy = lambda self: np.zeros(tuple(self.shape))  # type: ignore[method-assign]
+    machine.device_memory = lambda _: 24 * 2**30
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     for module in (step, trained):
         module.generator = lambda *_, **__: torch.Generator()  # type: ignore[attr-defined]
