@@ -9,7 +9,7 @@ PIP := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip 
 INSTALL := $(PIP) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-all lint format types readme docs build clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-all gpu lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,10 +35,17 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
 test: $(VENV)/.dev ## the tests
-	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev ## the tests, slow ones too
-	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu"
+
+gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench doctor says what is here" >&2; exit 2; }
+	$(BIN)/python -m pytest -m gpu -s tests/gpu
+	$(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda
+	$(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda
 
 lint: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check
