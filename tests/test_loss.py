@@ -1,11 +1,15 @@
 """The training loss against torch's."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.kernels import cross_entropy as module
 from posbench.kernels.cross_entropy import cross_entropy
+from posbench.kernels.on_cuda import fused
 
 
 def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -65,3 +69,45 @@ def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
     loss = cross_entropy(leaf * 1.0, torch.zeros(0, dtype=torch.long))
     loss.backward()
     assert loss.detach() == 0 and leaf.grad is not None and leaf.grad.shape == (0, 20)
+
+
+# -- compiled pieces, as CUDA has them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph(
+    monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
+) -> None:
+    torch._dynamo.reset()
+    counting = CompileCounterWithBackend(backend)
+    logits, labels = (5 * torch.randn(96, 50)).to(dtype), torch.randint(50, (96,))
+    monkeypatch.setattr(module, "AT_ONCE", 32 * 50)
+    monkeypatch.setattr(module, "AT_ONCE_ACCELERATOR", 32 * 50)
+    (plain, gradient), exact = both(logits, labels)
+    monkeypatch.setattr(module, "_is_worth_compiling", lambda _: True)
+    monkeypatch.setattr(module, "_fused_piece", torch.compile(module._piece, backend=counting))
+    (found, fused_gradient), _ = both(logits, labels)
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+    tolerance = 1e-8 if dtype == torch.float32 else 8e-3 * float(exact[1].abs().max())
+    torch.testing.assert_close(fused_gradient, gradient, rtol=1e-5, atol=tolerance)
+    both(logits[:64], labels[:64])  # another number of tokens: the same graph serves
+    assert counting.frame_count == 1
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(function: Any) -> Any:
+        raise RuntimeError("no working compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(module, "_is_worth_compiling", lambda _: True)
+    monkeypatch.setattr(module, "_fused_piece", fused(module._piece))
+    logits, labels = torch.randn(9, 50), torch.randint(50, (9,))
+    for _ in range(2):
+        (found, gradient), (expected, exact) = both(logits, labels)
+        torch.testing.assert_close(found.double(), expected)
+        torch.testing.assert_close(gradient, exact)
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("posbench")]
+    assert told == ["_piece cannot be compiled here: no working compiler; it runs uncompiled"]

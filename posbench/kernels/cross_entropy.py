@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from posbench.kernels.on_cuda import fused
+
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 
 # Logits in fp32 held at once: what stays in cache on a CPU, what keeps an accelerator busy.
 AT_ONCE = 2**18
 AT_ONCE_ACCELERATOR = 2**26
+COMPILED_FROM = 2**24  # logits on CUDA
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -30,28 +33,44 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         exact = torch.promote_types(logits.dtype, torch.float32)
-        at_once = AT_ONCE if logits.device.type == "cpu" else AT_ONCE_ACCELERATOR
-        rows, n_scored = max(1, at_once // logits.shape[-1]), max(1, len(labels))
+        on_cpu, compiled = logits.device.type == "cpu", _is_worth_compiling(logits)
+        rows, n_scored = max(1, (AT_ONCE if on_cpu else AT_ONCE_ACCELERATOR) // logits.shape[-1]), max(1, len(labels))
         # In fp16 the share of one token of many vanishes: it is taken with the gradient, which carries the loss scale.
-        share = 1.0 if logits.dtype == torch.float16 else 1 / n_scored
+        # So it is where pieces are compiled, for a number in them would be compiled, too.
+        share = None if compiled or logits.dtype == torch.float16 else 1 / n_scored
+        piece_by_piece = _fused_piece if compiled else _piece
         total = torch.zeros((), dtype=exact, device=logits.device)
         for piece, label in zip(torch.split(logits.detach(), rows), torch.split(labels[:, None], rows), strict=True):
-            values = piece.to(exact)
-            probabilities = torch.softmax(values, -1)
-            # log sum exp = the largest logit less the log of its probability: one pass fewer than computing it again.
-            normaliser = values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
-            total += (normaliser - values.gather(-1, label)).sum()
-            if ctx.needs_input_grad[0]:
-                probabilities.scatter_add_(-1, label, torch.full_like(normaliser, -1.0))
-                piece.copy_(probabilities.mul_(share))
+            total += piece_by_piece(piece, label, ctx.needs_input_grad[0], share)
         ctx.save_for_backward(logits.detach())
-        ctx.left = 1 / n_scored / share
+        ctx.left = 1 / n_scored if share is None else None
         return total / n_scored
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (of_logits,) = ctx.saved_tensors
-        if ctx.left != 1:
+        if ctx.left is not None:
             gradient = gradient * ctx.left
         return of_logits.mul_(gradient), None  # in place: a second backward pass is refused
+
+
+def _piece(logits: Tensor, labels: Tensor, differentiate: bool, share: float | None) -> Tensor:
+    """Sum of the negative log-likelihoods of some rows; their gradient, times `share`, is written over the logits."""
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    probabilities = torch.softmax(values, -1)
+    # log sum exp = the largest logit less the log of its probability: one pass fewer than computing it again.
+    normaliser = values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+    nll = (normaliser - values.gather(-1, labels)).sum()
+    if differentiate:
+        probabilities.scatter_add_(-1, labels, torch.full_like(normaliser, -1.0))
+        logits.copy_(probabilities if share is None else probabilities.mul_(share))
+    return nll
+
+
+_fused_piece = fused(_piece)
+
+
+def _is_worth_compiling(logits: Tensor) -> bool:
+    """Compiled, the passes over the logits become fewer, for some seconds once."""
+    return logits.device.type == "cuda" and logits.numel() >= COMPILED_FROM and not torch.compiler.is_compiling()

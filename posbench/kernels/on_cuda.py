@@ -1,0 +1,34 @@
+"""Functions of plain torch operations that CUDA runs as one kernel: compiled there, and as they are elsewhere."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def fused(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning."""
+    compiled = functools.cache(lambda: torch.compile(function))
+    failed = False
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        nonlocal failed
+        if not failed:
+            try:
+                return compiled()(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of the compiler, of Triton, of a driver
+                failed = True
+                said = str(error).partition("\n")[0]
+                logger.warning("%s cannot be compiled here: %s; it runs uncompiled", function.__name__, said)
+        return function(*args, **kwargs)
+
+    return call
