@@ -208,3 +208,24 @@ def test_on_a_cpu_no_layer_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.flex, "flex_attention", None)
     assert max(compared("t5", {"max_distance": 64}).values()) < 1e-4
     assert max(compared("none", {}, window=20, sinks=3).values()) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "window", "sinks"), [("t5", None, 0), ("fox", 40, 4), ("fire", None, 0)])
+def test_compiled_for_a_cpu_it_is_the_definition_by_a_graph_for_each_length(
+    monkeypatch: pytest.MonkeyPatch, name: str, window: int | None, sinks: int
+) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(flex, "serves", lambda _: True)
+    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    encoding = schemes.build(name, {"max_distance": 64} if name == "t5" else {}, SHAPE)
+    with torch.no_grad():
+        for length in (LENGTH, 256):
+            inputs, positions = schemes.layer_inputs(SHAPE, length), torch.arange(length)[None]
+            found = attention(encoding, *inputs, positions, 1, window, sinks, consecutive=True)
+            exact = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)
+            torch.testing.assert_close(found, exact, atol=2e-5, rtol=1e-4)
+            for layer in (0, 1, 0):  # each with a bias of its own: the graph is that of the length
+                attention(encoding, *inputs, positions, layer, window, sinks, consecutive=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
