@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels.on_cuda import fused_on_cuda
 
 
 class CoPE(Encoding):
@@ -29,8 +30,14 @@ class CoPE(Encoding):
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
             at_whole = rows.q.float() @ self.table[rows.layer].mT  # (B, H, Tq, P), q unscaled as in the paper
-        gates = logits.sigmoid().masked_fill(~rows.visible, 0)
-        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
-        below, above = count.floor(), count.ceil()
-        part = count - below
-        return logits + (1 - part) * at_whole.gather(-1, below.long()) + part * at_whole.gather(-1, above.long())
+        return _by_count(logits, at_whole, rows.visible)
+
+
+@fused_on_cuda
+def _by_count(logits: Tensor, at_whole: Tensor, visible: Tensor) -> Tensor:
+    """Logits (B, H, Tq, Tk) plus what the vectors of whole positions give each query, (B, H, Tq, P), at the counts."""
+    gates = logits.sigmoid().masked_fill(~visible, 0)
+    count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
+    below, above = count.floor(), count.ceil()
+    part = count - below
+    return logits + (1 - part) * at_whole.gather(-1, below.long()) + part * at_whole.gather(-1, above.long())

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels.on_cuda import fused_on_cuda
 
 
 class StickBreaking(Encoding):
@@ -41,12 +42,19 @@ class StickBreaking(Encoding):
     def attend(self, logits: Tensor, rows: Rows) -> Tensor:
         own = rows.queries.start - rows.keys.start  # column of the first query's own key
         breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
-        z = logits.float().masked_fill(~breaks, 0)
-        # In logarithms: what each key leaves of the stick, summed over the keys between it and the query.
-        leaves = F.logsigmoid(-z).masked_fill(~breaks, 0)
-        left = leaves.flip(-1).cumsum(-1).flip(-1) - leaves
-        weights = (F.logsigmoid(z) + left).exp().masked_fill(~breaks, 0)
+        weights, rest = _broken(logits, breaks, self.remainder)
         out = weights @ rows.v.to(weights.dtype)
-        if self.remainder:
-            out = out + leaves.sum(-1, keepdim=True).exp() * rows.v[:, :, own : own + out.shape[2]]
+        if rest is not None:
+            out = out + rest * rows.v[:, :, own : own + out.shape[2]]
         return out
+
+
+@fused_on_cuda
+def _broken(logits: Tensor, breaks: Tensor, remainder: bool) -> tuple[Tensor, Tensor | None]:
+    """The share of the stick that each key breaks off, (B, H, Tq, Tk), and the remainder, (B, H, Tq, 1), if wanted."""
+    z = logits.float().masked_fill(~breaks, 0)
+    # In logarithms: what each key leaves of the stick, summed over the keys between it and the query.
+    leaves = F.logsigmoid(-z).masked_fill(~breaks, 0)
+    left = leaves.flip(-1).cumsum(-1).flip(-1) - leaves
+    weights = (F.logsigmoid(z) + left).exp().masked_fill(~breaks, 0)
+    return weights, leaves.sum(-1, keepdim=True).exp() if remainder else None

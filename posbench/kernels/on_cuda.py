@@ -3,9 +3,10 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -30,5 +31,17 @@ def fused(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 said = str(error).partition("\n")[0]
                 logger.warning("%s cannot be compiled here: %s; it runs uncompiled", function.__name__, said)
         return function(*args, **kwargs)
+
+    return call
+
+
+def fused_on_cuda(function: Callable[Concatenate[Tensor, _P], _R]) -> Callable[Concatenate[Tensor, _P], _R]:
+    """The function, `fused` where its first tensor is on CUDA."""
+    compiled = fused(function)
+
+    @functools.wraps(function)
+    def call(first: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        apart = first.device.type == "cuda" and not torch.compiler.is_compiling()
+        return (compiled if apart else function)(first, *args, **kwargs)
 
     return call
