@@ -30,6 +30,7 @@ ROOMS = [
     "encodings",
     "kernels",
     "terminal",
+    "processes",
     "machine",
     "randomness",
     "files",

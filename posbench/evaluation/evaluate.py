@@ -20,6 +20,7 @@ from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import score
 from posbench.evaluation.subject import Floats, Subject
 from posbench.evaluation.variants import AS_TRAINED
+from posbench.processes import World
 from posbench.runs.jsonl import plain
 from posbench.runs.rows import EVALUATION_KEY, BlockRow, EvaluationRow
 
@@ -39,6 +40,7 @@ class Evaluation:
     device: torch.device  # whose memory is measured
     reference: Subject | None = None  # whose key tokens count; None = the subject's own
     bigram: BigramModel | None = None  # of the training text; None: that is not known
+    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     @property
     def chooser(self) -> Subject:
@@ -146,8 +148,8 @@ def _same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) 
 
 def _nll(by: Subject, forward: Forward, evaluation: Evaluation) -> Floats:
     varied = by.varied(forward.variant, forward.length).subject
-    batch_tokens = evaluation.settings.batch_tokens
-    parts = [score(varied, evaluation.split, w, batch_tokens, forward.rewrite) for w in forward.windows]
+    batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
+    parts = [score(varied, evaluation.split, w, batch_tokens, forward.rewrite, world) for w in forward.windows]
     return np.concatenate([nll.ravel() for nll in parts])
 
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of, headline_split
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT
+from posbench.processes import World
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.names import TOKENIZER
@@ -122,30 +123,18 @@ def evaluate_into(
     config: Config,
     step: int,
     device: torch.device,
+    world: World | None = None,
 ) -> int:
     """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost.
 
     Returns:
         The number of rows that were missing.
     """
-    settings = config.evaluation
-    precision = config.training.precision if settings.precision == "auto" else settings.precision
-    dtype = machine.resolve_precision(precision, device)
-    subject = TrainedGPT(model.eval(), run.id, config.training.train_length, device, dtype, config.seed)
-    asked = Evaluation(
-        subject=subject,
-        split=getattr(tokens, settings.split),
-        token_bytes=tokens.tokenizer.token_bytes,
-        settings=settings,
-        checkpoint_step=step,
-        dtype=machine.dtype_name(dtype),
-        device=device,
-        reference=_reference(subject, tokens, settings) if settings.tasks else None,
-        bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
-    )
+    world = world or World()
+    asked = evaluation_of(run.id, model, tokens, config, step, device, world)
     started, n_rows = time.monotonic(), 0
     try:
-        for row, blocks in _within_memory(evaluate(asked, run.whole_rows())):
+        for row, blocks in evaluated(asked, world.from_first(run.whole_rows())):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
@@ -157,9 +146,40 @@ def evaluate_into(
     return n_rows
 
 
-def _within_memory(rows: Iterator[Measured]) -> Iterator[Measured]:
+def evaluation_of(
+    name: str, model: GPT, tokens: Tokens, config: Config, step: int, device: torch.device, world: World
+) -> Evaluation:
+    """What a configuration asks to be evaluated of its model, called `name`, as it stands after so many updates.
+
+    Raises:
+        UserError: `evaluation.reference` is no complete run, or one of another tokenizer.
+    """
+    settings = config.evaluation
+    precision = config.training.precision if settings.precision == "auto" else settings.precision
+    dtype = machine.resolve_precision(precision, device)
+    subject = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    return Evaluation(
+        subject=subject,
+        split=getattr(tokens, settings.split),
+        token_bytes=tokens.tokenizer.token_bytes,
+        settings=settings,
+        checkpoint_step=step,
+        dtype=machine.dtype_name(dtype),
+        device=device,
+        reference=_reference(subject, tokens, settings) if settings.tasks else None,
+        bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
+        world=world,
+    )
+
+
+def evaluated(asked: Evaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
+    """The rows that are not known, with their blocks, as they are computed.
+
+    Raises:
+        RunFailed: memory ran out; what may fit is said.
+    """
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
-        yield from rows
+        yield from evaluate(asked, known)
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:

@@ -105,10 +105,12 @@ class Run:
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(self, device: str, dtype: str, threads: int, bit_exact: bool = True) -> None:
+    def begin_attempt(self, device: str, dtype: str, threads: int, processes: int = 1, bit_exact: bool = True) -> None:
         """Record that this process starts to work on the run.
 
         Args:
+            threads: CPU threads of each process.
+            processes: that train together, of which this is the first.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
         from posbench.model import BLOCK
@@ -121,6 +123,7 @@ class Run:
             "device": device,
             "dtype": dtype,
             "threads": threads,
+            "processes": processes,
             "bit_exact": bit_exact,
             "steps": 0,
         }

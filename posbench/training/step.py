@@ -13,6 +13,7 @@ from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.kernels.fused import fusing
+from posbench.processes import World
 from posbench.randomness import generator
 
 
@@ -62,6 +63,7 @@ class Learner:
     seed: int  # of random positions
     failed: Tensor  # (), on the device: 1 from the first update on that was not finite, after which none is made
     scale: "LossScale | None" = None  # in fp16
+    world: World = dataclasses.field(default_factory=World)  # the processes that share each batch
 
 
 class LossScale:
@@ -89,7 +91,9 @@ class LossScale:
         return {"loss_scale": float(self.value), "loss_scale_since": int(self.since)}
 
 
-def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype) -> Learner:
+def learner_for(
+    model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype, world: World | None = None
+) -> Learner:
     """What trains a model, which is on its device already, as the configuration says."""
     training = config.training
     return Learner(
@@ -103,6 +107,7 @@ def learner_for(model: nn.Module, config: Config, device: torch.device, dtype: t
         seed=config.seed,
         failed=torch.zeros((), device=device),
         scale=LossScale(device) if dtype == torch.float16 else None,
+        world=world or World(),
     )
 
 
@@ -161,9 +166,11 @@ def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[floa
 def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
     """One optimizer step, for whose result the host does not wait.
 
-    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone.
+    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Several
+    processes take an equal share of the sequences of each part.
 
     Args:
+        batch: the whole batch, also of several processes.
         step: number of the update, from 0; random positions are drawn from it.
         rate: the learning rate.
 
@@ -172,7 +179,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     """
     if not batch.n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
-    parts = [part.to(learner.device) for part in batch.parts(learner.accumulation)]
+    parts = [_share(part, learner.world).to(learner.device) for part in batch.parts(learner.accumulation)]
     draw = generator(learner.seed, "positions", step, device=learner.device)
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
@@ -183,6 +190,8 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
             loss = learner.forward(part.ids, part.labels, n_scored=part.n_scored, generator=draw) / times
         (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
+    if learner.world.size > 1:
+        total = learner.world.add_up([p.grad for p in learner.model.parameters() if p.grad is not None], total)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     return Outcome.of(step, rate, _step(learner, total))
@@ -209,3 +218,8 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
         learner.optimizer.found_inf = left_out  # type: ignore[attr-defined]
     learner.optimizer.step()
     return numbers
+
+
+def _share(part: Batch, world: World) -> Batch:
+    """The sequences that this process computes; random positions are drawn alike for all."""
+    return part if world.size == 1 else part.parts(world.size)[world.rank]

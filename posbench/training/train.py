@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from posbench import machine
 from posbench.config import size
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data import tokens as data
-from posbench.data.batches import TrainingBatches, validation_batches
+from posbench.data.batches import Batch, TrainingBatches, validation_batches
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.check import check
@@ -29,6 +29,7 @@ from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.sync import send
 from posbench.model import build, parameter_counts
+from posbench.processes import World
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, held_config
 from posbench.runs.jsonl import number
@@ -47,13 +48,14 @@ _SPENT = ("train_seconds", "cpu_seconds", "peak_memory_bytes")  # what a checkpo
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 
 
-def train(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
+def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
     """Run a configuration in its folder to the end: train, and evaluate.
 
     Args:
         folder: the run folder; an unfinished run in it is continued.
         command: the command line, for the record.
         restart: move an existing run aside and begin anew.
+        world: the processes that train it together, of which this is the first; in the others `follow.follow` runs.
 
     Raises:
         UserError: the data or the configuration cannot be used, the run in the folder was trained on another text, or
@@ -61,26 +63,29 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    device = machine.resolve(config.runtime.device)
+    world = world or World()
+    chosen = machine.resolve(config.runtime.device)
+    device = world.device(chosen)
     size.refuse_too_large(config, str(device), "train")
     check(config)
     check_objective(config)
     if not restart:
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
-    threads = machine.set_threads(config.runtime.threads)
+    threads = machine.set_threads(config.runtime.threads or world.threads)
     with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
         tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
-    batches = _batches(tokens, config)
+        world.from_first()  # from now on the others find it in the cache
+    batches = batches_of(tokens, config)
     with (
         Run.open(folder, config, command, restart=restart) as run,
         tracking.mirror(config, run) as tracker,
-        _failures_recorded(run),
+        _failures_recorded(run, world),
         ended_in_words(),
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        where = _Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
+        where = _Where(device=str(chosen), dtype=machine.dtype_name(dtype), threads=threads, processes=world.size)
         run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
@@ -93,8 +98,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         for remark in model.encoding.remarks():
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            step = _fit(learner_for(model, config, device, dtype), batches, tokens, config, run, tracker, where)
-        n_rows = evaluate_into(run, tracker, model, tokens, config, step, device)
+            step = _fit(learner_for(model, config, device, dtype, world), batches, tokens, config, run, tracker, where)
+        n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
         run.finish("done")
         if config.runtime.clean:
             checkpoint.keep_weights(run.folder)
@@ -112,7 +117,8 @@ def _tell_the_agent(config: Config, run: Run) -> None:
         logger.warning("W&B's sweep does not learn of it: %s", error)
 
 
-def _batches(tokens: Tokens, config: Config) -> TrainingBatches:
+def batches_of(tokens: Tokens, config: Config) -> TrainingBatches:
+    """What a configuration trains on, by update."""
     training = config.training
     per_step = training.batch_size * training.accumulation
     return TrainingBatches(tokens.train, training.train_length, per_step, config.seed)
@@ -129,14 +135,15 @@ def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
         return True
     step, state = found
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = {**next(trained, {}), **state}  # checkpoints of earlier versions do not say it
+    before = {"processes": 1, **next(trained, {}), **state}  # checkpoints of earlier versions do not say it
     was, now = before.get("dtype", here["dtype"]), here["dtype"]
     if was != now:
         raise UserError(
             f"{run.folder} was trained in {was} up to step {step}, here it would go on in {now}: continue it on a "
             f"machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
         )
-    names: list[Literal["device", "threads"]] = ["device", "threads"] if here["device"] == "cpu" else ["device"]
+    names: list[Literal["device", "processes", "threads"]] = ["device", "processes"]
+    names += ["threads"] if here["device"] == "cpu" else []
     changed = [f"{name} {before[name]} -> {here[name]}" for name in names if before.get(name, here[name]) != here[name]]
     if changed:
         logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
@@ -148,7 +155,8 @@ class _Where(TypedDict):
 
     device: str
     dtype: str
-    threads: int
+    threads: int  # of each process
+    processes: int
 
 
 def _fit(
@@ -163,11 +171,12 @@ def _fit(
     """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
     training, runtime = config.training, config.runtime
     per_step = training.tokens_per_step
-    total = training.steps
+    total, world = training.steps, learner.world
     trained = checkpoint.weights_at(run.folder, total)
     if trained is not None:
         give_weights(learner.model, trained, run.folder)
         _complete_record(run, checkpoint.state_at(run.folder, total))
+        world.from_first(Standing(total, trained))
         return total
     step, spent = _resume(run, learner)
     if step:
@@ -178,9 +187,6 @@ def _fit(
     every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
     begun: list[Outcome] = []  # and not looked at: on a CUDA device the newest update, while the host prepares the next
     ahead = int(learner.device.type == "cuda")
-
-    def due(every: int | None) -> bool:
-        return every is not None and (step % every == 0 or step == total)
 
     def look(left: int) -> tuple[float, float]:
         """Loss and gradient norm of the newest update that is looked at, when but so many are left for later."""
@@ -206,15 +212,16 @@ def _fit(
         checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         run.update_attempt(steps=step - first)
 
-    with stop_signals(second_interrupts=True) as stopped, console.progress(total, start=step) as progress:
+    with stop_signals(second_interrupts=True) as world.received, console.progress(total, start=step) as progress:
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
             begun.append(begin_update(learner, batches.batch(step), step, rate))
             step += 1
-            ends = bool(stopped)
-            loss, norm = look(0 if ends or any(map(due, every)) else ahead)
-            if due(runtime.log_every_steps):
+            stopped = world.stopped_by()
+            wanted = stopped or any(due(number, step, total) for number in every)
+            loss, norm = look(0 if wanted else ahead)
+            if due(runtime.log_every_steps, step, total):
                 log(
                     {
                         "train/loss": loss,
@@ -224,14 +231,19 @@ def _fit(
                         "seconds": spent.so_far()["train_seconds"],
                     }
                 )
-            if due(runtime.validate_every_steps):
-                log({"validation/nll": _validate(learner, tokens, training)})
-            if due(runtime.checkpoint_every_steps) or ends:
+            if due(runtime.validate_every_steps, step, total):
+                log({"validation/nll": validate(learner, tokens, training)})
+            if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 save()
-            if ends and step < total:
-                raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name} after step {step}; saved")
+            if stopped and step < total:
+                raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     run.update(tokens=total * per_step, peak_memory_bytes=spent.most_memory(learner.device), **spent.so_far())
     return total
+
+
+def due(every: int | None, step: int, total: int) -> bool:
+    """Whether something is to be done after an update that is done every so many updates, and after the last."""
+    return every is not None and (step % every == 0 or step == total)
 
 
 def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
@@ -246,26 +258,38 @@ def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
 
 
 @torch.inference_mode()
-def _validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> float:
+def validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> float:
     """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
     learner.model.eval()
-    losses: list[Tensor] = []
-    n_scored: list[int] = []
-    for batch in validation_batches(tokens.validation, training.train_length, training.batch_size, VALIDATION_BLOCKS):
+
+    def loss(batch: Batch) -> Tensor:
         batch = batch.to(learner.device)
         with machine.autocast(learner.device, learner.dtype):
-            losses.append(learner.model(batch.ids, batch.labels, n_scored=batch.n_scored))
-        n_scored.append(batch.n_scored)
+            nll: Tensor = learner.model(batch.ids, batch.labels, n_scored=batch.n_scored)
+        return nll.cpu()
+
+    text, length = tokens.validation, training.train_length
+    batches = list(validation_batches(text, length, training.batch_size, VALIDATION_BLOCKS))
+    n_scored = [batch.n_scored for batch in batches]
     # In units of the largest: equal batches all have exactly 1.
-    weights = torch.tensor(n_scored, device=learner.device) / max(n_scored)
-    return float((torch.stack(losses) * weights).sum() / weights.sum())
+    weights = torch.tensor(n_scored) / max(n_scored)
+    return float((torch.stack(learner.world.mapped(loss, batches)) * weights).sum() / weights.sum())
+
+
+class Standing(NamedTuple):
+    """Where training goes on from: what the first process read, for the others."""
+
+    step: int = 0
+    weights: dict[str, Tensor] | None = None  # None: those it begins with
+    optimizer: dict[str, Any] | None = None
 
 
 def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     loaded = checkpoint.newest(run.folder)
     if loaded is None:
         run.cut_metrics(0)
-        return 0, _Spent({})
+        learner.world.from_first(Standing())
+        return 0, _Spent({}, learner.world)
     give_weights(learner.model, loaded.model, run.folder)
     numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT)}
     known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
@@ -276,7 +300,8 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
     ):
         raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
     run.cut_metrics(int(known["metrics_offset"]))
-    return loaded.step, _Spent(known)
+    learner.world.from_first(Standing(loaded.step, loaded.model, loaded.optimizer))
+    return loaded.step, _Spent(known, learner.world)
 
 
 def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
@@ -332,11 +357,15 @@ class _Diverging:
 
 
 class _Spent:
-    """Wall and CPU seconds of training over all attempts, and the most memory that one of them had."""
+    """Wall and CPU seconds of training over all attempts, and the most memory that one of them had.
 
-    def __init__(self, before: Mapping[str, Any]) -> None:
+    The CPU seconds are of all processes of an attempt, the memory is that of the first.
+    """
+
+    def __init__(self, before: Mapping[str, Any], world: World) -> None:
+        self.world = world
         self.wall_from = time.monotonic() - before.get("train_seconds", 0.0)
-        self.cpu_from = time.process_time() - before.get("cpu_seconds", 0.0)
+        self.cpu_from = world.cpu_seconds() - before.get("cpu_seconds", 0.0)
         self.memory_before = int(before.get("peak_memory_bytes", 0))
 
     def most_memory(self, device: torch.device) -> int:
@@ -345,27 +374,34 @@ class _Spent:
     def so_far(self) -> dict[str, float]:
         return {
             "train_seconds": round(time.monotonic() - self.wall_from, 3),
-            "cpu_seconds": round(time.process_time() - self.cpu_from, 3),
+            "cpu_seconds": round(self.world.cpu_seconds() - self.cpu_from, 3),
         }
 
 
 @contextlib.contextmanager
-def _failures_recorded(run: Run) -> Iterator[None]:
-    """Write into run.json how the run ended, whatever it was."""
+def _failures_recorded(run: Run, world: World) -> Iterator[None]:
+    """Write into run.json how the run ended, whatever it was and in whichever process."""
     try:
-        yield
-    except Stopped as error:
-        _record_end(run, "stopped", "signal", str(error))
-        raise
-    except KeyboardInterrupt:
-        _record_end(run, "stopped", "signal", "interrupted")
-        raise
-    except RunFailed as error:
-        _record_end(run, "failed", error.reason, str(error))
-        raise
+        with world.last_resort(lambda error: _record_error(run, error)):
+            yield
     except Exception as error:
-        _record_end(run, "failed", "error", str(error))
+        cause = world.cause(error)
+        _record_error(run, cause)
+        if cause is error:
+            raise
+        raise cause from error
+    except KeyboardInterrupt as error:
+        _record_error(run, world.cause(error))
         raise
+
+
+def _record_error(run: Run, error: BaseException) -> None:
+    if isinstance(error, Stopped):
+        _record_end(run, "stopped", "signal", str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        _record_end(run, "stopped", "signal", "interrupted")
+    else:
+        _record_end(run, "failed", error.reason if isinstance(error, RunFailed) else "error", str(error))
 
 
 def _record_end(run: Run, status: str, reason: str, message: str) -> None:

@@ -1,0 +1,284 @@
+"""The processes that train one run together: who they are, and all that they say to each other.
+
+Each computes its share of every batch and of every evaluation; the first, rank 0, has the run folder, the tracker and
+the terminal. An update takes one message: gradients, loss, and who was asked to stop. What ends one of them ends all,
+for the reason that was the first.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import threading
+import time
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_FAILURE = "failure"  # key of the store: what ended the first process that failed
+_WAIT = datetime.timedelta(
+    days=1
+)  # for the others, while the first downloads a text; that one has ended is seen at once
+_JOIN_SECONDS = 600.0  # in which all processes have to be there
+_TELL_SECONDS = 3.0  # within which a process says why it ended, once its connection is gone
+_POLL_SECONDS = 0.02  # of the store, by who has nothing else to do
+_WATCH_SECONDS = 1.0  # of the store, beside the work
+_END_SECONDS = 20.0  # that a process has to end in once another has failed; a little more than W&B is waited for
+
+
+class Store(Protocol):
+    """Texts that all processes see: what posbench asks of the stores of torch.distributed."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
+        """Set a value that is not there yet, where `expected` is empty; returns the one that is there then."""
+
+
+class World:
+    """One process that trains by itself: it has all of the batch, and hears of its own signals alone."""
+
+    rank = 0
+    size = 1
+    threads: int | None = None  # of the CPU for each process, where the configuration leaves them open
+
+    def __init__(self) -> None:
+        self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """The device of this process, where the run's is `chosen`."""
+        return chosen
+
+    def stopped_by(self) -> int | None:
+        """The signal by which all processes are to stop after the update that was just made."""
+        return self.received[0] if self.received else None
+
+    def add_up(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
+        """Add the gradients of all processes, in place, and their losses; returns the loss of all."""
+        return loss
+
+    def mapped(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+        """What `work` makes of the items, in their order; each process works on some of them, and all have it all."""
+        return [work(item) for item in items]
+
+    def from_first(self, value: Any = None) -> Any:
+        """What the first process has, for all; the others wait for it."""
+        return value
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes, whatever its beginning."""
+        return time.process_time()
+
+    def cause(self, error: BaseException) -> BaseException:
+        """What an error is due to: itself, or the error of another process, which is told of one's own."""
+        return error
+
+    @contextlib.contextmanager
+    def last_resort(self, record: Callable[[BaseException], object]) -> Iterator[None]:
+        """If another process fails while this one hangs, `record` is called with its error and this one is ended."""
+        yield
+
+
+class Joined(World):
+    """One of several processes, which must all make the same calls in the same order; made by `joined`."""
+
+    def __init__(self, store: Store, rank: int, size: int, local_rank: int, threads: int | None) -> None:
+        super().__init__()
+        self.rank = rank
+        self.size = size
+        self.threads = threads
+        self.last_words: Callable[[], str | None] = lambda: None  # of a process that is gone, where they are known
+        self._local_rank = local_rank
+        self._store = store
+        self._stopped_by: int | None = None
+        self._cpu_from: float | None = None  # the first update
+        self._cpu_of_others = 0.0
+        self._failed = False  # here, or that is known here
+        self._over = threading.Event()
+        self._record: Callable[[BaseException], object] = lambda error: None
+
+    def device(self, chosen: torch.device) -> torch.device:
+        if chosen.type == "cpu":
+            return chosen
+        # Slurm may show each process its own GPU alone, which is then number 0.
+        own = torch.device("cuda", self._local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+        return own
+
+    def stopped_by(self) -> int | None:
+        return self._stopped_by
+
+    def add_up(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
+        if self._cpu_from is None:
+            self._cpu_from = time.process_time()
+        said = torch.zeros(2, self.size)
+        said[0, self.rank] = self.received[0] if self.received else 0
+        said[1, self.rank] = time.process_time() - self._cpu_from
+        message = torch.cat([*(g.flatten() for g in gradients), loss.view(1), said.flatten().to(loss.device)])
+        self._together(lambda: dist.all_reduce(message))
+        *sums, total, heard = torch.split(message, [*(g.numel() for g in gradients), 1, said.numel()])
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(sums, gradients, strict=True)])
+        signals, seconds = heard.view(2, -1).tolist()
+        self._stopped_by = next((int(number) for number in signals if number), None)
+        self._cpu_of_others = sum(seconds) - seconds[self.rank]
+        return total.squeeze()
+
+    def mapped(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+        own = [work(item) for item in items[self.rank :: self.size]]
+        everyone: list[list[_Result]] = [[] for _ in range(self.size)]
+        self._together(lambda: dist.all_gather_object(everyone, own))
+        return [everyone[number % self.size][number // self.size] for number in range(len(items))]
+
+    def from_first(self, value: Any = None) -> Any:
+        held = [value]
+        self._together(lambda: dist.broadcast_object_list(held, src=0))
+        return held[0]
+
+    def cpu_seconds(self) -> float:
+        return time.process_time() + self._cpu_of_others
+
+    # -- how it ends ---------------------------------------------------------------------------------------------------
+
+    def cause(self, error: BaseException) -> BaseException:
+        self._failed = True
+        if isinstance(error, Stopped) and self._stopped_by:  # all of them know
+            return error
+        if isinstance(error, _GoneError):
+            found = self._told(_TELL_SECONDS)
+            return RunFailed(self.last_words() or str(error)) if found is None else found
+        with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
+            self._store.compare_set(_FAILURE, "", json.dumps({"rank": self.rank, **_plain(error)}))
+        asked_to_end = isinstance(error, (Stopped, KeyboardInterrupt))
+        return (self._told() if asked_to_end else None) or error
+
+    @contextlib.contextmanager
+    def last_resort(self, record: Callable[[BaseException], object]) -> Iterator[None]:
+        self._record = record
+        try:
+            yield
+        finally:
+            self._record = lambda error: None
+
+    def _together(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of torch, whatever it is that broke
+            said = str(error).partition("\n")[0]
+            raise _GoneError(f"another process of this run has ended without a word ({said})") from error
+
+    def _told(self, seconds: float = 0.0) -> PosbenchError | None:
+        """What ended another process, once that has said so."""
+        until = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(RuntimeError):
+                if self._store.check([_FAILURE]):
+                    told = json.loads(self._store.get(_FAILURE))
+                    return None if told["rank"] == self.rank else _error(told, self.size)
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_POLL_SECONDS)
+
+    def watch(self) -> None:
+        """In a thread: what failed elsewhere ends this process too, whatever it is waiting for."""
+        while (error := self._told()) is None:
+            if self._over.wait(_WATCH_SECONDS):
+                return
+        if not self._failed:
+            interrupt_main(signal.SIGTERM)
+        if not self._over.wait(_END_SECONDS):
+            self._record(error)
+            os._exit(error.exit_code)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+        self._over.set()
+
+
+@contextlib.contextmanager
+def joined(
+    store: Store,
+    rank: int,
+    size: int,
+    local_rank: int,
+    threads: int | None = None,
+    last_words: Callable[[], str | None] = lambda: None,
+) -> Iterator[Joined]:
+    """Be one of several processes while this lasts, from when all of them are there.
+
+    Args:
+        store: that all of them see.
+        local_rank: number of the process on its machine.
+        threads: of the CPU for each process, where the configuration leaves them open.
+        last_words: what is known of a process that has ended although it should not.
+
+    Raises:
+        RunFailed: one of the others has ended, or some do not come.
+        Whatever ended the first process that failed, in place of a lost connection or a signal.
+    """
+    _wait_for_all(store, rank, size, last_words)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_WAIT)  # type: ignore[arg-type]
+    world = Joined(store, rank, size, local_rank, threads)
+    world.last_words = last_words
+    threading.Thread(target=world.watch, name="failures-elsewhere", daemon=True).start()
+    try:
+        yield world
+    except BaseException as error:
+        cause = world.cause(error)
+        if cause is error:
+            raise
+        raise cause from error
+    finally:
+        world.close()
+
+
+def _wait_for_all(store: Store, rank: int, size: int, last_words: Callable[[], str | None]) -> None:
+    store.set(f"here/{rank}", "")
+    until = time.monotonic() + _JOIN_SECONDS
+    while missing := [other for other in range(size) if not store.check([f"here/{other}"])]:
+        if said := last_words():
+            raise RunFailed(said)
+        if time.monotonic() > until:
+            named = ", ".join(map(str, missing))
+            raise RunFailed(
+                f"{size} processes were to train together: rank {named} did not come in {_JOIN_SECONDS:g} s"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+class _GoneError(Exception):
+    """A connection to another process broke."""
+
+
+def _plain(error: BaseException) -> dict[str, Any]:
+    """An error as plain data, for the other processes."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Stopped(signal.SIGINT, "interrupted")
+    known = isinstance(error, PosbenchError)
+    return {
+        "message": str(error) if known else f"{type(error).__name__}: {error}",
+        "exit_code": error.exit_code if isinstance(error, PosbenchError) else 1,
+        "reason": error.reason if isinstance(error, RunFailed) else "error",
+    }
+
+
+def _error(told: dict[str, Any], size: int) -> PosbenchError:
+    code, message = told["exit_code"], f"rank {told['rank']} of {size}: {told['message']}"
+    if code > 128:
+        return Stopped(code - 128, told["message"])
+    return UserError(message) if code == UserError.exit_code else RunFailed(message, told["reason"])
