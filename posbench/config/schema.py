@@ -126,6 +126,20 @@ class TrainingConfig:
         if self.warmup_tokens > self.tokens:
             raise UserError(f"training.warmup_tokens is {self.warmup_tokens}: expected at most tokens, {self.tokens}")
 
+    def refuse_uneven(self, processes: int) -> None:
+        """Every process takes an equal share of the sequences.
+
+        Raises:
+            UserError: they do not divide.
+        """
+        if self.batch_size % processes:
+            near = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            near = sorted(sorted(near, key=lambda n: abs(n - processes))[:2])
+            raise UserError(
+                f"training.batch_size is {self.batch_size}: it does not divide among {processes} processes, "
+                f"nearest: {' or '.join(map(str, near))}"
+            )
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one update sees."""
@@ -205,10 +219,11 @@ class RuntimeConfig:
     checkpoint_every_steps: int  # updates
     objective: str | None = None  # headline value that a sweeper gets; None = nll_1x
     clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
+    processes: int | None = None  # that train a run together; None = those that torchrun started, or one
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
-        at_least(1, self, "runtime", "threads", *every)
+        at_least(1, self, "runtime", "threads", "processes", *every)
         if self.threads is not None and self.threads > MOST_THREADS:
             raise UserError(f"runtime.threads is {self.threads}: expected at most {MOST_THREADS}")
 
@@ -232,6 +247,7 @@ class Config:
         plain_name("encoding.name", self.encoding.name)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
+        self.training.refuse_uneven(self.runtime.processes or 1)
         if self.evaluation.targets > self.training.train_length:
             raise UserError(
                 f"evaluation.targets is {self.evaluation.targets}: expected at most training.train_length, "

@@ -29,7 +29,7 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
     """
     from posbench.config import compose
     from posbench.terminal import console
-    from posbench.training import train as training
+    from posbench.training.launch import train_together
 
     overrides = _listed(overrides)
     directory = None if config_dir is None else Path(config_dir)
@@ -38,7 +38,7 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
         raise UserError("these overrides are for Hydra's own start of a job: use the command line, 'posbench train'")
     options = [] if directory is None else ["--config-dir", str(directory)]
     with console.log_shown(), _threads_kept():
-        training.train(config, folder, ["posbench", "train", *options, *overrides], restart)
+        train_together(config, folder, ["posbench", "train", *options, *overrides], restart)
         return _told(load(folder))
 
 

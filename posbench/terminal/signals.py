@@ -1,13 +1,16 @@
 """Signals that would end a process: collected so that training can save itself first, or ending it in its own words."""
 
 import contextlib
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from posbench.errors import Stopped
 
 # They end a process that says nothing about them: whoever handles or ignores one (nohup, a launcher) goes on doing so.
+_GRACE_SECONDS = 60.0  # to save in, once the parent is gone
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -47,6 +50,15 @@ def ended_in_words() -> Iterator[None]:
         (number,) = ended.args
         told = f"stopped by {signal.Signals(number).name}; what was computed is kept, the same command continues"
         raise Stopped(number, told) from None
+
+
+def end_with(parent: int) -> None:
+    """Ask this process to save and end when its parent is gone, even by SIGKILL; end it if it does not."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

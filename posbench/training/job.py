@@ -7,10 +7,8 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,28 +19,27 @@ from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
 from posbench.errors import InUse, Stopped, UserError
 from posbench.terminal import exits
+from posbench.terminal.signals import end_with
 
 # Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
 FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
 
-_GRACE_SECONDS = 60.0  # to save in, once the parent is gone
-
 
 def run(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
     """Train and evaluate a configuration in its folder, told and drawn on the terminal, in a process that is for this.
 
-    Arguments and errors are those of `train.train`.
+    Arguments and errors are those of `launch.train_together`.
     """
     from posbench import machine
     from posbench.evaluation import curve
     from posbench.terminal import console
-    from posbench.training.train import train
+    from posbench.training.launch import train_together
 
     console.log_to_terminal()
     machine.keep_freed_memory()
-    train(config, folder, command, restart=restart)
-    curve.print_curves(folder, config.evaluation.split)
+    if train_together(config, folder, command, restart=restart):
+        curve.print_curves(folder, config.evaluation.split)
 
 
 def prepare(configs: list[Config]) -> None:
@@ -182,21 +179,12 @@ def _command_line() -> None:
     parser.add_argument("--parent", type=int, metavar="PID", help="save and end when this parent process is gone")
     arguments = parser.parse_args()
     if arguments.parent:
-        threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True).start()
+        threading.Thread(target=end_with, args=(arguments.parent,), daemon=True).start()
     try:
         run_saved(arguments.saved, arguments.run_dir, arguments.command, arguments.restart)
     except InUse as error:
         exits.report(error)
         raise SystemExit(exits.IN_USE) from None
-
-
-def _end_with(parent: int) -> None:
-    """Ask this process to save and end when its parent is gone, even by SIGKILL; end it if it does not."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,341 @@
+"""Several processes that train one run: they give what one gives, and what ends one of them ends all."""
+
+import dataclasses
+import gc
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import posbench.processes
+import posbench.training.follow
+import posbench.training.train
+from posbench import machine
+from posbench.config.schema import Config
+from posbench.errors import RunFailed, Stopped, UserError
+from posbench.processes import Joined, World, joined
+from posbench.runs import checkpoint
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import evaluation_rows
+from posbench.terminal import exits
+from posbench.training import launch
+from posbench.training.follow import follow
+from posbench.training.train import train
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", launch._loopback())
+
+
+@pytest.fixture
+def config(tiny_config: Config, tmp_path: Path) -> Config:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
+    (tmp_path / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    return dataclasses.replace(
+        tiny_config,
+        data=dataclasses.replace(tiny_config.data, path=str(tmp_path / "text.txt")),
+        evaluation=dataclasses.replace(tiny_config.evaluation, batch_tokens=128),
+        runtime=dataclasses.replace(
+            tiny_config.runtime, cache=str(tmp_path / "cache"), validate_every_steps=6, checkpoint_every_steps=5
+        ),
+    )
+
+
+def in_process(rank: int, size: int, store: Path, work: Callable[[Joined], object]) -> None:
+    def run() -> None:
+        with joined(dist.FileStore(str(store), size), rank, size, rank, 1) as world:
+            work(world)
+
+    sys.exit(exits.run(run))
+
+
+def together(
+    size: int, folder: Path, first: Callable[[Joined], object], other: Callable[[Joined], object]
+) -> list[int]:
+    """`first` in this process and `other` in forks of it; returns the exit codes of those."""
+    gc.collect()  # a fork would wait for the threads of a process group that an earlier test's traceback still holds
+    store = folder.with_name(f"{folder.name}.store-{time.monotonic_ns()}")
+    fork = multiprocessing.get_context("fork")
+    others = [fork.Process(target=in_process, args=(rank, size, store, other)) for rank in range(1, size)]
+    for process in others:
+        process.start()
+    try:
+        with joined(dist.FileStore(str(store), size), 0, size, 0, 1) as world:
+            first(world)
+    finally:
+        for process in others:
+            process.join(20)
+            assert process.exitcode is not None, "a process does not end"
+    return [process.exitcode for process in others]
+
+
+def trained(config: Config, folder: Path, size: int) -> list[int]:
+    return together(
+        size, folder, lambda world: train(config, folder, [], world=world), lambda world: follow(config, world)
+    )
+
+
+def rows(folder: Path, *names: str) -> list[list[float]]:
+    return [[row[name] for name in names] for row in read_jsonl(folder / "metrics.jsonl") if names[0] in row]
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Losses and norms to rounding, and the same rows of an evaluation of the same windows."""
+    for names in (["train/loss", "train/grad_norm"], ["validation/nll"]):
+        assert rows(other, *names) == [pytest.approx(row, rel=1e-6, abs=1e-6) for row in rows(one, *names)]
+    assert len(rows(one, "train/loss")) == STEPS
+    for row, expected in zip(evaluation_rows(other), evaluation_rows(one), strict=True):
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
+        assert (row.targets_sha256, row.n_tokens) == (expected.targets_sha256, expected.n_tokens)
+
+
+# -- the same as one ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "accumulation", "encoding"), [(2, 1, "rope"), (2, 2, "randomized"), (4, 1, "t5")])
+def test_several_processes_give_what_one_gives(
+    config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
+) -> None:
+    config = dataclasses.replace(
+        config,
+        encoding=dataclasses.replace(config.encoding, name=encoding),
+        training=dataclasses.replace(config.training, accumulation=accumulation, tokens=16 * 8 * STEPS * accumulation),
+    )
+    train(config, tmp_path / "one", [])
+    assert trained(config, tmp_path / "several", size) == [0] * (size - 1)
+    assert_alike(tmp_path / "one", tmp_path / "several")
+    record = record_of(tmp_path / "several")
+    assert (record["status"], record["attempts"][-1]["processes"]) == ("done", size)
+    assert record["cpu_seconds"] > 0
+
+
+def test_each_process_computes_its_share_of_the_evaluation_and_has_all_of_it(tmp_path: Path) -> None:
+    def work(world: Joined) -> None:
+        done: list[int] = []
+        assert world.mapped(lambda item: done.append(item) or item * item, range(7)) == [0, 1, 4, 9, 16, 25, 36]
+        assert done == list(range(world.rank, 7, 3))
+        assert world.mapped(lambda item: item, []) == []
+        assert world.from_first("mine" if world.rank == 0 else "theirs") == "mine"
+
+    assert together(3, tmp_path / "run", work, work) == [0, 0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    before: int,
+    after: int,
+) -> None:
+    train(config, tmp_path / "one", [])
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the lights"):
+        at(7, patch, posbench.training.train, RuntimeError("the lights went out"))
+        trained(config, tmp_path / "run", before)
+    assert trained(config, tmp_path / "run", after) == [0] * (after - 1)
+    assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
+    assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
+    assert_alike(tmp_path / "one", tmp_path / "run")
+
+
+def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> None:
+    trained(config, tmp_path / "run", 2)
+    train(config, tmp_path / "one", [])
+    expected = evaluation_rows(tmp_path / "run")
+    (tmp_path / "run/evaluation.jsonl").unlink()
+    assert trained(config, tmp_path / "run", 2) == [0]
+    assert [row.nll for row in evaluation_rows(tmp_path / "run")] == [row.nll for row in expected]
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def at(step: int, patch: pytest.MonkeyPatch, module: Any, event: BaseException | signal.Signals) -> None:
+    """Let an update of the first process (module train) or of the others (module follow) fail, or a signal come."""
+    plain = module.update
+
+    def update(learner: Any, batch: Any, number: int, rate: float) -> Any:
+        if number == step and isinstance(event, BaseException):
+            raise event
+        if number == step:
+            os.kill(os.getpid(), event)
+        return plain(learner, batch, number, rate)
+
+    patch.setattr(module, "update", update)
+
+
+FIRST, OTHER = posbench.training.train, posbench.training.follow
+
+
+@pytest.mark.parametrize("reason", ["oom", "error"])
+def test_what_fails_in_one_process_ends_all_and_is_the_reason(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    at(7, monkeypatch, OTHER, RunFailed("no room", reason="oom") if reason == "oom" else KeyError("no key"))
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"^rank 1 of 2: (no room|KeyError: 'no key')$"):
+        trained(config, tmp_path / "run", 2)
+    assert time.monotonic() - began < 10
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["reason"]) == ("failed", reason)
+    assert record["message"].startswith("rank 1 of 2: no ") or "KeyError" in record["message"]
+
+
+def test_a_failure_of_the_first_ends_the_others(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    at(7, monkeypatch, FIRST, RunFailed("disk full", reason="disk"))
+    with pytest.raises(RunFailed, match=r"^disk full$"):
+        codes += trained(config, tmp_path / "run", 4)
+    assert record_of(tmp_path / "run")["reason"] == "disk"
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_is_killed_ends_the_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posbench.processes, "_TELL_SECONDS", 0.1)
+    at(7, monkeypatch, OTHER, signal.SIGKILL)
+    with pytest.raises(RunFailed, match="another process of this run has ended without a word"):
+        trained(config, tmp_path / "run", 2)
+    assert record_of(tmp_path / "run")["reason"] == "error"
+
+
+def test_a_loss_that_is_not_finite_is_everyones(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=1e30))
+    with pytest.raises(RunFailed, match=r"^loss is (nan|inf) at step"):
+        trained(config, tmp_path / "run", 2)
+    assert record_of(tmp_path / "run")["reason"] == "diverged"
+
+
+@pytest.mark.parametrize("who", [FIRST, OTHER])
+def test_a_signal_to_one_process_stops_all_after_the_same_update(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: Any
+) -> None:
+    train(config, tmp_path / "one", [])
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
+        at(7, patch, who, signal.SIGTERM)
+        trained(config, tmp_path / "run", 2)
+    assert stopped.value.exit_code == 143
+    assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
+    state = checkpoint.newest_state(tmp_path / "run")
+    assert state is not None and state[0] == 8
+    assert trained(config, tmp_path / "run", 2) == [0]
+    assert record_of(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
+    assert_alike(tmp_path / "one", tmp_path / "run")
+
+
+def test_a_signal_to_one_process_in_the_evaluation_stops_all(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OTHER, "evaluated", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Stopped, match="stopped by SIGTERM; what was computed is kept") as stopped:
+        trained(config, tmp_path / "run", 2)
+    assert stopped.value.exit_code == 143
+    assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
+
+
+def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posbench.processes, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(posbench.processes, "_END_SECONDS", 0.1)
+
+    def hang(world: Joined) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with world.last_resort(lambda error: (tmp_path / "said").write_text(str(error))):
+            time.sleep(60)
+
+    def fail(world: Joined) -> None:
+        raise RunFailed("no room", reason="oom")
+
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"^no room$"):
+        together(2, tmp_path / "run", fail, hang)
+    assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 10
+
+
+def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posbench.processes, "_JOIN_SECONDS", 0.1)
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    missing = r"3 processes were to train together: rank 1, 2 did not come in 0\.1 s"
+    with pytest.raises(RunFailed, match=missing), joined(store, 0, 3, 0):
+        pass
+    killed = "rank 1 of 3 was killed by SIGKILL"
+    with pytest.raises(RunFailed, match=killed), joined(store, 0, 3, 0, last_words=lambda: killed):
+        pass
+
+
+# -- who starts them ---------------------------------------------------------------------------------------------------
+
+
+def with_processes(config: Config, processes: int | None, **runtime: Any) -> Config:
+    return dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, processes=processes, **runtime))
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers_that_do(config: Config) -> None:
+    with pytest.raises(UserError) as error:
+        with_processes(config, 3)
+    assert str(error.value) == "training.batch_size is 8: it does not divide among 3 processes, nearest: 2 or 4"
+    assert with_processes(config, 4).runtime.processes == 4
+
+
+def test_one_process_is_started_by_nobody(config: Config) -> None:
+    for processes in (None, 1):
+        with launch._joining(with_processes(config, processes)) as world:
+            assert type(world) is World and (world.rank, world.size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "by"), [("RANK WORLD_SIZE", "torchrun"), ("SLURM_PROCID SLURM_STEP_NUM_TASKS", "srun")]
+)
+def test_another_number_of_processes_than_were_started_is_refused(
+    config: Config, monkeypatch: pytest.MonkeyPatch, env: str, by: str
+) -> None:
+    rank, size = env.split()
+    for name, value in {rank: "0", size: "4", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"runtime.processes is 2, but {by} started 4 processes"):
+        launch._joining(with_processes(config, 2))
+
+
+def test_more_processes_and_threads_than_cores_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    assert launch._threads(with_processes(config, 2, threads=None), 2) == 2
+    assert launch._threads(with_processes(config, 4, threads=None), 4) == 1
+    for processes, threads in ((2, 3), (8, None)):
+        with pytest.raises(UserError, match=f"runtime.processes is {processes}, .* as many in all as cores here, 4"):
+            launch._threads(with_processes(config, processes, threads=threads), processes)
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda:1"])
+def test_a_device_that_is_not_for_several_is_refused(
+    config: Config, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(machine, "resolve", torch.device)
+    with pytest.raises(UserError, match=f"runtime.device is {device}: 2 processes train on cpu, or on cuda with a GPU"):
+        launch._check(with_processes(config, 2, device=device), 2, 2, "posbench")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="2 processes on this machine need a GPU each, it has 1"):
+        launch._check(with_processes(config, 2, device="cuda"), 2, 2, "posbench")
