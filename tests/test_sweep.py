@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from rich.console import Console
 from support import write_text
 from tiny_sweep import TINY, one_by_one, result, until
@@ -449,11 +450,15 @@ def test_threads_are_divided_among_the_processes(
     assert {job.config.runtime.threads for job in jobs_run} == {threads}
 
 
+def with_runtime(todo: list[Job], **runtime: Any) -> list[Job]:
+    changed = dataclasses.replace(todo[0].config.runtime, **runtime)
+    return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
+
+
 def test_each_gpu_gets_a_process_of_its_own(several: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    runtime = dataclasses.replace(several[0].config.runtime, device="auto")
-    todo = [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several]
+    todo = with_runtime(several, device="auto")
     assert sweep._slots(todo, None) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}]
     assert len(sweep._slots(todo, 4)) == 4
 
@@ -479,6 +484,30 @@ def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Job], monkeypatc
     on_cpu = dataclasses.replace(one, config=dataclasses.replace(one.config, runtime=several[0].config.runtime))
     with launcher._gpu(on_cpu) as taken:
         assert taken == {}
+
+
+def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
+    several: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 6)
+    todo = with_runtime(several, processes=2, threads=None)
+    assert len(sweep._slots(todo, None)) == 3
+    asked: list[list[Job]] = []
+    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append(todo) or {})
+    sweep._run(todo, 1, [])
+    assert {job.config.runtime.threads for job in asked[0]} == {3}
+    monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7,8")
+    groups = sweep._slots(with_runtime(several, processes=2, device="auto"), None)
+    assert groups == [{"CUDA_VISIBLE_DEVICES": "2,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+
+
+def test_several_tasks_of_a_scheduler_need_as_many_processes() -> None:
+    tasks = OmegaConf.create({"nodes": 2, "tasks_per_node": 4})
+    launcher.refuse_lone_tasks(tasks, 8)
+    launcher.refuse_lone_tasks(OmegaConf.create({"n_jobs": 2}), 2)
+    with pytest.raises(UserError, match="starts 8 tasks for each run, which has"):
+        launcher.refuse_lone_tasks(tasks, 1)
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------

@@ -100,11 +100,14 @@ def _grid(own: dict[str, str]) -> list[float]:
 
 def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
     """Run jobs in the way that was asked for; with a command, `sweep.json` follows what becomes of them."""
+    processes = todo[0].config.runtime.processes or 1
     if hydra:
-        threads = launcher.threads(launcher.check(hydra), len(todo))
+        settings = launcher.check(hydra)
+        launcher.refuse_lone_tasks(settings, processes)
+        threads = launcher.threads(settings, len(todo), processes)
     else:
         slots = _slots(todo, n_jobs)
-        threads = max(1, machine.cores() // len(slots))
+        threads = max(1, machine.cores() // len(slots) // processes)
     todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
@@ -112,13 +115,18 @@ def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | N
 
 
 def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
-    """The environment of each process that runs at a time: one per core, or per GPU and confined to it."""
+    """The environment of each job that runs at a time: one per core, or per GPU and confined to it.
+
+    A job of several processes has a core or a GPU for each of them.
+    """
     runtime = todo[0].config.runtime
+    processes = runtime.processes or 1
     device = machine.resolve(runtime.device)
     if device.type != "cpu":
-        gpus = pool.gpus() if runtime.device in ("auto", "cuda") else [{}]
+        gpus = pool.gpus(processes) if runtime.device in ("auto", "cuda") else [{}]
         return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
-    return [{} for _ in range(n_jobs or min(len(todo), max(1, machine.cores() // (runtime.threads or 1))))]
+    fit = max(1, machine.cores() // (runtime.threads or 1) // processes)
+    return [{} for _ in range(n_jobs or min(len(todo), fit))]
 
 
 # -- sweep.json --------------------------------------------------------------------------------------------------------

@@ -53,13 +53,27 @@ def check(overrides: list[str]) -> DictConfig:
     return compose.launcher_config(overrides)
 
 
-def threads(launcher: DictConfig, count: int) -> int:
-    """CPU threads for each of so many jobs: what a job is given, or its share of this machine."""
+def refuse_lone_tasks(launcher: DictConfig, processes: int) -> None:
+    """Several tasks of a scheduler are the processes of one run.
+
+    Raises:
+        UserError: the run has another number of them, or one.
+    """
+    tasks = int(launcher.get("nodes") or 1) * int(launcher.get("tasks_per_node") or 1)
+    if tasks not in (1, processes):
+        raise UserError(
+            f"hydra.launcher starts {tasks} tasks for each run, which has runtime.processes={processes}: "
+            f"expected runtime.processes={tasks}, or one task"
+        )
+
+
+def threads(launcher: DictConfig, count: int, processes: int = 1) -> int:
+    """CPU threads for each process of so many jobs: what it is given, or its share of this machine."""
     if launcher.get("cpus_per_task"):
         return int(launcher.cpus_per_task)
     jobs = int(launcher.get("n_jobs") or 1)
     cores = machine.cores()
-    return max(1, cores // min(count, cores if jobs < 0 else jobs))
+    return max(1, cores // min(count, cores if jobs < 0 else jobs) // processes)
 
 
 def run(todo: list[Job], overrides: list[str], show: pool.Show) -> dict[str, Status]:
@@ -205,6 +219,11 @@ def run_job(cfg: DictConfig) -> None:
     """One job, in a process of its own: a launcher's workers are used again, and would keep what a run leaves."""
     saved = Path(cfg.job)
     job = Job((), load_saved(saved), saved)
+    from posbench.training.launch import own_rank
+
+    if rank := own_rank():
+        pool.start(job, {}, rank).wait()  # what becomes of the job, the first process says
+        return
     before = jobs.record(job)
     oom_kills = machine.oom_kills()
     with _gpu(job) as slot:
@@ -215,8 +234,9 @@ def run_job(cfg: DictConfig) -> None:
 
 @contextlib.contextmanager
 def _gpu(job: Job) -> Iterator[dict[str, str]]:
-    """What confines a job to a GPU of this machine, to one that no job beside it has as long as there is one."""
-    slots = pool.gpus() if job.config.runtime.device in ("auto", "cuda") else [{}]
+    """What confines a job to the GPUs it needs of this machine, to some that no job beside it has while there are any."""
+    runtime = job.config.runtime
+    slots = pool.gpus(runtime.processes or 1) if runtime.device in ("auto", "cuda") else [{}]
     number = zlib.crc32(job.id.encode()) % len(slots)
     with contextlib.ExitStack() as held:
         for free in range(len(slots)) if len(slots) > 1 else ():

@@ -90,19 +90,23 @@ def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, flo
     return found
 
 
-def gpus() -> list[dict[str, str]]:
-    """What confines a process to each GPU that this one sees."""
+def gpus(each: int = 1) -> list[dict[str, str]]:
+    """What confines a job to so many of the GPUs that this process sees, for as many jobs as there are GPUs for."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
-    return [{"CUDA_VISIBLE_DEVICES": name} for name in names] or [{}]
+    names = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    groups = [names[first : first + each] for first in range(0, len(names) - each + 1, each)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or [{}]
 
 
-def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(job: Job, environment: dict[str, str], rank: int = 0) -> subprocess.Popen[bytes]:
     """Start a job's process. It ends itself when this process is gone.
 
     It is a group of its own, so that Ctrl-C reaches it once, from here, and lets it save.
+
+    Args:
+        rank: which of several processes it is that a scheduler has for the job; only the first has the run folder.
     """
     jobs.save(job)
     threads = {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
@@ -110,7 +114,7 @@ def start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command += ["--parent", str(os.getpid())]
     if job.overrides:
         command += ["--command", shlex.join(["posbench", "train", *job.overrides])]
-    with files.replaced(job.output) as output:
+    with files.replaced(job.output.with_suffix(f".rank-{rank}.log") if rank else job.output) as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

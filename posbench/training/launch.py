@@ -57,7 +57,7 @@ def train_together(config: Config, folder: Path, command: list[str], restart: bo
             else:
                 follow(config, world)
     except PosbenchError as error:
-        if _own_rank() == 0:
+        if own_rank() == 0:
             raise
         raise SystemExit(error.exit_code) from None
     return first
@@ -125,8 +125,8 @@ def _tcp_store(host: str, port: int, is_master: bool) -> Any:
     return _stores.TCPStore(host, port, is_master=is_master, timeout=_STORE_SECONDS, wait_for_workers=False)
 
 
-def _own_rank() -> int:
-    """As whoever started this process named it."""
+def own_rank() -> int:
+    """The rank of this process as torchrun or srun named it; 0 where neither did."""
     slurm = os.environ.get("SLURM_PROCID", "0") if "SLURM_STEP_NUM_TASKS" in os.environ else "0"
     return int(os.environ.get("RANK", slurm))
 

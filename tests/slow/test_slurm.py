@@ -11,6 +11,7 @@ import pytest
 from support import write_text
 from tiny_sweep import LONG, SHORT, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
+from posbench.runs.rows import evaluation_rows
 from posbench.sweep import jobs
 from posbench.sweep.jobs import Job
 
@@ -72,6 +73,17 @@ def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id)
+
+
+def test_two_tasks_of_a_job_are_the_processes_of_one_run(tmp_path: Path) -> None:
+    todo = cells(f"encoding=rope,alibi {SHORT}")
+    code, output = end_of(start_cells("processes=2", *SLURM, "hydra.launcher.tasks_per_node=2"))
+    assert code == 0, output
+    one_by_one(todo, tmp_path / "single")
+    for job in todo:
+        assert [attempt["processes"] for attempt in jobs.record(job)["attempts"]] == [2]
+        found, expected = (evaluation_rows(folder) for folder in (job.folder, tmp_path / "single" / job.id))
+        assert [row.nll for row in found] == pytest.approx([row.nll for row in expected], abs=1e-4)
 
 
 def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) -> None:

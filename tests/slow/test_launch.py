@@ -1,0 +1,148 @@
+"""Processes of one run as users start them: by posbench, by torchrun, and ended by signals and kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TINY, write_text
+
+from posbench import machine
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import evaluation_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")]
+
+ARGUMENTS = [*TINY, "data.path=text.txt", "training.precision=fp32", "runtime.cache=cache", "log_every_steps=1"]
+SHORT, LONG = ["training.tokens=1024"], ["training.tokens=1000000", "checkpoint_every_steps=100000"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write_text()
+
+
+def posbench(*arguments: str, by: tuple[str, ...] = ("-m", "posbench")) -> "subprocess.Popen[str]":
+    command = [sys.executable, *by, "train", *ARGUMENTS, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def folder(study: str) -> Path:
+    (found,) = Path("outputs", study).iterdir()
+    return found
+
+
+def record(study: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder(study) / "run.json").read_text(encoding="utf-8"))
+    return content
+
+
+def losses(study: str) -> list[float]:
+    return [row["train/loss"] for row in read_jsonl(folder(study) / "metrics.jsonl") if "train/loss" in row]
+
+
+def until_it_trains(process: "subprocess.Popen[str]", study: str) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        if list(Path("outputs", study).glob("*/metrics.jsonl")) and len(losses(study)) > 20:
+            return
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(f"it does not train: {process.communicate()[1]}")
+
+
+def others(process: "subprocess.Popen[str]", module: str) -> list[int]:
+    """The processes that it has started which run a module."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if f" -m {module} " in line]
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def rank_of(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
+    return next(text.partition("=")[2] for text in variables if text.startswith("RANK="))
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench")
+
+
+@pytest.mark.parametrize("started", ["here", "torchrun"])
+def test_two_processes_give_what_one_gives(started: str) -> None:
+    assert posbench(*SHORT, "study=one").wait() == 0
+    two = posbench(
+        *SHORT,
+        "study=two",
+        *(["processes=2"] if started == "here" else []),
+        **({} if started == "here" else {"by": TORCHRUN}),
+    )
+    errors = two.communicate()[1]
+    assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
+    assert record("two")["attempts"][-1]["processes"] == 2
+    assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6) and len(losses("one")) == 16
+    for row, expected in zip(evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True):
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.targets_sha256 == expected.targets_sha256
+
+
+@pytest.mark.parametrize("who", ["first", "other"])
+def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
+    process = posbench(*LONG, "study=two", "processes=2")
+    until_it_trains(process, "two")
+    (other,) = others(process, "posbench.training.launch")
+    os.kill(process.pid if who == "first" else other, signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and "Traceback" not in errors, errors
+    assert not is_running(other)
+    found = record("two")
+    assert (found["status"], found["reason"]) == ("stopped", "signal")
+    assert [path.name for path in (folder("two") / "checkpoint").iterdir()] == [f"step-{len(losses('two')):08d}"]
+
+
+def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
+    process = posbench(*LONG, "study=two", "processes=2")
+    until_it_trains(process, "two")
+    (other,) = others(process, "posbench.training.launch")
+    os.kill(other, signal.SIGKILL)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "rank 1 of 2 was killed by SIGKILL" in errors
+    assert record("two")["message"] == "rank 1 of 2 was killed by SIGKILL"
+
+
+def test_no_process_outlives_the_first() -> None:
+    process = posbench(*LONG, "study=two", "processes=2")
+    until_it_trains(process, "two")
+    (other,) = others(process, "posbench.training.launch")
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 30
+    while is_running(other):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("who", ["launcher", "rank 0", "rank 1"])
+def test_sigterm_under_torchrun_stops_all_after_the_same_update(who: str) -> None:
+    process = posbench(*LONG, "study=two", by=TORCHRUN)
+    until_it_trains(process, "two")
+    ranks = {rank_of(child): child for child in others(process, "posbench")}
+    assert len(ranks) == 2
+    os.kill(process.pid if who == "launcher" else ranks[who[-1]], signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode != 0 and not any(map(is_running, ranks.values()))
+    assert (record("two")["status"], record("two")["reason"]) == ("stopped", "signal"), errors
+    assert [path.name for path in (folder("two") / "checkpoint").iterdir()] == [f"step-{len(losses('two')):08d}"]
+
+
+def test_more_than_the_cores_is_one_line() -> None:
+    process = posbench(*SHORT, "training.batch_size=1024", "training.tokens=100000", "processes=1024")
+    errors = process.communicate()[1]
+    assert process.returncode == 2 and "error: runtime.processes is 1024, with runtime.threads=1 for each" in errors
