@@ -231,7 +231,7 @@ def joined(
         Whatever ended the first process that failed, in place of a lost connection or a signal.
     """
     _wait_for_all(store, rank, size, last_words)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if "nccl" in backends() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_WAIT)  # type: ignore[arg-type]
     world = Joined(store, rank, size, local_rank, threads)
     world.last_words = last_words
@@ -245,6 +245,14 @@ def joined(
         raise cause from error
     finally:
         world.close()
+
+
+def backends() -> list[str]:
+    """By what processes can talk to each other here: gloo on CPUs, nccl on GPUs."""
+    if not dist.is_available():
+        return []
+    here = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available() and torch.cuda.is_available()}
+    return [name for name, there in here.items() if there]
 
 
 def _wait_for_all(store: Store, rank: int, size: int, last_words: Callable[[], str | None]) -> None:

@@ -434,6 +434,7 @@ def test_doctor_reports_and_keeps_secrets(
     text = capsys.readouterr().out
     shown = json.loads(text)
     assert shown["packages"]["torch"] and shown["wandb_mode"] == "online" and shown["configs_found"] > 10
+    assert shown["between_processes"].startswith("gloo")
     assert "0123456789" not in text
     assert posbench("doctor") == 0
     assert "posbench:" in capsys.readouterr().out

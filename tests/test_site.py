@@ -36,6 +36,7 @@ NOT_RUN = {
     "uvx ": "takes packages from the network",
     "pipx ": "takes packages from the network",
     "scripts/slurm_local.sh": "needs root and a machine of its own; tests/slow/test_slurm.py starts and stops it",
+    "torchrun": "starts several processes; tests/slow/test_launch.py does",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -91,8 +92,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(arguments: list[str]) -> list[str]:
-    """A command's arguments with the sizes and the text of a tiny run."""
-    sized = {word.partition("=")[0] for word in SMALL} | {"experiment", "evaluation"}
+    """A command's arguments with the sizes and the text of a tiny run, in one process."""
+    sized = {word.partition("=")[0] for word in SMALL} | {"experiment", "evaluation", "processes"}
     return [word for word in arguments if word.partition("=")[0] not in sized] + SMALL
 
 

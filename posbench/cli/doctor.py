@@ -38,7 +38,7 @@ def report() -> dict[str, Any]:
     """Facts about this installation and machine."""
     import torch
 
-    from posbench import machine
+    from posbench import machine, processes
     from posbench.data.tokens import cache_folder
 
     device = machine.resolve("auto")
@@ -52,6 +52,7 @@ def report() -> dict[str, Any]:
         "cpu_flags": _cpu_flags(),
         "memory_gib": _memory_gib(),
         "devices": ", ".join(_devices()),
+        "between_processes": ", ".join(processes.backends()) or "nothing: this torch trains in one process only",
         "precision_auto": f"{machine.dtype_name(machine.resolve_precision('auto', device))} on {device}",
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "wandb_mode": _wandb_mode(),

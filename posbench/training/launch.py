@@ -25,7 +25,7 @@ import yaml
 from posbench import machine
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
-from posbench.processes import Store, World, joined
+from posbench.processes import Store, World, backends, joined
 from posbench.terminal import exits
 from posbench.terminal.signals import end_with
 from posbench.training.follow import follow
@@ -84,6 +84,8 @@ def _check(config: Config, size: int, here: int, by: str) -> None:
     """
     if config.runtime.processes not in (None, size):
         raise UserError(f"runtime.processes is {config.runtime.processes}, but {by} started {size} processes")
+    if "gloo" not in backends():
+        raise UserError(f"{size} processes were asked for: this torch trains in one process only")
     config.training.refuse_uneven(size)
     device = machine.resolve(config.runtime.device)
     if device.type not in ("cpu", "cuda") or device.index is not None:
