@@ -234,7 +234,7 @@ def run_job(cfg: DictConfig) -> None:
 
 @contextlib.contextmanager
 def _gpu(job: Job) -> Iterator[dict[str, str]]:
-    """What confines a job to the GPUs it needs of this machine, to some that no job beside it has while there are any."""
+    """What confines a job to the GPUs it needs, to such that no job beside it here has while there are any."""
     runtime = job.config.runtime
     slots = pool.gpus(runtime.processes or 1) if runtime.device in ("auto", "cuda") else [{}]
     number = zlib.crc32(job.id.encode()) % len(slots)
