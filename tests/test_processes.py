@@ -172,7 +172,8 @@ def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> N
 
 def at(step: int, patch: pytest.MonkeyPatch, module: Any, event: BaseException | signal.Signals) -> None:
     """Let an update of the first process (module train) or of the others (module follow) fail, or a signal come."""
-    plain = module.update
+    name = "begin_update" if module is FIRST else "update"
+    plain = getattr(module, name)
 
     def update(learner: Any, batch: Any, number: int, rate: float) -> Any:
         if number == step and isinstance(event, BaseException):
@@ -181,7 +182,7 @@ def at(step: int, patch: pytest.MonkeyPatch, module: Any, event: BaseException |
             os.kill(os.getpid(), event)
         return plain(learner, batch, number, rate)
 
-    patch.setattr(module, "update", update)
+    patch.setattr(module, name, update)
 
 
 FIRST, OTHER = posbench.training.train, posbench.training.follow

@@ -44,11 +44,13 @@ def follow(config: Config, world: World) -> None:
 
 def _fit(learner: Learner, tokens: Tokens, config: Config) -> None:
     training, world = config.training, learner.world
-    step, weights, optimizer = _standing(world)
+    step, weights, optimizer, scale = _standing(world)
     if weights is not None:
         learner.model.load_state_dict(weights)
     if optimizer is not None:
         learner.optimizer.load_state_dict(optimizer)
+    if learner.scale is not None:
+        learner.scale.resume(scale or {})
     batches = batches_of(tokens, config)
     with stop_signals(second_interrupts=True) as world.received:
         while step < training.steps:

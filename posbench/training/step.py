@@ -73,6 +73,8 @@ class LossScale:
     Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740, section 3.2.
     """
 
+    NAMES = ("loss_scale", "loss_scale_since")  # in a checkpoint
+
     def __init__(self, device: torch.device, value: float = 2.0**16, since: int = 0) -> None:
         self.value = torch.full((), value, device=device)
         self.since = torch.full((), since, dtype=torch.int32, device=device)  # updates since it changed
@@ -81,14 +83,14 @@ class LossScale:
         """After an update: whether a gradient was not finite, 0 or 1."""
         torch._amp_update_scale_(self.value, self.since, overflowed, 2.0, 0.5, 2000)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """From what `so_far` returned."""
-        self.value.fill_(state.get("loss_scale", self.value))
-        self.since.fill_(state.get("loss_scale_since", self.since))
+    def resume(self, state: Mapping[str, float]) -> None:
+        """From what `so_far` returned, among other numbers; what is not there is as at the beginning."""
+        for name, own in zip(self.NAMES, (self.value, self.since), strict=True):
+            own.fill_(state.get(name, own))
 
     def so_far(self) -> dict[str, float]:
         """What a resumed run needs."""
-        return {"loss_scale": float(self.value), "loss_scale_since": int(self.since)}
+        return dict(zip(self.NAMES, (float(self.value), int(self.since)), strict=True))
 
 
 def learner_for(

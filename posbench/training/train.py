@@ -40,7 +40,7 @@ from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate
+from posbench.training.step import Learner, LossScale, Outcome, begin_update, learner_for, learning_rate
 
 logger = logging.getLogger(__name__)
 
@@ -282,6 +282,7 @@ class Standing(NamedTuple):
     step: int = 0
     weights: dict[str, Tensor] | None = None  # None: those it begins with
     optimizer: dict[str, Any] | None = None
+    scale: dict[str, float] | None = None  # of losses, in fp16
 
 
 def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
@@ -291,16 +292,16 @@ def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
         learner.world.from_first(Standing())
         return 0, _Spent({}, learner.world)
     give_weights(learner.model, loaded.model, run.folder)
-    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT)}
+    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
     known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
     if learner.scale is not None:
-        learner.scale.resume(loaded.state)
+        learner.scale.resume(known)
     if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
         learner.optimizer, loaded.optimizer
     ):
         raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
     run.cut_metrics(int(known["metrics_offset"]))
-    learner.world.from_first(Standing(loaded.step, loaded.model, loaded.optimizer))
+    learner.world.from_first(Standing(loaded.step, loaded.model, loaded.optimizer, known))
     return loaded.step, _Spent(known, learner.world)
 
 
