@@ -156,6 +156,17 @@ def test_the_check_passes_what_is_right(
     assert flex.is_right(CPU, kind) and not said(caplog)
 
 
+def test_what_an_evaluation_asks_for_first_serves_training_too(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
+    with torch.inference_mode():
+        assert flex.is_right(CPU, Table) and not said(caplog)
+        mask = flex.block_mask(1234, 56, 7, CPU)
+    assert not mask.kv_indices.is_inference() and not mask.full_kv_num_blocks.is_inference()
+
+
 def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,6 +115,7 @@ def _score_mod(bias: Bias | None, length: int) -> Index | None:
 
 
 @functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what an evaluation made first, training may keep
 def block_mask(length: int, window: int | None, sinks: int, device: torch.device) -> "BlockMask":
     """Which blocks of queries see which blocks of keys, all or some of them, by arithmetic: no mask (T, T) is made."""
     from torch.nn.attention.flex_attention import BlockMask
@@ -180,7 +181,7 @@ def _difference(device: torch.device, kind: type) -> float:
     """The largest relative difference from the tiled kernel, of the output and of every gradient."""
     draw = torch.Generator().manual_seed(0)
     sizes = [(2, 2, 200, MIN_WIDTH)] * 3 + [KINDS[kind]] * bool(KINDS[kind])
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():  # also where the first to ask is an evaluation
         inputs = [torch.randn(size, generator=draw).to(device).requires_grad_() for size in sizes]
         weight = torch.randn(sizes[0], generator=draw).to(device)
         found, expected = (
