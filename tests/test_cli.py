@@ -148,7 +148,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
 @pytest.mark.parametrize(
     ("line", "expected"),
     {
-        "train training.prec": [f"training.precision={value}" for value in ("", "auto", "fp32", "bf16")],
+        "train training.prec": [f"training.precision={value}" for value in ("", "auto", "fp32", "bf16", "fp16")],
         "train experiment=small training.tok": ["training.tokens=", "training.tokens=8000000"],
         "train data=wikitext-2 data.da": ["data.dataset=", "data.dataset=Salesforce/wikitext"],
         "train run": [f"runtime.{field.name}=" for field in dataclasses.fields(RuntimeConfig)],

@@ -410,7 +410,7 @@ def test_unknown_tasks_and_extensions_are_refused_with_the_nearest_name(config: 
         ("sinks=-1", "evaluation.sinks is -1: expected at least 0"),
         ("task=repeat,repeat", "evaluation.tasks is ['repeat', 'repeat']: expected each once"),
         ("protocol=slidng", "did you mean 'sliding'?"),
-        ("precision=fp16", "evaluation.precision is 'fp16': expected auto or fp32 or bf16"),
+        ("precision=fp8", "evaluation.precision is 'fp8': expected auto or fp32 or bf16 or fp16"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(override: str, message: str, tiny_config: Config) -> None:
