@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Decay, Dense, Table
@@ -377,3 +377,26 @@ def test_what_is_declared_as_data_is_fp32_under_autocast(name: str) -> None:
         for expected, actual in zip(*(t if isinstance(t, tuple) else (t,) for t in tensors), strict=True):
             if isinstance(expected, Tensor):
                 assert actual.dtype == torch.float32 and torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "shaw", "cope"])
+def test_a_window_with_sinks_costs_what_it_sees_and_not_the_whole_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, sinks: int
+) -> None:
+    length, window, last = 300, 16, 200
+    encoding = schemes.build(name, {}, SHAPE)
+    inputs, positions = schemes.layer_inputs(SHAPE, length), torch.arange(length)[None]
+    widths = []
+    plain = dispatch.logits_of
+
+    def looked_at(encoding: Encoding, rows: Rows) -> Tensor:
+        widths.append(rows.k.shape[2])
+        return plain(encoding, rows)
+
+    monkeypatch.setattr(dispatch, "logits_of", looked_at)
+    out = attention(encoding, *inputs, positions, 0, window, sinks, last=last)
+    expected = schemes.by_definition(encoding, inputs, positions, 0, window=window, sinks=sinks)[:, :, -last:]
+    assert error(out, expected) < 1e-5
+    all_of_it = sinks and name in ("cope", "shaw")  # whose hooks may sum over keys, hidden ones too
+    assert max(widths) == (length if all_of_it else dispatch.MIN_ROWS + window - 1 + sinks)

@@ -136,7 +136,11 @@ def _by_rows(
     at_once = SCORES_AT_ONCE if q.device.type == "cpu" else SCORES_AT_ONCE_ACCELERATOR
     kept = batch * heads * wanted * length * SCORE_BYTES <= kept_bytes(q.device)
     block = wanted if kept else min(wanted, max(MIN_ROWS, at_once // (batch * heads * length)))
-    sequences = max(1, at_once // (heads * block * length))
+    seen = length
+    if window:  # a block sees the keys before its first row as far as the window goes, and sinks
+        block = min(block, max(MIN_ROWS, window))
+        seen = min(length, block + window + sinks)
+    sequences = max(1, at_once // (heads * block * seen))
     out = []
     for first in range(0, batch, sequences):
         some = slice(first, first + sequences)

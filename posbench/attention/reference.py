@@ -97,25 +97,31 @@ def rows_of(
     index = torch.arange(length, device=q.device)
     for start in range(length - (last or length), length, step):
         stop = min(length, start + step)
-        first = max(0, start - window + 1) if window and not sinks else 0
-        last_key = stop if causal else length
-        gap = index[start:stop, None] - index[None, first:last_key]
+        first = max(0, start - window + 1) if window else 0
+        keys: slice | Tensor = slice(first, stop if causal else length)
+        if sinks and first > sinks:
+            # What sums over keys has to see those between the sinks and the window, too, though they are hidden.
+            sums = encoding.hooks & {"scores", "attend"}
+            keys = slice(0, stop) if sums else torch.cat((index[:sinks], index[first:stop]))
+        elif sinks:
+            keys = slice(0, stop)
+        gap = index[start:stop, None] - index[None, keys]
         visible = torch.ones_like(gap, dtype=torch.bool)
-        distance = positions[:, start:stop, None] - positions[:, None, first:last_key]
+        distance = positions[:, start:stop, None] - positions[:, None, keys]
         if causal:
             visible = gap >= 0
             distance = distance.clamp(min=0)
         if window:
-            visible = visible & ((gap < window) | (index[first:last_key] < sinks))
+            visible = visible & ((gap < window) | (index[keys] < sinks))
         yield Rows(
             q=q[:, :, start:stop],
-            k=k[:, :, first:last_key],
-            v=v[:, :, first:last_key],
+            k=k[:, :, keys],
+            v=v[:, :, keys],
             positions=positions[:, start:stop],
             distance=distance,
             visible=visible,
             queries=slice(start, stop),
-            keys=slice(first, last_key),
+            keys=keys,
             layer=layer,
             state=state,
         )

@@ -61,7 +61,7 @@ class Rows:
     distance: Tensor  # (1|B, Tq, Tk), clamped at 0 where a causal mask hides the key
     visible: Tensor  # (Tq, Tk) bool
     queries: slice  # which rows of the whole sequence these are: state[:, :, rows.queries]
-    keys: slice  # likewise for the keys
+    keys: slice | Tensor  # likewise for the keys; without `scores` and `attend`, sinks and window alone, by number
     layer: int
     state: tuple[Tensor, ...]  # what `prepare` returned, for the whole sequence
 

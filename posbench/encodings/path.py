@@ -55,6 +55,7 @@ class PaTH(Encoding):
             return w.mT, 2 * self.beta[layer](x).sigmoid().mT
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+        assert isinstance(rows.keys, slice)  # as it is for who has `scores`
         w, beta = (part[:, :, rows.keys] for part in rows.state)
         met = torch.ones_like(rows.visible).tril(rows.queries.start - rows.keys.start)  # tokens up to the query
         with torch.autocast(logits.device.type, enabled=False):

@@ -40,6 +40,7 @@ class StickBreaking(Encoding):
         self.remainder = remainder
 
     def attend(self, logits: Tensor, rows: Rows) -> Tensor:
+        assert isinstance(rows.keys, slice)  # as it is for who has `attend`
         own = rows.queries.start - rows.keys.start  # column of the first query's own key
         breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
         weights, rest = _broken(logits, breaks, self.remainder)

@@ -198,8 +198,8 @@ def _layer(encoding: Encoding, rows: Rows, inputs: _Inputs) -> tuple[Tensor, ...
     return *found, (gates.sums[0, :, -1] - gates.sums[0, :, 0]) / (gates.sums.shape[-1] - 1)
 
 
-def _index(which: slice) -> Tensor:
-    return torch.arange(which.start, which.stop)
+def _index(which: slice | Tensor) -> Tensor:
+    return torch.arange(which.start, which.stop) if isinstance(which, slice) else which
 
 
 def _weights(encoding: Encoding, logits: Tensor, rows: Rows) -> Tensor:
