@@ -58,6 +58,36 @@ def test_fox_with_blind_gates_is_alibi() -> None:
     torch.testing.assert_close(ours, attention_output(alibi, q, k, v), atol=1e-5, rtol=1e-5)
 
 
+def test_kerple_power_with_exponent_1_is_alibi() -> None:
+    shape = Shape(24, 3, 2, 32)
+    slopes = [0.5, 0.0625, 0.015625]
+    kerple = encodings.build("kerple_power", shape)
+    with torch.no_grad():
+        kerple.get_parameter("r1").copy_(torch.tensor(slopes))
+        kerple.get_parameter("r2").fill_(1.0)
+    q, k = torch.randn(2, 2, 3, 40, 8)
+    alibi = encodings.build("alibi", shape, {"slopes": slopes})
+    torch.testing.assert_close(attention_logits(kerple, q, k, layer=1), attention_logits(alibi, q, k))
+
+
+@pytest.mark.parametrize(
+    ("name", "r1", "r2", "expected"),  # at distances 0, 1, 4 and 10
+    [
+        ("kerple_log", 2.0, 0.5, [0.0, -0.8109302, -2.1972246, -3.5835189]),
+        ("kerple_power", 0.5, 1.5, [0.0, -0.5, -4.0, -15.8113883]),
+        ("kerple_log", -3.0, 0.5, [0.0, -0.0040547, -0.0109861, -0.0179176]),  # r1 counts as 0.01
+        ("kerple_power", 0.5, 7.0, [0.0, -0.5, -8.0, -50.0]),  # r2 counts as 2
+    ],
+)
+def test_kerple_penalises_as_in_worked_examples(name: str, r1: float, r2: float, expected: list[float]) -> None:
+    kerple = encodings.build(name, Shape(8, 1, 1, 32))
+    with torch.no_grad():
+        kerple.get_parameter("r1").fill_(r1)
+        kerple.get_parameter("r2").fill_(r2)
+    bias = kerple.distance_bias(torch.tensor([0, 1, 4, 10]), 0)
+    torch.testing.assert_close(bias, torch.tensor([expected]), atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
 def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
     shape = Shape(16, 2, 1, 32)
