@@ -88,6 +88,13 @@ def test_kerple_penalises_as_in_worked_examples(name: str, r1: float, r2: float,
     torch.testing.assert_close(bias, torch.tensor([expected]), atol=1e-6, rtol=1e-6)
 
 
+def test_sandwich_is_the_inner_product_of_sinusoidal_positions_as_in_worked_examples() -> None:
+    bias = encodings.build("sandwich", Shape(64, 8, 1, 64)).distance_bias(torch.tensor([0, 1, 10, 100]), 0)
+    assert bias is not None
+    torch.testing.assert_close(bias[0], torch.tensor([64.0, 62.0937, 42.8200, 30.5435]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(bias[7], torch.tensor([8.0, 7.7617, 5.3525, 3.8179]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
 def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
     shape = Shape(16, 2, 1, 32)

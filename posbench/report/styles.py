@@ -26,7 +26,8 @@ _LISTED = {
     "cope": (_BLACK, "o"), "path": (_BLUE, "^"), "shaw": (_PINK, "s"), "stick_breaking": (_WINE, "o"),
     "layered": (_GREEN, "D"), "randomized": (_ORANGE, "o"), "pope": (_BLUE, "v"), "deberta": (_GREEN, "s"),
     "transformer_xl": (_WINE, "s"), "tupe": (_BLACK, "v"), "dape": (_SKY, "o"), "kerple_log": (_ORANGE, "v"),
-    "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"),
+    "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"), "cable": (_ORANGE, "<"), "projected_bias": (_GREEN, "<"),
+    "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"),
 }  # fmt: skip
 
 
