@@ -95,6 +95,15 @@ def test_sandwich_is_the_inner_product_of_sinusoidal_positions_as_in_worked_exam
     torch.testing.assert_close(bias[7], torch.tensor([8.0, 7.7617, 5.3525, 3.8179]), atol=1e-4, rtol=0)
 
 
+def test_cable_is_fox_with_turned_signs() -> None:
+    shape = Shape(16, 2, 2, 32)
+    cable, fox = encodings.build("cable", shape, {"gate_bias": 0.3}), encodings.build("fox", shape)
+    fox.load_state_dict({name: -value for name, value in cable.state_dict().items()})
+    q, k, v = torch.randn(3, 1, 2, 20, 8)
+    x = torch.randn(1, 20, 16)
+    torch.testing.assert_close(attention_output(cable, q, k, v, x, 1), attention_output(fox, q, k, v, x, 1))
+
+
 @pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
 def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
     shape = Shape(16, 2, 1, 32)

@@ -33,10 +33,14 @@ class FoX(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         if x is None:
-            raise UserError("'fox' reads its gates from the layer's input: pass x")
+            raise UserError(f"'{self.name}' reads its gates from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):  # sums over thousands of gates need fp32
             gates = F.linear(x.float(), self.weight[layer], self.gate_bias[layer])  # (B, T, H)
-            return (F.logsigmoid(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
+            return (self.kept(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)
+
+    def kept(self, gates: Tensor) -> Tensor:
+        """Logarithm of what each token leaves of the weights before it."""
+        return F.logsigmoid(gates)
 
     def bias(self, rows: Rows) -> Tensor:
         (total,) = rows.state
