@@ -17,10 +17,10 @@ from posbench.attention.reference import attention_output
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Decay, Dense, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
-KINDS = ("none", "table", "decay", "dense", "banded", "banded keys")
+KINDS = ("none", "table", "decay", "slopes", "curves", "dense", "banded", "banded keys")
 
 # (B, H, T, Dq, Dh): one token, below a block, odd, one head, wider queries, several blocks, several sequences per tile
 SIZES = [
@@ -64,6 +64,11 @@ class Case:
         elif kind == "decay":
             gates = torch.randn(batch, heads, length, generator=draw, dtype=torch.float64)
             self.learned = [torch.nn.functional.logsigmoid(gates + 2).cumsum(-1).to(exact).requires_grad_()]
+        elif kind == "slopes":
+            self.learned = [torch.rand(batch, heads, length, generator=draw).to(exact).requires_grad_() for _ in "qk"]
+        elif kind == "curves":
+            mixtures = torch.randn(batch, heads, length, 3, generator=draw)
+            self.learned = [mixtures.to(exact).requires_grad_(), leaf(3, NEAR, dtype=exact)]
         elif kind == "dense":
             self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
         elif kind.startswith("banded"):
@@ -82,6 +87,8 @@ class Case:
             "none": Bias,
             "table": Table,
             "decay": Decay,
+            "slopes": Slopes,
+            "curves": Curves,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
         return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
@@ -102,6 +109,11 @@ class Case:
             logits = logits + learned[0][:, distance.clamp(min=0)]
         elif self.kind == "decay":
             logits = logits + learned[0][..., :, None] - learned[0][..., None, :]
+        elif self.kind == "slopes":
+            logits = logits - distance * (learned[0][..., :, None] + learned[1][..., None, :])
+        elif self.kind == "curves":
+            own = torch.einsum("bhic,cij->bhij", learned[0], learned[1][:, distance.clamp(0, NEAR - 1)])
+            logits = logits + own * near
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
         weights = logits.masked_fill(~visible, -math.inf).softmax(-1)

@@ -64,10 +64,10 @@ def by_distance(values: Tensor, rows: int) -> Tensor:
 
 
 def _slanted(x: Tensor, keys: int) -> Tensor:
-    """A view (heads, rows, keys) of contiguous x (heads, rows, rows + keys - 1): each row begins one column further
-    left than the row above, the last at column 0. What depends on distance only is equal in all rows of x."""
-    heads, rows, width = x.shape
-    return x.as_strided((heads, rows, keys), (rows * width, width - 1, 1), rows - 1)
+    """A view (..., rows, keys) of contiguous x (..., rows, rows + keys - 1): each row begins one column further left
+    than the row above, the last at column 0. What depends on distance only is equal in all rows of x."""
+    rows, width = x.shape[-2:]
+    return x.as_strided((*x.shape[:-1], keys), (*x.stride()[:-2], width - 1, 1), rows - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,63 @@ class Decay(Bias):
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         # Softmax does not see what a whole row shares, so sums_i itself receives nothing.
         sums[0][batch, tile.heads, tile.keys] -= grad.sum(-2, dtype=sums[0].dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slopes(Bias):
+    """-(i - j)·(queries_i + keys_j): a penalty linear in distance, at a slope that both ends set (GRAPE-A)."""
+
+    per_sequence: ClassVar[bool] = True
+
+    queries: Tensor  # (B, H, T) fp32
+    keys: Tensor  # likewise
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.queries, self.keys
+
+    def of(self, tile: Tile, batch: slice) -> Tensor:
+        queries, keys = self.queries[batch, tile.heads, tile.queries], self.keys[batch, tile.heads, tile.keys]
+        _, distance = _places(tile, queries.device)
+        return -distance * (queries[..., None] + keys[..., None, :])
+
+    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
+        weighted = grad.to(sums[0].dtype) * _places(tile, grad.device)[1]
+        sums[0][batch, tile.heads, tile.queries] -= weighted.sum(-1)
+        sums[1][batch, tile.heads, tile.keys] -= weighted.sum(-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves(Bias):
+    """mixtures_i · curves at distance i - j, 0 from distance K on: each query mixes curves of its own (Inkling)."""
+
+    per_sequence: ClassVar[bool] = True
+
+    mixtures: Tensor  # (B, H, T, C) fp32
+    curves: Tensor  # (C, K) fp32, at the distances 0 .. K-1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.mixtures, self.curves
+
+    def of(self, tile: Tile, batch: slice) -> Tensor:
+        own = self.mixtures[batch, tile.heads, tile.queries] @ self._falling(tile)
+        return _slanted(own, tile.mask.shape[1])
+
+    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
+        rows, keys = tile.mask.shape
+        falling = sums[0].new_zeros(*grad.shape[:2], rows, rows + keys - 1)
+        _slanted(falling, keys).copy_(grad)
+        sums[0][batch, tile.heads, tile.queries] += falling @ self._falling(tile).mT
+        of_curves = torch.einsum("bhtc,bhtf->cf", self.mixtures[batch, tile.heads, tile.queries], falling)
+        near = min(keys, self.curves.shape[1])
+        sums[1][:, :near] += of_curves[:, keys - near : keys].flip(-1)
+
+    def _falling(self, tile: Tile) -> Tensor:
+        """The curves (C, Tq + Tk - 1) at the distances Tk - 1 .. 1 - Tq; 0 beyond their end and for hidden keys."""
+        rows, keys = tile.mask.shape
+        near = self.curves[:, :keys].flip(-1)
+        return F.pad(near, (keys - near.shape[1], rows - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +180,7 @@ class Dense(Bias):
         return self.function((where[:, None] - where).clamp(min=0), where, *self.parameters).float()
 
     def _rows(self, tile: Tile, parameters: Sequence[Tensor]) -> Tensor:
-        device = parameters[0].device
-        where = torch.arange(tile.queries.start, tile.queries.stop, device=device)
-        distance = (where[:, None] - torch.arange(tile.keys.start, tile.keys.stop, device=device)).clamp(min=0)
+        where, distance = _places(tile, parameters[0].device)
         if tile.queries.stop - 1 < self._uniform_below:  # then the last row, backwards, says it all
             shared = self.function(distance[-1:].flip(-1), where[-1:], *parameters)
             return by_distance(shared[:, 0], len(where))
@@ -137,6 +192,12 @@ class Dense(Bias):
         if self.uniform_below is None or self.uniform_below.device.type != "cpu":
             return -math.inf
         return float(self.uniform_below.detach())
+
+
+def _places(tile: Tile, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions of a tile's queries (Tq,), and their distances from its keys (Tq, Tk), 0 for hidden ones."""
+    where = torch.arange(tile.queries.start, tile.queries.stop, device=device)
+    return where, (where[:, None] - torch.arange(tile.keys.start, tile.keys.stop, device=device)).clamp(min=0)
 
 
 @dataclasses.dataclass(frozen=True)

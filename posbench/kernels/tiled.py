@@ -29,7 +29,7 @@ def tiled_attention(
         q, k: queries and keys (B, H, T, Dq), after any rotation, of one dtype.
         v: values (B, H, T, Dh), of the same dtype.
         scale: what q·k is multiplied by.
-        bias: a `Table`, `Decay` or `Dense`; None = no bias.
+        bias: what `kernels.bias` offers; None = no bias.
         window: keys a query may see, itself included; None = all before it.
 
     Returns:
