@@ -1,0 +1,54 @@
+"""A bias that each token mixes for itself out of learned curves over distance.
+
+All heads of a layer share a few curves, one number per distance each. Every query reads from the layer's input, per
+head, how much of each curve it wants:
+
+    logits_ij = q_i·k_j / sqrt(d) + sum_c (W_h x_i)_c · curve_c(i - j),   0 beyond `extent` distances
+
+A token can thus ask for its neighbourhood or for what is far, as the text demands. The curves reach as far as
+train_length, all of whose distances training shows; those of the published model end at 1024, or at the window of its
+windowed layers. Both factors start normal with deviation 0.02.
+
+Source: relative logits of the Inkling model (Thinking Machines), which has no paper; read in transformers' models.
+Beyond training length: defined everywhere; keys beyond the extent carry no bias, so that all of them look equally far.
+Checked against: transformers InklingRelativeLogits and x-transformers RelativeProjPositionalBias.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.errors import UserError
+from posbench.kernels.bias import Curves
+
+DEVIATION = 0.02
+
+
+class ProjectedBias(Encoding):
+    def __init__(self, shape: Shape, extent: int | None = None, curves: int = 16) -> None:
+        super().__init__(shape)
+        self.expect(extent is None or extent >= 1, "extent", extent, "at least 1 distance, or null for train_length")
+        self.expect(curves >= 1, "curves", curves, "at least 1")
+        self.extent = extent or shape.train_length
+        self.weight = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, curves, shape.d_model) * DEVIATION)
+        self.curves = nn.Parameter(torch.randn(shape.n_layers, curves, self.extent) * DEVIATION)
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        if x is None:
+            raise UserError(f"'{self.name}' mixes its curves by the layer's input: pass x")
+        with torch.autocast(x.device.type, enabled=False):
+            return (x.float()[:, None] @ self.weight[layer].float().mT,)  # (B, H, T, curves)
+
+    def bias(self, rows: Rows) -> Tensor:
+        (mixtures,) = rows.state
+        if rows.distance.is_floating_point():
+            raise UserError(f"'{self.name}' has a number for each whole distance: expected integer positions")
+        with torch.autocast(rows.distance.device.type, enabled=False):
+            own = mixtures[:, :, rows.queries] @ self.curves[rows.layer].float()  # (B, H, Tq, extent)
+        distance = rows.distance[:, None]
+        index = distance.clamp(0, self.extent - 1).expand(*own.shape[:3], -1)
+        return own.gather(-1, index).masked_fill((distance < 0) | (distance >= self.extent), 0)
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
+        (mixtures,) = self.prepare(q, k, x, positions, layer)
+        return Curves(mixtures, self.curves[layer].float())
