@@ -104,6 +104,16 @@ def test_cable_is_fox_with_turned_signs() -> None:
     torch.testing.assert_close(attention_output(cable, q, k, v, x, 1), attention_output(fox, q, k, v, x, 1))
 
 
+@pytest.mark.parametrize(("gate", "share"), [("key", 1), ("query", 1), ("both", 2)])
+def test_grape_a_whose_gates_see_nothing_is_alibi_at_ln_2_of_its_slopes(gate: str, share: int) -> None:
+    shape = Shape(24, 3, 2, 32)
+    slopes = [share * math.log(2) * slope for slope in default_slopes(3)]
+    nothing = torch.zeros(1, 3, 20, 8)
+    ours = attention_logits(encodings.build("grape_a", shape, {"gate": gate}), nothing, nothing, layer=1)
+    theirs = attention_logits(encodings.build("alibi", shape, {"slopes": slopes}), nothing, nothing)
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
 def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
     shape = Shape(16, 2, 1, 32)

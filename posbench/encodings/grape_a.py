@@ -1,0 +1,63 @@
+"""GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
+
+ALiBi's slopes m_h, each times a strength that is learned and times gates read from the key, the query or both:
+
+    logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij
+    G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
+
+A key can thus ask to be remembered, a query to look far back. u and v count by their direction alone (length 1), and
+softplus(ω) starts at 1. Unlike `fox`, a gate acts on its own pair and not on all that lies between. Where no gate sees
+anything (q = k = 0) this is ALiBi at ln 2 of its slopes. Without a causal mask both sides are penalised alike.
+
+Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code has it
+(model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated). There q and k are normalised first; here
+that is the model's option.
+Beyond training length: defined everywhere; far keys get ever less weight unless gates close, as with ALiBi.
+Checked against: plain loops from the equation.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.alibi import default_slopes
+from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels.bias import Slopes
+
+ONE = math.log(math.e - 1)  # softplus of it is 1
+
+
+class GrapeA(Encoding):
+    slopes: Tensor
+
+    def __init__(self, shape: Shape, gate: Literal["key", "query", "both"] = "key") -> None:
+        super().__init__(shape)
+        self.register_buffer("slopes", torch.tensor(default_slopes(shape.n_heads)), persistent=False)
+        self.strength = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), ONE))
+        size = shape.n_layers, shape.n_heads, shape.head_dim
+        self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "key" else None
+        self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5) if gate != "query" else None
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        with torch.autocast(q.device.type, enabled=False):
+            slope = self.slopes * F.softplus(self.strength[layer].float())
+            sides = (q, self.query), (k, self.key)
+            return tuple(slope[:, None] * self._gate(x, None if along is None else along[layer]) for x, along in sides)
+
+    def bias(self, rows: Rows) -> Tensor:
+        queries, keys = rows.state  # (B, H, T)
+        slopes = queries[:, :, rows.queries, None] + keys[:, :, None, rows.keys]
+        return -rows.distance[:, None].abs() * slopes
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Slopes:
+        return Slopes(*self.prepare(q, k, x, positions, layer))
+
+    def _gate(self, x: Tensor, along: Tensor | None) -> Tensor:
+        """Gates (B, H, T) of queries or keys (B, H, T, Dh) along directions (H, Dh); 0 where there are none."""
+        if along is None:
+            return torch.zeros(x.shape[:-1], device=x.device)
+        seen = (x.float() @ F.normalize(along.float(), dim=-1)[..., None]).squeeze(-1)
+        return F.softplus(seen * self.shape.head_dim**-0.5)
