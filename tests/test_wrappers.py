@@ -436,3 +436,24 @@ def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_fir
     ]
     assert np.isfinite(np.asarray(drawn[-1])).any()  # mean attention, which every encoding has
     assert ("first layer: shaw" in picture.subtitle) == (build is not Decoupled)
+
+
+# -- dape --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["kerple_log", "fire", "fox"])
+def test_dape_whose_network_says_nothing_is_the_encoding_inside(inner: str) -> None:
+    dape = schemes.build("dape", {"inner": inner}, SHAPE)
+    with torch.no_grad():
+        for key, parameter in dape.named_parameters():
+            if key.startswith("networks.") and ".2." in key:
+                parameter.zero_()
+    q, k, v, x = inputs()
+    expected = attention(dape.inners[0], q, k, v, x, counting(), 2)
+    torch.testing.assert_close(attention(dape, q, k, v, x, counting(), 2, consecutive=True), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("inner", ["rope", "shaw", "none", "cope", "randomized"])
+def test_dape_refuses_what_does_more_than_add_a_bias(inner: str) -> None:
+    with pytest.raises(UserError, match=f"encoding.inner is '{inner}': expected one that only adds a bias"):
+        encodings.build("dape", SHAPE, {"inner": inner})

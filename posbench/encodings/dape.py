@@ -1,0 +1,74 @@
+"""Data-adaptive positions (DAPE): a network over the heads adapts a bias to the content.
+
+At each pair of query and key a small network sees the logits of all heads and what a static bias would add to each,
+and adds what it makes of them:
+
+    logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
+
+z and b are vectors over the heads, the network is 2H -> hidden -> H and separate per layer. The bias b is that of the
+encoding inside, as it stands (in the authors' code, FIRE's f turns leaky inside). With W2 = 0 and c2 = 0 this is that
+encoding.
+
+Every pair runs through the network, so this costs many times what the encoding inside does.
+
+Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
+section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
+Beyond training length: defined as far as the encoding inside; the network may have to judge biases it has not met.
+Checked against: plain loops around the oracle of the encoding inside.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.errors import UserError
+
+BIASES = frozenset({"prepare", "distance_bias", "bias", "additions"})  # hooks of which a bias is made
+
+
+class DAPE(Wrapper):
+    def __init__(
+        self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS, hidden: int = 32
+    ) -> None:
+        super().__init__(shape)
+        self.expect(hidden >= 1, "hidden", hidden, "at least 1")
+        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
+        found = self.inner_encodings[0].hooks
+        if not (found <= BIASES and found & {"distance_bias", "bias"}):
+            raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Linear(2 * shape.n_heads, hidden), nn.LeakyReLU(), nn.Linear(hidden, shape.n_heads))
+            for _ in range(shape.n_layers)
+        )
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self.overridden
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        return self, layer
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        inner, own_layer = self.inner_encodings[0].at(layer)
+        return inner.prepare(q, k, x, positions, own_layer)
+
+    def scores(self, logits: Tensor, rows: Rows) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            bias = self._bias(rows).expand_as(logits)
+            seen = torch.cat([logits, bias], dim=1).movedim(1, -1)  # (B, Tq, Tk, 2H)
+            adapted: Tensor = self.networks[rows.layer](seen)
+            return logits + bias + adapted.movedim(-1, 1)
+
+    def _bias(self, rows: Rows) -> Tensor:
+        """What the encoding inside adds: broadcastable to (B, H, Tq, Tk)."""
+        inner, own_layer = self.inner_encodings[0].at(rows.layer)
+        by_distance = inner.distance_bias(rows.distance, own_layer)
+        if by_distance is not None:
+            return by_distance.movedim(0, 1)
+        bias = inner.bias(dataclasses.replace(rows, layer=own_layer))
+        assert bias is not None  # one of the two hooks is there
+        return bias

@@ -1,0 +1,49 @@
+"""Plain loops: the network run at every pair, on the bias that the oracle of the encoding inside gives."""
+
+import importlib
+
+import torch
+
+_DEFAULTS = {"kerple_log": {}, "alibi": {"slopes": None}, "fire": {"threshold": None}, "fox": {"gate_bias": 0.0}}
+CASES = [
+    {},
+    {"inner": "alibi", "hidden": 5},
+    {"inner": "fire", "inner_options": {"threshold": 5.0}},
+    {"inner": "fox"},
+]
+PARTLY_UNUSED = "what shifts whole rows, the last constants; FIRE's hidden units that are off at every distance"
+
+
+def parameter_count(shape, options):
+    heads, hidden = shape.n_heads, options["hidden"]
+    network = 2 * heads * hidden + hidden + hidden * heads + heads
+    inner = importlib.import_module(f"oracles.{options['inner']}")
+    counted = inner.parameter_count(shape, options["inner_options"]) if hasattr(inner, "parameter_count") else 0
+    return shape.n_layers * network + counted
+
+
+def reads_positions(options):
+    return options["inner"] != "fox"
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    inner = importlib.import_module(f"oracles.{options['inner']}")
+    inside = "inners.0."
+    own = {key.removeprefix(inside): value for key, value in parameters.items() if key.startswith(inside)}
+    given = _DEFAULTS[options["inner"]] | options["inner_options"]
+    bias = inner.reference(own, shape, given, q, k, v, x, positions, layer, causal)["bias"]
+    z = q @ k.mT / shape.head_dim**0.5
+    bias = bias.expand(z.shape)
+    if options["inner"] in ("alibi", "fox"):  # their oracles leave a constant per row open: theirs is 0 at the query
+        bias = bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
+    w1, c1, w2, c2 = (parameters[f"networks.{layer}.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+    rows = []
+    for i in range(q.shape[2]):
+        row = []
+        for j in range(q.shape[2]):
+            both = torch.cat([z[:, :, i, j], bias[:, :, i, j]], dim=1)  # (B, 2H)
+            hidden = both @ w1.T + c1
+            hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+            row.append(bias[:, :, i, j] + hidden @ w2.T + c2)
+        rows.append(torch.stack(row, dim=-1))
+    return {"bias": torch.stack(rows, dim=2)}
