@@ -144,6 +144,15 @@ def test_ntk_keeps_the_first_frequency_and_divides_the_last_by_the_factor() -> N
         assert torch.equal(after, dynamic)  # with its factor at 1
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+@pytest.mark.parametrize("length", [20, L, 3 * L])
+def test_the_encoding_dynamic_ntk_is_rope_under_the_extension_of_that_name(length: int, factor: float) -> None:
+    encoding = encodings.build("dynamic_ntk", rope(16).shape, {"factor": factor})
+    positions = torch.arange(length)[None]
+    extended_rope, _ = extended(rope(16), "dynamic_ntk", length, L, factor=factor)
+    torch.testing.assert_close(encoding.angles(positions), extended_rope.angles(positions), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_llama3_is_ntk_by_parts_from_one_to_four_rotations(head_dim: int) -> None:
     encoding = rope(head_dim, 5e5, 1024)

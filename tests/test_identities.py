@@ -158,6 +158,8 @@ ROTARY_LIMITS: list[tuple[str, dict[str, object], str]] = [
     ("yarn", {"factor": 1.0}, "rope"),
     ("llama3", {"factor": 1.0}, "rope"),
     ("longrope", {"factor": 1.0}, "rope"),
+    ("ntk_by_parts", {"factor": 1.0}, "rope"),
+    ("dynamic_ntk", {"original_length": 40}, "rope"),
     ("partial_rope", {"fraction": 1.0}, "rope"),
     ("p_rope", {"fraction": 1.0}, "rope"),
     ("partial_rope", {"fraction": 0.0}, "none"),

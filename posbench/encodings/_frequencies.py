@@ -23,10 +23,15 @@ def pi(inv_freq: Tensor, factor: float) -> Tensor:
     return inv_freq / factor
 
 
-def ntk(inv_freq: Tensor, factor: float) -> Tensor:
-    """A larger base, b·s^(d/(d-2)) = b·s^(P/(P-1)): f_p · s^(-p/(P-1))."""
+def ntk(inv_freq: Tensor, factor: float | Tensor) -> Tensor:
+    """A larger base, b·s^(d/(d-2)) = b·s^(P/(P-1)): f_p · s^(-p/(P-1)). Factors (N, 1) give (N, P)."""
     pairs = len(inv_freq)
     return inv_freq * factor ** (-torch.arange(pairs, dtype=torch.float64, device=inv_freq.device) / max(1, pairs - 1))
+
+
+def dynamic_factor(factor: float, length: Tensor, train_length: int) -> Tensor:
+    """s of inputs of a length (fp64): 1 up to train_length, factor·length/train_length - (factor - 1) beyond it."""
+    return (factor * length / train_length - (factor - 1)).clamp(min=1)
 
 
 def by_parts(inv_freq: Tensor, factor: float, share: Tensor) -> Tensor:

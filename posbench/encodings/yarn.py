@@ -15,16 +15,13 @@ Beyond training length: defined everywhere; slow pairs reach unseen angles s tim
 Checked against: transformers, rope_type `yarn` (index); rope_type `llama3` and a plain loop (rotations).
 """
 
-import math
-
-import torch
-
 from posbench.encodings import _frequencies as rules
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
+from posbench.encodings.ntk_by_parts import NTKByParts
 
 
-class YaRN(rotary.PureRotary):
+class YaRN(NTKByParts):
     def __init__(
         self,
         shape: Shape,
@@ -35,20 +32,5 @@ class YaRN(rotary.PureRotary):
         alpha: float = 1.0,
         beta: float = 32.0,
     ) -> None:
-        super().__init__(shape, base, layout)
-        self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
-        inv_freq = self.inv_freq(torch.device("cpu"))
-        rotations = shape.train_length * inv_freq / (2 * math.pi)
-        most, least = rotations[0].item(), rotations[-1].item()
-        above_0 = f"a number above 0 and below {most:.4g}, the rotations of the fastest pair within train_length"
-        self.expect(0 < alpha < most, "alpha", alpha, above_0)
-        above_alpha = f"a number above alpha, {alpha:g}, and above {least:.4g}, the rotations of the slowest pair"
-        self.expect(max(alpha, least) < beta < math.inf, "beta", beta, above_alpha)
-        share = rules.ramp(ramp, inv_freq, base, shape.train_length, alpha, beta)
-        self.stretched = rules.by_parts(inv_freq, factor, share)
+        super().__init__(shape, base, layout, factor, ramp, alpha, beta)
         self.attention_factor = rules.yarn_temperature(factor)
-        self.ramp, self.beta = ramp, beta
-
-    def remarks(self) -> list[str]:
-        found = rules.ramp_remarks(self.ramp, self.shape.train_length, self.beta)
-        return [f"{self.name}: {remark}" for remark in found]

@@ -50,7 +50,8 @@ def dynamic_ntk(rope: Rotary, stretch: Stretch, factor: float = 1.0) -> Extended
     Source: emozilla, "Dynamically Scaled RoPE" (2023), reddit.com/r/LocalLLaMA; transformers' rope_type `dynamic`.
     """
     expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
-    s = max(1.0, factor * stretch.length / stretch.train_length - (factor - 1))
+    length = torch.tensor(stretch.length, dtype=torch.float64)
+    s = rules.dynamic_factor(factor, length, stretch.train_length).item()
     facts: dict[str, object] = {"factor": factor, "dynamic": True, "stretch": s}
     return _rescaled(rope, rules.ntk(rope.inv_freq(CPU), s), facts)
 

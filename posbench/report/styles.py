@@ -27,7 +27,8 @@ _LISTED = {
     "layered": (_GREEN, "D"), "randomized": (_ORANGE, "o"), "pope": (_BLUE, "v"), "deberta": (_GREEN, "s"),
     "transformer_xl": (_WINE, "s"), "tupe": (_BLACK, "v"), "dape": (_SKY, "o"), "kerple_log": (_ORANGE, "v"),
     "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"), "cable": (_ORANGE, "<"), "projected_bias": (_GREEN, "<"),
-    "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"),
+    "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"), "dynamic_ntk": (_RED, "<"),
+    "ntk_by_parts": (_BLACK, "<"),
 }  # fmt: skip
 
 
