@@ -4,7 +4,7 @@ from oracles._transformers import TOLERANCE, frequencies, rotated
 
 __all__ = ["TOLERANCE"]
 
-CASES = [{}, {"layout": "interleaved", "base": 500.0, "low_freq_factor": 0.5, "high_freq_factor": 3.0}]
+CASES = [{}, {"layout": "half", "base": 500.0, "low_freq_factor": 0.5, "high_freq_factor": 3.0}]
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

@@ -8,7 +8,7 @@ __all__ = ["TOLERANCE"]
 
 CASES = [
     {"original_length": lambda shape: 3 * shape.train_length // 4},
-    {"original_length": 20, "layout": "interleaved", "factor": 8.0, "base": 500.0},
+    {"original_length": 20, "layout": "half", "factor": 8.0, "base": 500.0},
 ]
 
 

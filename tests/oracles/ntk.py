@@ -5,7 +5,7 @@ from oracles._transformers import TOLERANCE, rotated
 
 __all__ = ["TOLERANCE"]
 
-CASES = [{}, {"layout": "interleaved", "factor": 2.5, "base": 500.0}]
+CASES = [{}, {"layout": "half", "factor": 2.5, "base": 500.0}]
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

@@ -4,7 +4,7 @@ from oracles._transformers import TOLERANCE, frequencies, rotated
 
 __all__ = ["TOLERANCE"]
 
-CASES = [{}, {"layout": "interleaved", "fraction": 0.25}, {"fraction": 0.0}, {"fraction": 1.0, "base": 500.0}]
+CASES = [{}, {"layout": "half", "fraction": 0.25}, {"fraction": 0.0}, {"fraction": 1.0, "base": 500.0}]
 
 
 def reads_positions(options):

@@ -7,7 +7,7 @@ from oracles._transformers import TOLERANCE, rotated
 
 __all__ = ["TOLERANCE"]
 
-CASES = [{}, {"layout": "interleaved", "fraction": 0.5}, {"fraction": 0.75, "base": 500.0}, {"fraction": 1.0}]
+CASES = [{}, {"layout": "half", "fraction": 0.5}, {"fraction": 0.75, "base": 500.0}, {"fraction": 1.0}]
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

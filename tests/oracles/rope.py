@@ -4,7 +4,7 @@ import torch
 
 from oracles import third_party
 
-CASES = [{}, {"layout": "interleaved"}, {"base": 500.0}]
+CASES = [{}, {"layout": "half"}, {"base": 500.0}]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # Llama's angles are fp32: off by 1000 · 2^-24 = 6e-5 at position 1000
 
 

@@ -6,7 +6,7 @@ import torch
 
 from oracles import third_party
 
-CASES = [{}, {"layout": "interleaved", "scale_base": 20.0}, {"base": 500.0}]
+CASES = [{}, {"layout": "half", "scale_base": 20.0}, {"base": 500.0}]
 CAUSAL = (True,)  # the decay would be a growth towards keys after the query
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # their angles are fp32: off by 1000 · 2^-24 = 6e-5 at position 1000
 

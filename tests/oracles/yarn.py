@@ -6,7 +6,7 @@ __all__ = ["TOLERANCE"]
 
 CASES = [
     {},
-    {"layout": "interleaved", "factor": 16.0, "base": 500.0, "alpha": 0.5, "beta": 4.0},
+    {"layout": "half", "factor": 16.0, "base": 500.0, "alpha": 0.5, "beta": 4.0},
     {"ramp": "rotations", "alpha": 1.0, "beta": 5.0},
 ]
 
