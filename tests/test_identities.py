@@ -165,6 +165,8 @@ ROTARY_LIMITS: list[tuple[str, dict[str, object], str]] = [
     ("partial_rope", {"fraction": 0.0}, "none"),
     ("p_rope", {"fraction": 0.0}, "none"),
     ("xpos", {"scale_base": 1e9}, "rope"),
+    ("lerope", {}, "rope"),
+    ("grape_m", {}, "rope"),
 ]
 
 

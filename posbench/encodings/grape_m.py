@@ -1,0 +1,41 @@
+"""Multiplicative GRAPE with commuting planes: RoPE whose frequencies each layer learns for itself.
+
+A position acts on queries and keys as exp(n·L) with a skew-symmetric generator L. Here L turns the same planes as RoPE,
+pairs of channels, and learns how fast:
+
+    f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
+
+so that it starts as RoPE. The divisor c makes a step of the optimizer c times smaller for the logarithm of a frequency.
+The authors' code learns c·ln f_p itself, which is the same up to where the parameter has its zero, and turns the other
+way round, which changes no logit. Their norm of queries and keys is left out.
+
+Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, section 3, without the planes
+that are learned; c is that of the authors' code.
+Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises. An
+extension stretches the frequencies of the base, and each layer keeps its factors.
+Checked against: the exponential of the generator, by torch.linalg.matrix_exp.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
+
+
+class GRAPEM(rotary.Rotary):
+    def __init__(
+        self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved", divisor: float = 16.0
+    ) -> None:
+        super().__init__(shape, base, layout)
+        self.expect(0 < divisor < math.inf, "divisor", divisor, "a number above 0")
+        self.divisor = divisor
+        self.alpha = nn.Parameter(torch.zeros(shape.n_layers, shape.head_dim // 2))
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        angles = self.angles(positions)
+        factors = (self.alpha[layer].to(angles.device).double() / self.divisor).exp()
+        made = rotary.laid_out(rotary.turns(angles * factors, q.device) * self.attention_factor, self.layout)
+        return rotary.turn(q, made), rotary.turn(k, made)
