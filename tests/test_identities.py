@@ -167,6 +167,7 @@ ROTARY_LIMITS: list[tuple[str, dict[str, object], str]] = [
     ("xpos", {"scale_base": 1e9}, "rope"),
     ("lerope", {}, "rope"),
     ("grape_m", {}, "rope"),
+    ("decoupled_rope", {"placement": "trailing", "turning": 16}, "rope"),
 ]
 
 

@@ -28,7 +28,8 @@ _LISTED = {
     "transformer_xl": (_WINE, "s"), "tupe": (_BLACK, "v"), "dape": (_SKY, "o"), "kerple_log": (_ORANGE, "v"),
     "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"), "cable": (_ORANGE, "<"), "projected_bias": (_GREEN, "<"),
     "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"), "dynamic_ntk": (_RED, "<"),
-    "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, "<"),
+    "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, "<"), "decoupled_rope": (_SKY, "<"),
+    "fope": (_PINK, "<"), "canon": (_ORANGE, "<"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""transformers Mistral Large 4: its learned rotary embedding, and its rotation (interleaved) or that of Llama (half)."""
+"""transformers Mistral Large 4: its learned rotary embedding, and its rotation (interleaved) or Llama's (half)."""
 
 import inspect
 
