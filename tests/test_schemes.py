@@ -202,6 +202,45 @@ def test_t5_reaches_every_bucket_where_max_distance_is_the_training_length() -> 
     assert encoding.bucket(torch.arange(128)).unique().tolist() == list(range(32))
 
 
+# -- FoPE -------------------------------------------------------------------------------------------------------------
+
+
+def test_fope_without_its_draw_is_rope_on_the_pairs_that_come_round_in_training() -> None:
+    shape = Shape(64, 4, 2, train_length=64)
+    q, k = torch.randn(2, 2, 4, 40, 16)
+    rope = build("rope", shape)
+    every = rope.inv_freq(torch.device("cpu"))
+    kept = rope.rescaled(every * (every >= 2 * math.pi / 64))  # 1, 0.316 and 0.1 of eight
+    actual = attention_logits(build("fope", shape, gain=0.0), q, k)
+    torch.testing.assert_close(actual, attention_logits(kept, q, k), **FP32)
+
+
+def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> None:
+    shape = Shape(768, 12, 4, train_length=4096)  # at base 100 all 32 frequencies come round
+    first = build("fope", shape, base=100.0).coefficients
+    torch.manual_seed(1)
+    assert torch.equal(build("fope", shape, base=100.0).coefficients, first)
+    heads, kept, turning = first.shape[-3:]
+    assert (heads, kept, turning) == (12, 32, 16)
+    drawn = first - build("fope", shape, base=100.0, gain=0.0).coefficients
+    xavier = nn.init.xavier_normal_(torch.empty(heads, kept, turning), gain=0.3)
+    assert drawn.std().item() == pytest.approx(xavier.std().item(), rel=0.05)
+    assert (first - drawn).sum(-2).eq(1).all()  # each pair has one frequency of its own
+
+
+# -- Canon ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_canon_layer_convolves_keys_before_they_are_shared_by_a_group_of_queries() -> None:
+    shape = Shape(32, 4, 2, 64, n_kv_heads=2)
+    encoding = build("canon", shape)
+    assert {name: weight.shape[1] for name, weight in encoding.weights.items()} == {"q": 4, "k": 2, "v": 2}
+    few = torch.randn(1, 2, 9, 8)
+    shared = few.repeat_interleave(2, dim=1)
+    _, convolved = encoding.rotate(shared, shared, None, torch.arange(9)[None], 0)
+    assert torch.equal(convolved[:, 0], convolved[:, 1]) and not torch.equal(convolved[:, 1], convolved[:, 2])
+
+
 # -- FIRE -------------------------------------------------------------------------------------------------------------
 
 

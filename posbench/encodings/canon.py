@@ -1,0 +1,59 @@
+"""No code for positions, but a short convolution: each token's queries, keys and values see a few tokens before it.
+
+    a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own weights w
+
+Order comes in because what a token asks, offers and says depends on its neighbours; beyond them all keys are alike.
+A Canon layer at this place ("B") has the convolution on q, k and v; Inkling has it on k and v only: option `convolved`.
+Both have further ones elsewhere in the block, and position codes beside them.
+
+Source: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers" (2025),
+arXiv:2512.17351. The weights start as those of torch's Conv1d, as in the author's code.
+Beyond training length: defined everywhere; as without positions, attention then spreads over more keys than trained.
+Checked against: transformers Inkling's short convolution.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Shape
+
+Convolved = Literal["qkv", "qk", "kv"]
+
+
+class Canon(Encoding):
+    def __init__(self, shape: Shape, width: int = 4, convolved: Convolved = "qkv", residual: bool = True) -> None:
+        super().__init__(shape)
+        self.expect(width >= 1, "width", width, "at least 1")
+        self.residual = residual
+        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
+        self.weights = nn.ParameterDict({a: _initial(shape, heads[a], width) for a in convolved})
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self.overridden if "v" in self.weights else self.overridden - {"map_values"}
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return self._convolved("q", q, layer), self._convolved("k", k, layer)
+
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        return self._convolved("v", v, layer)
+
+    def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
+        """(B, H, T, Dh) as it is after the convolution."""
+        if name not in self.weights:
+            return a
+        weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
+        with torch.autocast(a.device.type, enabled=False):
+            channels = a.float().mT.flatten(1, 2)  # (B, H Dh, T)
+            ahead = F.pad(channels, (weights.shape[-1] - 1, 0))
+            mixed = F.conv1d(ahead, weights.flatten(0, 1)[:, None], groups=channels.shape[1])
+            mixed = mixed + channels if self.residual else mixed
+        return mixed.view(len(a), a.shape[1], a.shape[3], -1).mT.to(a.dtype)
+
+
+def _initial(shape: Shape, heads: int, width: int) -> nn.Parameter:
+    """Weights (layers, heads, Dh, width), the last for the token itself, as a Conv1d of so few inputs starts."""
+    return nn.Parameter(torch.empty(shape.n_layers, heads, shape.head_dim, width).uniform_(-1, 1) * width**-0.5)
