@@ -184,8 +184,10 @@ def _turns_per_token(encoding: Encoding) -> Numbers | None:
     turned = turned[:, :, : turned.shape[-1] // 2]  # the queries; keys come after
     if turned.shape[-1] != width:
         return None
-    step = torch.linalg.solve(turned[0], turned[1])
-    angles = torch.linalg.eigvals(step).angle().abs().sort(descending=True).values
+    values = torch.linalg.eigvals(torch.linalg.solve(turned[0], turned[1]))
+    if not (values.imag.abs() > 1e-12).any():  # whatever happens to q and k, it is no turning
+        return None
+    angles = values.angle().abs().sort(descending=True).values
     return np.asarray(angles[::2].numpy(), dtype=np.float64)
 
 
