@@ -228,6 +228,18 @@ def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> 
     assert (first - drawn).sum(-2).eq(1).all()  # each pair has one frequency of its own
 
 
+# -- selective RoPE ---------------------------------------------------------------------------------------------------
+
+
+def test_selective_rope_with_a_bias_alone_is_rope() -> None:
+    encoding = build("selective_rope", bias=True)
+    with torch.no_grad():
+        encoding.up[0].weight.zero_()
+    q, k, _, x = layer_inputs(40)
+    rope = attention_logits(build("rope", base=500000.0), q, k)
+    torch.testing.assert_close(attention_logits(encoding, q, k, x), rope, **FP32)
+
+
 # -- Canon ------------------------------------------------------------------------------------------------------------
 
 

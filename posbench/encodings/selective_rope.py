@@ -1,0 +1,74 @@
+"""Selective RoPE: the data decides how far each token turns what comes after it.
+
+Where RoPE turns every pair by the same angle per token, here each token has an angle of its own for each head and pair,
+made from the layer's input, and a position is the sum of those up to it:
+
+    angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
+    phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
+
+n scales what each head has of the input to length 1, conv is a causal convolution over four tokens of each channel, and
+W_1 makes a low rank. What is in brackets are the options `bias` and `gate`. With a bias and no other weights all angles
+are RoPE's. Order is that of the tokens; position numbers are not used.
+
+Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388; formula and defaults are those
+of the authors' code (rank 16, neither bias nor gate).
+Beyond training length: defined everywhere; sums reach angles never seen in training where tokens turn one way.
+Checked against: plain loops from the authors' description; with a bias alone, it is RoPE.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+
+TOKENS = 4  # that the convolution sees
+
+
+class SelectiveRoPE(Encoding):
+    def __init__(
+        self,
+        shape: Shape,
+        base: float = 500000.0,
+        layout: rotary.Layout = "interleaved",
+        rank: int = 16,
+        bias: bool = False,
+        gate: bool = False,
+    ) -> None:
+        super().__init__(shape)
+        self.expect(1 < base < math.inf, "base", base, "a number above 1")
+        self.expect(rank >= 1, "rank", rank, "at least 1")
+        rotary.check_pairs(self.name, shape)
+        self.base, self.layout = base, layout
+        pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
+        self.down = nn.ModuleList(nn.Linear(shape.d_model, rank, bias=False) for _ in layers)
+        self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
+        self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, TOKENS, groups=pairs, bias=False) for _ in layers)
+        self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
+        self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        if x is None:
+            raise UserError("'selective_rope' makes its angles from the layer's input: pass x")
+        with torch.autocast(x.device.type, enabled=False):
+            exact = rotary.has_fp64(x.device)  # sums over thousands of tokens
+            sums = self._phi(x.float(), layer).to(exact).double().cumsum(2)  # (B, H, T, P)
+            angles = sums * rotary.frequencies(self.shape.head_dim, self.base, exact)
+            turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(x.device)
+        made = rotary.laid_out(turns, self.layout)
+        return rotary.turn(q, made), rotary.turn(k, made)
+
+    def _phi(self, x: Tensor, layer: int) -> Tensor:
+        """How far each token turns each pair before its frequency: (B, T, D) to (B, H, T, P)."""
+        heads = self.shape.n_heads
+        parts = x.view(len(x), x.shape[1], heads, -1)
+        x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
+        phi: Tensor = self.convolution[layer](F.pad(self.up[layer](self.down[layer](x)).mT, (TOKENS - 1, 0)))
+        if self.constant is not None:
+            phi = phi + self.constant[layer].exp()[:, None]
+        phi = phi.view(len(x), heads, -1, x.shape[1]).mT
+        return phi if self.gate is None else phi * self.gate[layer](x).sigmoid().mT[..., None]
