@@ -1,6 +1,7 @@
 """What is particular to one scheme: worked numbers, limits in which it becomes another one, its own messages."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,6 +252,29 @@ def test_a_canon_layer_convolves_keys_before_they_are_shared_by_a_group_of_queri
     shared = few.repeat_interleave(2, dim=1)
     _, convolved = encoding.rotate(shared, shared, None, torch.arange(9)[None], 0)
     assert torch.equal(convolved[:, 0], convolved[:, 1]) and not torch.equal(convolved[:, 1], convolved[:, 2])
+
+
+def test_cca_with_shared_keys_is_zayas() -> None:
+    shape = Shape(32, 4, 1, 64, n_kv_heads=2)
+    encoding = build("cca", shape)
+    q, few_k, few_v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    config = SimpleNamespace(
+        hidden_size=64, cca_time0=2, cca_time1=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        attention_bias=False,
+    )  # fmt: skip
+    picked = torch.eye(64).split([32, 16, 8, 8])
+    weights = dict(zip(("q_proj", "k_proj", "v_proj_current", "v_proj_delayed"), picked, strict=True))
+    weights |= {"conv_qk_depthwise": encoding.by_channel[0].weight, "conv_qk_grouped": encoding.by_head[0].weight}
+    named = {f"{name}.weight": weight for name, weight in weights.items()}
+    named |= {"conv_qk_depthwise.bias": encoding.by_channel[0].bias, "conv_qk_grouped.bias": encoding.by_head[0].bias}
+    projection = third_party("transformers.models.zaya.modeling_zaya").ZayaCCAProjection(config, 0)
+    wide = torch.cat([a.transpose(1, 2).flatten(2) for a in (q, few_k, few_v)], dim=-1)
+    expected = [a.transpose(1, 2) for a in torch.func.functional_call(projection, named, (wide, None))]
+    k, v = (a.repeat_interleave(2, dim=1) for a in (few_k, few_v))
+    counting = torch.arange(9)[None]
+    ours = [*encoding.rotate(q, k, None, counting, 0), encoding.map_values(v, None, counting, 0)]
+    for actual, theirs in zip([ours[0], ours[1][:, ::2], ours[2][:, ::2]], expected, strict=True):
+        torch.testing.assert_close(actual, theirs, **FP32)
 
 
 # -- FIRE -------------------------------------------------------------------------------------------------------------

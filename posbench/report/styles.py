@@ -29,7 +29,7 @@ _LISTED = {
     "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"), "cable": (_ORANGE, "<"), "projected_bias": (_GREEN, "<"),
     "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"), "dynamic_ntk": (_RED, "<"),
     "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, "<"), "decoupled_rope": (_SKY, "<"),
-    "fope": (_PINK, "<"), "canon": (_ORANGE, "<"), "selective_rope": (_WINE, "<"),
+    "fope": (_PINK, "<"), "canon": (_ORANGE, "<"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
 }  # fmt: skip
 
 
