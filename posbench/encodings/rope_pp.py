@@ -1,0 +1,47 @@
+"""RoPE++: every query is asked twice, by a head with RoPE's logits and by one with their imaginary part.
+
+With pairs of channels as complex numbers, RoPE's logit is the real part of sum over p of q_p·conj(k_p)·e^(i(m - n)f_p).
+Here heads come in twos that share queries, keys and values; the second one has the imaginary part, which is the real
+part with the query turned back by a quarter:
+
+    first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
+
+A cosine falls away from distance 0, a sine rises there: second heads look farther. This is the authors' form with as
+many heads as without (EH). They halve queries, keys and values for it; here those of each second head are made and go
+unused, but for keys and values where the model shares these among its heads (`n_kv_heads`). The last of an odd number
+of heads is a first one. Without the sharing it would be RoPE, as a learned projection can make the quarter turn.
+
+Source: Liu et al., "Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context LLMs" (2025),
+arXiv:2512.07525; the sign is that of the authors' code.
+Beyond training length: defined everywhere; slow pairs reach angles never seen in training and loss usually rises.
+Checked against: plain loops over complex numbers.
+"""
+
+import torch
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape, once
+
+
+class RoPEPlusPlus(rotary.Rotary):
+    def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved") -> None:
+        super().__init__(shape, base, layout)
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        of_q, of_k = once(positions, self, lambda: self._turns(positions, q.device))
+        return rotary.turn(_shared(q), of_q), rotary.turn(_shared(k), of_k)
+
+    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+        return _shared(v)
+
+    def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:
+        """Of queries and of keys, laid out."""
+        rotation = self.rotation(positions, device)
+        quarter = torch.tensor([1, -1j], device=device).repeat(self.shape.n_heads)[: self.shape.n_heads, None, None]
+        return [rotary.laid_out(turns, self.layout) for turns in (rotation * quarter, rotation)]
+
+
+def _shared(a: Tensor) -> Tensor:
+    """(B, H, T, Dh) where every second head has what the one before has."""
+    return a[:, ::2].repeat_interleave(2, dim=1)[:, : a.shape[1]]
