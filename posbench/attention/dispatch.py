@@ -96,14 +96,15 @@ def distance_table(encoding: Encoding, length: int, layer: int, device: torch.de
 def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | None, window: int | None) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
-    Measured on CPUs: tiles win in bf16 and, with a bias or gradients, in fp32; fused attention wins for the rest
-    (and is what the compiler can see into).
+    Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
+    attention wins for the rest (and is what the compiler can see into).
     """
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
-    if added is not None or (on_cpu and not fp32_evaluation):
+    of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
+    if added is not None or (on_cpu and not (fp32_evaluation and of_one_width)):
         return tiled_attention(q, k, v, scale, added, window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
