@@ -9,7 +9,7 @@ _PLACES = {
     "token_dim": "input",
     "embed": "input",
     "rotate": "queries and keys",
-    "logit_scale": "scale",
+    "logit_scale": "scores",
     "distance_bias": "scores",
     "bias": "scores",
     "scores": "scores",

@@ -1,0 +1,71 @@
+"""DeBERTa's disentangled attention.
+
+A token is two vectors, content and position, and three of their four products are kept: content asks content, content
+asks distance, and distance asks content:
+
+    logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
+
+The 2S vectors p are shared by all layers; Q and K map them into each layer's heads. The paper's text looks up the last
+term at j - i; the authors' code at i - j, and so does this. With a causal mask the vectors that look ahead stay unused.
+
+With `num_buckets` b (v2 and v3: 256) S is b, distances up to b/2 are one each, and farther ones share, by logarithm:
+
+    bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
+
+Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2020), arXiv:2006.03654, section 3.
+Without `share_att_key`, which projects p by the layer's own query and key weights; without biases, and without the
+absolute positions of its masked-word head.
+Beyond training length: defined everywhere; distances beyond S are one class. With the default S, the training length,
+such distances share the vector of the farthest one trained.
+Checked against: transformers DeBERTa-v2, with and without buckets.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Rows, Shape
+
+
+class DeBERTa(Encoding):
+    def __init__(self, shape: Shape, max_distance: int | None = None, num_buckets: int | None = None) -> None:
+        super().__init__(shape)
+        expected = "a whole number of at least 1, or null for train_length"
+        self.expect(max_distance is None or max_distance >= 1, "max_distance", max_distance, expected)
+        self.max_distance = max_distance or shape.train_length
+        fits = num_buckets is None or (num_buckets >= 4 and num_buckets % 2 == 0 and num_buckets < self.max_distance)
+        below = f"an even number from 4 to below max_distance, {self.max_distance}, or null for none"
+        self.expect(fits, "num_buckets", num_buckets, below)
+        self.num_buckets = num_buckets
+        self.span = num_buckets or self.max_distance
+        heads = (shape.n_layers, shape.n_heads, shape.head_dim, shape.d_model)
+        self.table = nn.Parameter(torch.randn(2 * self.span, shape.d_model) * 0.02)  # p
+        self.keys = nn.Parameter(torch.randn(heads) * 0.02)  # K
+        self.queries = nn.Parameter(torch.randn(heads) * 0.02)  # Q
+
+    @property
+    def logit_scale(self) -> float:
+        return float((3 * self.shape.head_dim) ** -0.5)
+
+    def bias(self, rows: Rows) -> Tensor:
+        index = self._table_rows(rows.distance)[:, None].expand(*rows.q.shape[:3], -1)
+        with torch.autocast(rows.q.device.type, enabled=False):
+            table = self.table.float()
+            to_position = rows.q.float() @ (table @ self.keys[rows.layer].mT).mT  # (B, H, Tq, 2S)
+            from_position = rows.k.float() @ (table @ self.queries[rows.layer].mT).mT  # (B, H, Tk, 2S)
+            both = to_position.gather(-1, index) + from_position.gather(-1, index.mT).mT
+            return both * self.logit_scale
+
+    def _table_rows(self, distance: Tensor) -> Tensor:
+        """Which table row each distance uses; row S is distance 0."""
+        whole = distance.round()
+        place = whole if self.num_buckets is None else self.bucket(whole)
+        return (place.long() + self.span).clamp(0, 2 * self.span - 1)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Whole distances of any shape to signed bucket numbers, computed in fp32 as DeBERTa does."""
+        assert self.num_buckets is not None
+        middle = self.num_buckets // 2
+        far = distance.abs().float().clamp(min=middle)
+        growth = (far / middle).log() / torch.tensor((self.max_distance - 1) / middle).log().to(far.device)
+        beyond = distance.sign() * ((growth * (middle - 1)).ceil() + middle)
+        return torch.where(distance.abs() <= middle, distance, beyond)
