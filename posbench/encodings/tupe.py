@@ -1,0 +1,64 @@
+"""TUPE: transformers with untied positional encoding.
+
+Words ask words and positions ask positions, each with projections of their own; nothing is added at the input:
+
+    logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
+
+The train_length vectors p, the normalisation and Q, K (with biases) are shared by all layers. b is T5's bucketed bias,
+with T5's defaults and one table for all layers: `relative: true`, the paper's TUPE-R; without it, TUPE-A.
+
+Source: Ke, He and Liu, "Rethinking Positional Encoding in Language Pre-training" (2020), arXiv:2006.15595, section 3;
+the normalisation and the biases are the authors' code's. Its untying of [CLS] has no place here.
+Beyond training length: undefined, since p has no further vectors; such inputs are refused.
+Checked against: plain loops from the paper; the bias, transformers T5Attention.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.base import Encoding, Shape, check_length, once
+from posbench.encodings.t5 import T5Bias
+from posbench.errors import UserError
+
+
+class TUPE(Encoding):
+    def __init__(self, shape: Shape, relative: bool = False) -> None:
+        super().__init__(shape)
+        self.max_length = shape.train_length
+        self.table = nn.Parameter(torch.randn(shape.train_length, shape.d_model) * 0.02)
+        self.norm = nn.LayerNorm(shape.d_model)
+        self.projection = nn.Linear(shape.d_model, 2 * shape.n_heads * shape.head_dim)  # Q and K
+        nn.init.normal_(self.projection.weight, std=0.02)
+        nn.init.zeros_(self.projection.bias)
+        self.relative = T5Bias(shape) if relative else None
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self.overridden - {"distance_bias"} if self.relative is None else self.overridden
+
+    @property
+    def logit_scale(self) -> float:
+        return float((2 * self.shape.head_dim) ** -0.5)
+
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """q and k with their positions' projections as further channels: (B, H, T, 2 Dh)."""
+        asking, asked = once(positions, self, lambda: self.projected(positions))
+        return _beside(q, asking), _beside(k, asked)
+
+    def projected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What positions (1|B, T) ask and are asked by, in every layer: (1|B, H, T, Dh) each, fp32."""
+        check_length(self, positions.shape[-1])
+        if positions.is_floating_point():
+            raise UserError("'tupe' has a vector per whole position: expected integer positions, got fractional ones")
+        with torch.autocast(positions.device.type, enabled=False):
+            heads = self.projection(self.norm(F.embedding(positions, self.table)))
+            asking, asked = heads.unflatten(-1, (2, self.shape.n_heads, -1)).permute(2, 0, 3, 1, 4)
+            return asking, asked
+
+    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+        return None if self.relative is None else self.relative.distance_bias(distance, layer)
+
+
+def _beside(x: Tensor, positions: Tensor) -> Tensor:
+    return torch.cat([x, positions.to(x.dtype).expand(len(x), -1, -1, -1)], dim=-1)
