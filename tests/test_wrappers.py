@@ -151,6 +151,48 @@ def test_the_size_of_the_logits_is_the_layers_own() -> None:
         torch.testing.assert_close(attention_logits(encoding, q, k, layer=layer).tril().nan_to_num(), logits, **CLOSE)
 
 
+# -- temperature -------------------------------------------------------------------------------------------------------
+
+
+def test_a_temperature_in_some_layers_only_is_under_their_windows_and_leaves_the_others_alone() -> None:
+    sharp = {"name": "temperature", "inner": "rope", "rule": "inkling", "alpha": 1.0, "floor": 4}
+    layered = encodings.build("layered", SHAPE, {"layers": [{**sharp, "window": 5}, {"name": "rope"}]})
+    q, k, v, x = inputs()
+    factor = 1 + (torch.arange(1, LENGTH + 1) / 4).clamp(min=1).log()
+    rope = encodings.build("rope", SHAPE)
+    for layer, wider, window in ((0, q * factor[:, None], 5), (1, q, None)):
+        expected = attention(rope, wider, k, v, x, counting(), layer, window=window)
+        for consecutive in (True, False):
+            ours = attention(layered, q, k, v, x, counting(), layer, consecutive=consecutive)
+            torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+def test_a_temperature_keeps_the_cheap_form_of_its_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
+    for inner in ("none", "rope", "alibi", "fox", "shaw"):
+        temperature = schemes.build("temperature", {"inner": inner}, SHAPE)
+        attention(temperature, *inputs(), counting(), 0, consecutive=True)
+
+
+def test_an_extension_stretches_what_a_temperature_stands_around() -> None:
+    temperature = encodings.build("temperature", SHAPE, {"rule": "logn"})
+    assert methods_of(temperature) == methods_of(encodings.build("rope", SHAPE))
+    q, k, v, x = inputs(64)
+    made, _ = extended(temperature, "pi", train_length=32, length=64)
+    rope, _ = extended(encodings.build("rope", SHAPE), "pi", train_length=32, length=64)
+    factor = (torch.arange(1, 65).log() / torch.tensor(32).log()).clamp(min=1)
+    expected = attention(rope, q * factor[:, None], k, v, x, counting(64), 0)
+    torch.testing.assert_close(attention(made, q, k, v, x, counting(64), 0), expected, **CLOSE)
+
+
+def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> None:
+    n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
+    for rule, expected in (("ssmax", [0.0, 1.0, 2.0]), ("mistral_large4", [1.0] * 3), ("logn", [1.0, 1.0, 2.0])):
+        temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
+        found = temperature.factor(n, 1)
+        torch.testing.assert_close(found.expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
+
+
 # -- randomized --------------------------------------------------------------------------------------------------------
 
 

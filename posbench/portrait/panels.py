@@ -181,7 +181,7 @@ def _turns_per_token(encoding: Encoding) -> Numbers | None:
     """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues."""
     width = encoding.shape.head_dim
     turned = codes.turn_code(encoding, torch.tensor([[0, 1]])).view(2, width, -1)
-    turned = turned[:, :, : turned.shape[-1] // 2]  # the queries; keys come after
+    turned = turned[:, :, turned.shape[-1] // 2 :]  # the keys: queries may be scaled by what they see, even to 0
     if turned.shape[-1] != width:
         return None
     values = torch.linalg.eigvals(torch.linalg.solve(turned[0], turned[1]))
