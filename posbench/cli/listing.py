@@ -42,11 +42,14 @@ def show(as_json: bool) -> None:
 
 
 def listing() -> dict[str, list[dict[str, Any]]]:
-    """Encodings, extensions, tasks, data sets and experiments, each a list of rows."""
+    """Encodings, patterns of `layered`, extensions, tasks, data sets and experiments, each a list of rows."""
     from posbench.extend.methods import METHODS
 
     return {
         "encodings": [describe(name) for name in encodings.names()],
+        "patterns of layers": [
+            {**row, "name": f"layered/{row['name']}"} for row in _first_comments("encoding/layered")
+        ],
         "extensions": [{"name": m.name, "title": m.title, "source": m.source} for m in METHODS.values()],
         "tasks": [_task(name) for name in probes.names()],
         "data": _first_comments("data"),

@@ -410,7 +410,13 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
 
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-    found: list[str] = loader.get_group_options(group, kind, overrides=_searchpath(search))
+    def inside(group: str, kind: ObjectType) -> list[str]:
+        return loader.get_group_options(group, kind, overrides=_searchpath(search))
+
+    found = inside(group, kind)
+    if group and kind is ObjectType.CONFIG:  # encoding=layered/gemma3
+        folders = inside(group, ObjectType.GROUP)
+        found += [f"{folder}/{name}" for folder in folders for name in inside(f"{group}/{folder}", kind)]
     hidden = {"hydra", "tuned", "sweep", "rates"} if not group else {name for name in found if name.startswith("_")}
     return sorted(set(found) - hidden)
 

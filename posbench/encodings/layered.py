@@ -6,6 +6,8 @@ Windowed RoPE layers beside layers that see everything without a position are ho
 Layers with equal entries share one encoding, so that what it adds to the input is added once and what it learns for all
 layers is learned for all of them. An encoding that acts at the input (`sinusoidal`) is seen by every layer behind it.
 
+Patterns of released models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3.
+
 Source: Yang et al., "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy" (2025), arXiv:2501.18795, for the
 default pattern: three windowed RoPE layers, then one without positions that sees everything.
 Beyond training length: defined as far as all of its layers are.
@@ -36,9 +38,17 @@ class Layered(Wrapper):
         self.adopt([_build(layers[place], place, shape, counts[key]) for key, place in distinct.items()])
         if sum(inner.token_dim() < shape.d_model for inner in self.inner_encodings) > 1:
             raise UserError("encoding.layers has several encodings that concatenate their code: expected at most one")
+        self.listed = len(layers)
         order = list(distinct)
         # Of every layer: which encoding it uses, and how many layers before it use the same.
         self.places = [(order.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
+
+    def remarks(self) -> list[str]:
+        listed, deep = self.listed, self.shape.n_layers
+        unused = (
+            f"{self.name}: layers[{deep}] and later are used by no layer: the model has {deep} of the {listed} listed"
+        )
+        return [unused, *super().remarks()] if listed > deep else super().remarks()
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         which, own_layer = self.places[layer]

@@ -1,0 +1,155 @@
+"""Presets of `layered`: which layer of a released model does what, by its configuration and its attention's code."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import support
+import yaml
+from oracles import third_party
+
+from posbench import encodings
+from posbench.config.compose import single
+from posbench.config.shape import shape_of
+from posbench.config.shipped import configs_dir
+from posbench.encodings._wrapper import Wrapper
+
+FOLDER = configs_dir() / "encoding" / "layered"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+LAYERS = 12
+SMALL = {"num_hidden_layers": LAYERS, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What a layer does with positions."""
+
+    base: float | None  # of RoPE; None = no positions
+    windowed: bool
+    turning: float = 1.0  # share of the channels
+    slowest_stand: bool = False  # those that do not turn are the slowest pairs, with the frequencies of the whole head
+    temperature: str | None = None
+
+
+def config_of(model: str, name: str, **options: Any) -> Any:
+    return getattr(third_party("transformers"), name)(**SMALL, **options)
+
+
+def code_of(model: str) -> Any:
+    return third_party(f"transformers.models.{model}.modeling_{model}")
+
+
+def smollm3() -> list[Layer]:
+    config = config_of("smollm3", "SmolLM3Config")
+    made = [code_of("smollm3").SmolLM3Attention(config, layer) for layer in range(LAYERS)]
+    base = config.rope_parameters["rope_theta"]
+    return [Layer(base if one.use_rope else None, one.sliding_window is not None) for one in made]
+
+
+def cohere2() -> list[Layer]:
+    """Its attention turns q and k where it has a window."""
+    config = config_of("cohere2", "Cohere2Config")
+    made = [code_of("cohere2").Cohere2Attention(config, layer) for layer in range(LAYERS)]
+    base = config.rope_parameters["rope_theta"]
+    return [Layer(base if one.sliding_window else None, one.sliding_window is not None) for one in made]
+
+
+def llama4() -> list[Layer]:
+    config = config_of("llama4", "Llama4TextConfig", head_dim=8)
+    made = [code_of("llama4").Llama4TextAttention(config, layer) for layer in range(LAYERS)]
+    base = config.rope_parameters["rope_theta"]
+    assert all(one.attn_temperature_tuning and one.attn_scale == 0.1 for one in made)
+    return [
+        Layer(base, kind == "chunked_attention") if one.use_rope else
+        Layer(None, kind == "chunked_attention", temperature="llama4")
+        for one, kind in zip(made, config.layer_types, strict=True)
+    ]  # fmt: skip
+
+
+def mistral_large4() -> list[Layer]:
+    config = third_party("transformers").MistralLarge4TextConfig(num_hidden_layers=LAYERS)
+    turning = config.qk_rope_head_dim / config.qk_head_dim
+    base = config.rope_parameters["rope_theta"]
+    return [
+        Layer(base, False, turning, temperature="mistral_large4") if turns else
+        Layer(None, False, temperature="mistral_large4")
+        for turns in config.no_rope_layers
+    ]  # fmt: skip
+
+
+def gemma3() -> list[Layer]:
+    config = config_of("gemma3", "Gemma3TextConfig")
+    bases = {kind: found["rope_theta"] for kind, found in config.rope_parameters.items()}
+    return [Layer(bases[kind], kind == "sliding_attention") for kind in config.layer_types]
+
+
+def gemma4() -> list[Layer]:
+    config = config_of("gemma4", "Gemma4TextConfig")
+    rope = config.rope_parameters
+    return [
+        Layer(
+            rope[kind]["rope_theta"],
+            kind == "sliding_attention",
+            rope[kind].get("partial_rotary_factor", 1.0),
+            rope[kind]["rope_type"] == "proportional",
+        )
+        for kind in config.layer_types
+    ]
+
+
+RELEASED: dict[str, Callable[[], list[Layer]]] = {
+    one.__name__: one for one in (smollm3, cohere2, llama4, mistral_large4, gemma3, gemma4)
+}
+
+
+def said(entry: dict[str, Any]) -> Layer:
+    """What an entry of a preset says, with the defaults of its encoding."""
+    name, windowed = entry["name"], entry.get("window") is not None
+    options = encodings.options_of(name) | entry
+    temperature = None
+    if name == "temperature":
+        name, temperature = options["inner"], options["rule"]
+        options = encodings.options_of(name) | options["inner_options"]
+    if name == "none":
+        return Layer(None, windowed, temperature=temperature)
+    return Layer(options["base"], windowed, options.get("fraction", 1.0), name == "p_rope", temperature)
+
+
+def test_every_preset_has_a_model_to_be_compared_with() -> None:
+    assert sorted(RELEASED) == PRESETS
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_layers_do_what_those_of_the_released_model_do(preset: str) -> None:
+    content = yaml.safe_load((FOLDER / f"{preset}.yaml").read_text(encoding="utf-8"))
+    entries = content["layers"]
+    assert content["name"] == "layered" and content.keys() == {"name", "layers"}
+    assert [said(entries[layer % len(entries)]) for layer in range(LAYERS)] == RELEASED[preset]()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
+    config, _ = single([f"encoding=layered/{preset}", "model.n_layers=6"])
+    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    entries = config.encoding.options["layers"]
+    assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
+    windows = [encoding.at(layer)[0].window for layer in range(len(entries))]
+    assert windows == [entry.get("window") for entry in entries] and windows[-1] is None
+
+
+def test_a_preset_that_is_not_there_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert support.posbench("train", "encoding=layered/gema3") == 2
+    assert "did you mean 'layered/gemma3'" in capsys.readouterr().err
+
+
+def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert support.posbench("list") == 0
+    said = capsys.readouterr().out.partition("patterns of layers:")[2].partition("extensions:")[0]
+    assert [line.split()[0] for line in said.splitlines()[2:]] == [f"layered/{preset}" for preset in PRESETS]
+
+
+def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:
+    config, _ = single(["encoding=layered/gemma3", "model.n_layers=4"])
+    remarks = encodings.build("layered", shape_of(config), config.encoding.options).remarks()
+    assert remarks == ["layered: layers[4] and later are used by no layer: the model has 4 of the 6 listed"]
