@@ -1,8 +1,10 @@
 """One scheme is another in a limit, and invariants that no oracle states: checks of the schemes against each other."""
 
 import math
+from typing import Any
 
 import pytest
+import schemes
 import torch
 from torch import Tensor
 
@@ -124,6 +126,36 @@ def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, o
     q, k, v = torch.randn(3, 1, 2, 20, 8)
     ours = attention_output(encoding, q, k, v)
     torch.testing.assert_close(ours, attention_output(encodings.build("none", shape), q, k, v))
+
+
+@pytest.mark.parametrize(("name", "terms"), [("transformer_xl", 1), ("tupe", 2), ("deberta", 3)])
+def test_without_its_position_terms_a_scheme_is_none_at_its_own_scale(name: str, terms: int) -> None:
+    shape = Shape(16, 2, 1, 32)
+    encoding = encodings.build(name, shape)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.zero_()
+    q, k = torch.randn(2, 1, 2, 20, 8)
+    plain = attention_logits(encodings.build("none", shape), q / math.sqrt(terms), k)
+    torch.testing.assert_close(attention_logits(encoding, q, k), plain)
+
+
+def test_transformer_xl_depends_on_distance_alone_a_million_tokens_out() -> None:
+    encoding = schemes.build("transformer_xl", {}, Shape(16, 2, 1, 32))
+    q, k = torch.randn(2, 1, 2, 20, 8)
+    near, far = (attention_logits(encoding, q, k, positions=torch.arange(20) + start) for start in (0, 1_000_000))
+    torch.testing.assert_close(far, near, atol=1e-4, rtol=0)  # angles built in fp32 are off by 0.06 there
+
+
+def test_debertas_buckets_are_distances_up_to_half_of_them_and_shared_beyond() -> None:
+    bucketed: Any = encodings.build("deberta", Shape(16, 2, 1, 512), {"num_buckets": 256})
+    found = bucketed.bucket(torch.tensor([-600, -129, 0, 1, 128, 129, 200, 300, 511, 600]))
+    assert found.tolist() == [-270, -129, 0, 1, 128, 129, 169, 207, 255, 270]
+    plain: Any = encodings.build("deberta", Shape(16, 2, 1, 32), {"max_distance": 8})
+    bucketed = encodings.build("deberta", Shape(16, 2, 1, 32), {"max_distance": 20, "num_buckets": 8})
+    bucketed.load_state_dict(plain.state_dict())
+    q, k = torch.randn(2, 1, 2, 5, 8)  # distances up to 4, half of the buckets
+    torch.testing.assert_close(attention_logits(bucketed, q, k), attention_logits(plain, q, k), atol=0, rtol=0)
 
 
 def test_cope_counts_gates_as_in_the_worked_example() -> None:

@@ -5,15 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import schemes
 import support
+import torch
 import yaml
 from oracles import third_party
 
-from posbench import encodings
+from posbench import attention_output, encodings
 from posbench.config.compose import single
 from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
 from posbench.encodings._wrapper import Wrapper
+from posbench.encodings.base import Shape
 
 FOLDER = configs_dir() / "encoding" / "layered"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -126,6 +129,21 @@ def test_layers_do_what_those_of_the_released_model_do(preset: str) -> None:
     entries = content["layers"]
     assert content["name"] == "layered" and content.keys() == {"name", "layers"}
     assert [said(entries[layer % len(entries)]) for layer in range(LAYERS)] == RELEASED[preset]()
+
+
+def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_positions() -> None:
+    config = config_of("llama4", "Llama4TextConfig", head_dim=8, floor_scale=4, attn_scale=0.5)
+    attention = code_of("llama4").Llama4TextAttention(config, 3)
+    attention.o_proj = torch.nn.Identity()
+    x = schemes.random(2, 19, 32)
+    hidden = torch.full((19, 19), -torch.inf).triu(1)[None, None]
+    theirs, _ = attention(x, (None, None), hidden)
+    made = (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))
+    q, k, v = (heads.unflatten(-1, (-1, 8)).transpose(1, 2) for heads in made)
+    shape = Shape(32, 4, 1, 64, n_kv_heads=2)
+    options = {"inner": "none", "rule": "llama4", "alpha": 0.5, "floor": 4}
+    ours = attention_output(encodings.build("temperature", shape, options), q, k, v)
+    torch.testing.assert_close(ours, theirs.unflatten(-1, (4, 8)).transpose(1, 2), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
