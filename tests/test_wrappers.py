@@ -495,6 +495,7 @@ def test_dape_whose_network_says_nothing_is_the_encoding_inside(inner: str) -> N
         for key, parameter in dape.named_parameters():
             if key.startswith("networks.") and ".2." in key:
                 parameter.zero_()
+    assert dape.hooks == {"prepare", "scores"}  # and nothing at the input or in positions
     q, k, v, x = inputs()
     expected = attention(dape.inners[0], q, k, v, x, counting(), 2)
     torch.testing.assert_close(attention(dape, q, k, v, x, counting(), 2, consecutive=True), expected, **CLOSE)

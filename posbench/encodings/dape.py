@@ -47,7 +47,7 @@ class DAPE(Wrapper):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return self.overridden
+        return frozenset({"prepare", "scores"})  # the logits of the encoding inside are not biased before
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         return self, layer
