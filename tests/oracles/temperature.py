@@ -17,6 +17,7 @@ CASES = [
     {"rule": "inkling", "inner": "alibi", "alpha": 0.5, "floor": 3},
 ]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
+GRAPH_BREAKS = "what a layer uses is made of the inner encoding whenever it is asked for"
 
 
 def parameter_count(shape, options):
