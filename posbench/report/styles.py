@@ -27,10 +27,10 @@ _LISTED = {
     "layered": (_GREEN, "D"), "randomized": (_ORANGE, "o"), "pope": (_BLUE, "v"), "deberta": (_GREEN, "s"),
     "transformer_xl": (_WINE, "s"), "tupe": (_BLACK, "v"), "dape": (_SKY, "o"), "kerple_log": (_ORANGE, "v"),
     "kerple_power": (_BLUE, "s"), "sandwich": (_RED, "D"), "cable": (_ORANGE, "<"), "projected_bias": (_GREEN, "<"),
-    "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "wall": (_WINE, "<"), "dynamic_ntk": (_RED, "<"),
-    "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, "<"), "decoupled_rope": (_SKY, "<"),
-    "fope": (_PINK, "<"), "canon": (_ORANGE, "<"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
-    "rope_pp": (_BLUE, ">"), "temperature": (_RED, "<"),
+    "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "dynamic_ntk": (_RED, "<"),
+    "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, ">"), "decoupled_rope": (_SKY, ">"),
+    "fope": (_PINK, ">"), "canon": (_ORANGE, ">"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
+    "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"),
 }  # fmt: skip
 
 
