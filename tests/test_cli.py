@@ -167,8 +167,8 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "sync RUN tracking.mode=": ["tracking.mode=auto", "tracking.mode=online", "tracking.mode=offline"],
         "show out": ["outputs/study"],
         "show al": ["alibi"],
-        "bench fo": ["fox"],
-        "properties t": ["t5"],
+        "bench fo": ["fope", "fox"],
+        "properties t": ["t5", "temperature", "transformer_xl", "tupe"],
     }.items(),
 )
 def test_names_keys_values_and_runs_are_completed(line: str, expected: list[str]) -> None:

@@ -1,7 +1,10 @@
 """The contract, for every scheme found, with randomised parameters (zero-initialised tables would hide errors)."""
 
+import contextlib
 import importlib
+import itertools
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,16 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@contextlib.contextmanager
+def where(**setting: Any) -> Iterator[None]:
+    """Say in which setting a comparison failed. A test for each would take as long again to be started."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(str(setting))
+        raise
+
+
 # -- causality and length ----------------------------------------------------------------------------------------------
 
 
@@ -98,30 +111,26 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case, 
 
 
 @CASES
-@pytest.mark.parametrize("kind", ["consecutive", "gaps"])
-@pytest.mark.parametrize("which", [{}, {"causal": False}, {"window": 6}], ids=["causal", "both_sides", "window"])
-def test_row_blocks_equal_the_whole(case: Case, kind: str, which: dict[str, Any]) -> None:
+def test_row_blocks_equal_the_whole(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
-    positions = schemes.positions_of(kind, 2, 19, below(encoding))
+    for kind, which in itertools.product(("consecutive", "gaps"), ({}, {"causal": False}, {"window": 6})):
+        positions = schemes.positions_of(kind, 2, 19, below(encoding))
 
-    def computed(block: int | None) -> dict[str, Tensor]:
-        def compute(*inputs: Tensor) -> Tensor:
-            return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
+        def computed(block: int | None, positions: Tensor = positions, which: Any = which) -> dict[str, Tensor]:
+            def compute(*inputs: Tensor) -> Tensor:
+                return schemes.by_definition(encoding, inputs, positions, 1, block, **which)
 
-        return schemes.with_gradients(encoding, schemes.layer_inputs(SHAPE, 19), compute)
+            return schemes.with_gradients(encoding, schemes.layer_inputs(SHAPE, 19), compute)
 
-    assert_same(computed(block=5), computed(block=None))
+        with where(kind=kind, **which):
+            assert_same(computed(block=5), computed(block=None))
 
 
 @CASES
-@pytest.mark.parametrize("window", [None, 1, 6])
-@pytest.mark.parametrize(
-    ("kind", "counted"),
-    [("gaps", False), ("consecutive", False), ("consecutive", True)],
-    ids=["gaps", "any", "counted"],
-)
-def test_the_chosen_attention_equals_the_definition(case: Case, kind: str, counted: bool, window: int | None) -> None:
-    compare_with_the_definition(case, kind, 19, counted, window)
+def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
+    for window, kind in itertools.product((None, 1, 6), ("gaps", "consecutive")):
+        with where(kind=kind, window=window):
+            compare_with_the_definition(case, kind, 19, (False, True) if kind == "consecutive" else (False,), window)
 
 
 @CASES
@@ -133,7 +142,7 @@ def test_the_chosen_attention_equals_the_definition(case: Case, kind: str, count
 def test_the_chosen_attention_equals_the_definition_far_beyond_training(
     case: Case, kind: str, counted: bool, window: int | None
 ) -> None:
-    compare_with_the_definition(case, kind, LONG, counted, window)
+    compare_with_the_definition(case, kind, LONG, (counted,), window)
 
 
 @CASES
@@ -142,22 +151,27 @@ def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
 ) -> None:
     monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
     monkeypatch.setattr(dispatch, "SCORES_AT_ONCE", 1)  # a sequence at a time, as few rows as may be
-    compare_with_the_definition(case, "gaps", LONG, counted=False, window=None)
+    compare_with_the_definition(case, "gaps", LONG, counted=(False,), window=None)
 
 
-def compare_with_the_definition(case: Case, kind: str, length: int, counted: bool, window: int | None) -> None:
+def compare_with_the_definition(
+    case: Case, kind: str, length: int, counted: tuple[bool, ...], window: int | None
+) -> None:
     encoding = schemes.build(*case, SHAPE)
     length = min(length, encoding.max_length or length)
     positions = schemes.positions_of(kind, 2, length, below(encoding))
 
-    def chosen(*inputs: Tensor) -> Tensor:
-        return dispatch.attention(encoding, *inputs, positions, 1, window, consecutive=counted)
+    def chosen(known: bool) -> Callable[..., Tensor]:
+        return lambda *inputs: dispatch.attention(encoding, *inputs, positions, 1, window, consecutive=known)
 
     def defined(*inputs: Tensor) -> Tensor:
         return schemes.by_definition(encoding, inputs, positions, 1, window=window)
 
     inputs = schemes.layer_inputs(SHAPE, length)
-    assert_same(*(schemes.with_gradients(encoding, inputs, compute) for compute in (chosen, defined)))
+    expected = schemes.with_gradients(encoding, inputs, defined)
+    for known in counted:
+        with where(counted=known):
+            assert_same(schemes.with_gradients(encoding, inputs, chosen(known)), expected)
 
 
 @CASES
@@ -342,8 +356,13 @@ def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
 
 
 @CASES
-@pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 5), (4, 1), (2, 2)])
-def test_one_head_and_one_token_are_no_special_case(case: Case, heads: int, length: int) -> None:
+def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
+    for heads, length in ((1, 1), (1, 5), (4, 1), (2, 2)):
+        with where(heads=heads, length=length):
+            compare_heads(case, heads, length)
+
+
+def compare_heads(case: Case, heads: int, length: int) -> None:
     encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
     x = tokens(encoding, length, batch=1)
     out, counted = (schemes.one_layer(encoding, x, consecutive=consecutive) for consecutive in (False, True))
