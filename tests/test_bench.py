@@ -220,6 +220,7 @@ def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleTy
     assert all(sum(row.default for row in rows if row.peer == name) == 1 for name in peers.PEERS)
 
 
+@pytest.mark.slow
 def test_the_profile_names_where_a_step_spends_its_time() -> None:
     command = [sys.executable, SCRIPT.with_name("profile_step.py"), "none", "nanogpt", "--shape", "demo"]
     done = subprocess.run([*command, "--threads", "1", "--rows", "3"], capture_output=True, text=True, timeout=120)

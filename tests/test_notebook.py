@@ -304,6 +304,7 @@ def test_the_package_lists_all_that_it_has() -> None:
 # -- the notebook ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
