@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench import machine
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Shape, once
 
@@ -64,7 +65,7 @@ class FoPE(Encoding):
 
     def _waves(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the frequencies that are left: (1|B, 1, T, M) fp32 each."""
-        turns = rotary.turns(rotary.angles(positions, self.kept.to(rotary.has_fp64(device))), device)
+        turns = rotary.turns(rotary.angles(positions, machine.sent(self.kept, rotary.has_fp64(device))), device)
         return turns.real.contiguous(), turns.imag.contiguous()
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Shape, once
 
 
 class GRAPEM(rotary.Rotary):
@@ -35,7 +35,7 @@ class GRAPEM(rotary.Rotary):
         self.alpha = nn.Parameter(torch.zeros(shape.n_layers, shape.head_dim // 2))
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        angles = self.angles(positions)
+        angles = once(positions, self, lambda: self.angles(positions))
         factors = (self.alpha[layer].to(angles.device).double() / self.divisor).exp()
         made = rotary.laid_out(rotary.turns(angles * factors, q.device) * self.attention_factor, self.layout)
         return rotary.turn(q, made), rotary.turn(k, made)

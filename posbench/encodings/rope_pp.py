@@ -38,7 +38,8 @@ class RoPEPlusPlus(rotary.Rotary):
     def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:
         """Of queries and of keys, laid out."""
         rotation = self.rotation(positions, device)
-        quarter = torch.tensor([1, -1j], device=device).repeat(self.shape.n_heads)[: self.shape.n_heads, None, None]
+        quarter = torch.ones(self.shape.n_heads, 1, 1, dtype=rotation.dtype, device=device)
+        quarter[1::2].mul_(-1j)
         return [rotary.laid_out(turns, self.layout) for turns in (rotation * quarter, rotation)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 _Given = ParamSpec("_Given")
 _Out = TypeVar("_Out")
@@ -59,12 +59,12 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-@torch.library.custom_op("posbench::gelu", mutates_args=())
+@library.custom_op("posbench::gelu", mutates_args=())
 def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-@torch.library.custom_op("posbench::gelu_backward", mutates_args=())
+@library.custom_op("posbench::gelu_backward", mutates_args=())
 def _gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(gradient.contiguous(), x)  # type: ignore[no-any-return]
 

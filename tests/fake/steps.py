@@ -169,6 +169,7 @@ def asked(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    torch.autograd.set_multithreading_enabled(False)  # fake tensors of two devices are not for several threads
     without_the_device()
     for name in NAMES or encodings.names():
         try:
