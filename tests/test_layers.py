@@ -28,6 +28,7 @@ ROOMS = [
     "config",
     "extend",
     "encodings",
+    "options",
     "kernels",
     "terminal",
     "processes",

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from posbench.errors import OptionError, UserError, did_you_mean
+from posbench.errors import UserError, did_you_mean
+from posbench.options import checked, reject
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
@@ -68,8 +69,7 @@ def reject_option(name: str, option: str) -> NoReturn:
         UserError: always.
     """
     accepted = list(options_of(name))
-    accepts = f"it accepts {', '.join(accepted)}" if accepted else "it accepts none"
-    raise UserError(f"'{name}' has no option '{option}': {accepts}{_owner(option, name, accepted)}")
+    reject(option, name, accepted, "" if did_you_mean(option, accepted) else _owner(option, name))
 
 
 def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -> "Encoding":
@@ -91,37 +91,16 @@ def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
     return [p for p in inspect.signature(cls).parameters.values() if p.name != "shape"]
 
 
-def _checked(name: str, cls: "type[Encoding]", options: dict[str, Any]) -> dict[str, Any]:
+def _checked(name: str, cls: "type[Encoding]", given: dict[str, Any]) -> dict[str, Any]:
     defaults = {p.name: p.default for p in _parameters(cls)}
-    hints = typing.get_type_hints(cls.__init__)
-    for key, value in options.items():
+    for key in given:
         if key not in defaults:
             reject_option(name, key)
-        options[key] = typed(value, hints[key], f"encoding.{key}", name, defaults[key])
-    return options
+    return checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding.")
 
 
-def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
-    """An option's value as the annotation it was declared with.
-
-    Raises:
-        OptionError: it is of another type; the line names the option, its owner and its default.
-    """
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(hint).validate_python(value)
-    except pydantic.ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        said = f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {default!r})"
-        raise OptionError(option, said) from None
-
-
-def _owner(key: str, name: str, accepted: list[str]) -> str:
-    """Where a misplaced option may belong: a near name here, else the first encoding that has it."""
-    near = did_you_mean(key, accepted)
-    if near:
-        return near.replace(":", ";", 1)
+def _owner(key: str, name: str) -> str:
+    """The first encoding that has an option which another one has not: it may have been meant."""
     owner = next((other for other in ("rope", *names()) if other in names() and key in options_of(other)), None)
     return f"; did you mean to choose '{owner}'?" if owner and owner != name else ""
 

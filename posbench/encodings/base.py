@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError
 from posbench.kernels.bias import Bias, Near
+from posbench.options import plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Encoding(nn.Module):
             default = inspect.signature(type(self)).parameters[option].default
             raise OptionError(
                 f"encoding.{option}",
-                f"is {_plain(value)} for '{self.name}': expected {expected} (default {_plain(default)})",
+                f"is {plain(value)} for '{self.name}': expected {expected} (default {plain(default)})",
             )
 
     def remarks(self) -> list[str]:
@@ -240,8 +241,3 @@ def check_length(encoding: Encoding, length: int) -> None:
     """Raise Undefined if the encoding does not exist at this input length."""
     if encoding.max_length is not None and length > encoding.max_length:
         raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")
-
-
-def _plain(value: object) -> str:
-    """An option's value as it is typed: 10000, not 10000.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

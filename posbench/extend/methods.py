@@ -8,12 +8,12 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from posbench import encodings
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding
 from posbench.errors import Undefined, UserError, did_you_mean
 from posbench.extend import NAMES
 from posbench.extend.stretch import Stretch
+from posbench.options import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,9 @@ def extended(
     """
     if method not in METHODS:
         raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
-    return _extended(encoding, METHODS[method], Stretch(train_length, length), _checked(METHODS[method], options))
+    hints = typing.get_type_hints(METHODS[method].apply)
+    options = checked(options, hints, METHODS[method].options, method)
+    return _extended(encoding, METHODS[method], Stretch(train_length, length), options)
 
 
 def _extended(
@@ -110,17 +112,6 @@ def _handed_on(
             inner, facts[f"{inner.name} {number}"] = _extended(inner, method, known, options)
         inners.append(inner)
     return wrapper.around(inners), {"dynamic": any(one["dynamic"] for one in facts.values()), "extended": facts}
-
-
-def _checked(method: Method, options: dict[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(method.apply)
-    checked = {}
-    for key, value in options.items():
-        if key not in method.options:
-            near = did_you_mean(key, method.options).replace(":", ";", 1)
-            raise UserError(f"'{method.name}' has no option '{key}': it accepts {_listed(list(method.options))}{near}")
-        checked[key] = encodings.typed(value, hints[key], key, method.name, method.options[key])
-    return checked
 
 
 def _listed(names: list[str]) -> str:

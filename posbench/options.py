@@ -1,0 +1,62 @@
+"""Options that come from outside, against what a function or a class declares: the same check for all that has some."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from posbench.errors import OptionError, UserError, did_you_mean
+
+
+def checked(
+    given: Mapping[str, Any], hints: Mapping[str, Any], defaults: Mapping[str, Any], owner: str, section: str = ""
+) -> dict[str, Any]:
+    """Options as the annotations they were declared with.
+
+    Args:
+        hints: annotations by option.
+        defaults: the options there are, with their defaults.
+        owner: the name of what has these options.
+        section: what stands before an option's name where a user writes it, such as `encoding.`.
+
+    Raises:
+        UserError: there is no such option.
+        OptionError: one is of another type.
+    """
+    for key in given:
+        if key not in defaults:
+            reject(key, owner, defaults)
+    return {key: typed(value, hints[key], f"{section}{key}", owner, defaults[key]) for key, value in given.items()}
+
+
+def typed(value: Any, hint: Any, option: str, owner: str, default: Any) -> Any:
+    """An option's value as the annotation it was declared with.
+
+    Raises:
+        OptionError: it is of another type; the line names the option, its owner and its default.
+    """
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(hint).validate_python(value)
+    except pydantic.ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"]
+        said = f"is {value!r} for '{owner}': {message[0].lower()}{message[1:]} (default {default!r})"
+        raise OptionError(option, said) from None
+
+
+def reject(option: str, owner: str, accepted: Iterable[str], otherwise: str = "") -> NoReturn:
+    """Say that there is no such option, which there are, and which one may be meant.
+
+    Args:
+        otherwise: what is said where none of those there are is near.
+
+    Raises:
+        UserError: always.
+    """
+    accepted = list(accepted)
+    near = did_you_mean(option, accepted).replace(":", ";", 1) or otherwise
+    raise UserError(f"'{owner}' has no option '{option}': it accepts {', '.join(accepted) or 'none'}{near}")
+
+
+def plain(value: object) -> str:
+    """An option's value as it is typed: 10000, not 10000.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
