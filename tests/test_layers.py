@@ -28,6 +28,7 @@ ROOMS = [
     "config",
     "extend",
     "encodings",
+    "tasks",
     "options",
     "kernels",
     "terminal",

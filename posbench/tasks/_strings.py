@@ -1,0 +1,31 @@
+"""What copy, reverse and sort share: a string of symbols, and another one made of it that is the answer."""
+
+import dataclasses
+
+import numpy as np
+
+from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, answered
+
+
+@dataclasses.dataclass(frozen=True)
+class OfAString(Task):
+    vocabulary: int = 32  # different symbols
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect(self.vocabulary >= 2, "vocabulary", "at least 2")
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (SEPARATOR, ANSWER, *(f"s{number}" for number in range(self.vocabulary)))
+
+    def size(self, length: int) -> int:
+        return 2 * length + 2
+
+    def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        string = rng.integers(2, 2 + self.vocabulary, (count, length))
+        return answered(string, self.answer(string))
+
+    def answer(self, string: Integers) -> Integers:
+        """What is to be said of strings (count, length), of the same shape."""
+        raise NotImplementedError

@@ -1,0 +1,96 @@
+"""What a synthetic task is: a vocabulary of its own, and problems of any length with the tokens that answer them.
+
+Problems are drawn from a generator that the caller names, so that they are a pure function of (seed, step). All
+problems of one length have one size; none needs padding within its length.
+"""
+
+import dataclasses
+import typing
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.errors import OptionError
+from posbench.options import checked, plain
+
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SEPARATOR = "<|endoftext|>"  # id 0: it begins every problem, and ends an answer whose length the model must know
+ANSWER = "="  # id 1: what stands between a question and its answer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problems:
+    """Problems of one length.
+
+    ids         <|endoftext|>  s3  s1  =   s3  s1  <|endoftext|>      (count, size + 1)
+    scored              -      -   -  yes yes yes                     (count, size)
+    """
+
+    ids: Integers  # (count, size + 1); what is read is ids[:, :-1], what is to be predicted ids[:, 1:]
+    scored: Bools  # (count, size): whether the prediction made after reading ids[:, t] belongs to the answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Base of all tasks. The fields of a subclass are its options, and each has a default."""
+
+    shortest: int  # lengths of the problems trained on, both included; what a length counts, the task says
+    longest: int
+
+    name: ClassVar[str]  # the file, as the registry knows it
+    least: ClassVar[int] = 1  # the shortest problem that there is
+    # Options that further rows of a test replace, as extensions write theirs: the row's task is passkey:depth=0.5.
+    variants: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    def __post_init__(self) -> None:
+        fits = self.least <= self.shortest <= self.longest
+        self.expect(fits, "shortest", f"a length from {self.least} to longest, {self.longest}")
+
+    def expect(self, holds: bool, option: str, expected: str) -> None:
+        """Refuse an option in one line.
+
+        Raises:
+            OptionError: `holds` is false; the line names the option, its value, what was expected and the default.
+        """
+        if not holds:
+            default = next(field.default for field in dataclasses.fields(self) if field.name == option)
+            said = f"is {plain(getattr(self, option))} for '{self.name}': expected {expected}"
+            raise OptionError(f"data.task.{option}", f"{said} (default {plain(default)})")
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The vocabulary by id. The first one is the separator, which begins every problem as it begins a document."""
+        raise NotImplementedError
+
+    def size(self, length: int) -> int:
+        """How many tokens are read of a problem of this length."""
+        raise NotImplementedError
+
+    def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        """Fresh problems of one length."""
+        raise NotImplementedError
+
+    def varied(self, **options: Any) -> Self:
+        """This task with some of its options replaced.
+
+        Raises:
+            UserError: unknown option, or one of the wrong type or value.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        replaced = checked(options, typing.get_type_hints(type(self)), defaults, self.name, "data.task.")
+        return dataclasses.replace(self, **replaced)
+
+
+def answered(question: Integers, answer: Integers, end: bool = True) -> Problems:
+    """A question (count, Q), the mark `=` and the answer (count, A), all scored; with `end`, also that it ends."""
+    count, asked = question.shape
+    mark = np.ones((count, 1), np.int64)
+    ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
+    return Problems(ids, np.broadcast_to(np.arange(ids.shape[1] - 1) > asked, (count, ids.shape[1] - 1)))
