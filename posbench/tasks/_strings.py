@@ -13,7 +13,7 @@ class OfAString(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.expect(self.vocabulary >= 2, "vocabulary", "at least 2")
+        self.expect_number("vocabulary", 2)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -22,9 +22,9 @@ class OfAString(Task):
     def size(self, length: int) -> int:
         return 2 * length + 2
 
-    def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+    def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         string = rng.integers(2, 2 + self.vocabulary, (count, length))
-        return answered(string, self.answer(string))
+        return answered(string, self.answer(string), end=True)
 
     def answer(self, string: Integers) -> Integers:
         """What is to be said of strings (count, length), of the same shape."""

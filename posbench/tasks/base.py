@@ -11,14 +11,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.errors import OptionError
+from posbench.errors import OptionError, Undefined
 from posbench.options import checked, plain
 
 Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SEPARATOR = "<|endoftext|>"  # id 0: it begins every problem, and ends an answer whose length the model must know
-ANSWER = "="  # id 1: what stands between a question and its answer
+ANSWER = "="  # id 1, where there is one: what stands between a question and its answer
+MOST_SYMBOLS = 10_000  # that an option may ask for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class Task:
     def __post_init__(self) -> None:
         fits = self.least <= self.shortest <= self.longest
         self.expect(fits, "shortest", f"a length from {self.least} to longest, {self.longest}")
+        if self.limit is not None:
+            self.expect(self.longest <= self.limit, "longest", f"at most {self.limit}, which the vocabulary allows")
 
     def expect(self, holds: bool, option: str, expected: str) -> None:
         """Refuse an option in one line.
@@ -64,6 +67,20 @@ class Task:
             said = f"is {plain(getattr(self, option))} for '{self.name}': expected {expected}"
             raise OptionError(f"data.task.{option}", f"{said} (default {plain(default)})")
 
+    def expect_number(self, option: str, least: int) -> None:
+        """Refuse a number of symbols that is too small, or that no vocabulary has.
+
+        Raises:
+            OptionError: likewise.
+        """
+        fits = least <= getattr(self, option) <= MOST_SYMBOLS
+        self.expect(fits, option, f"a whole number from {least} to {MOST_SYMBOLS}")
+
+    @property
+    def limit(self) -> int | None:
+        """The longest problem that the vocabulary has enough symbols for; None = any."""
+        return None
+
     @property
     def symbols(self) -> tuple[str, ...]:
         """The vocabulary by id. The first one is the separator, which begins every problem as it begins a document."""
@@ -74,7 +91,17 @@ class Task:
         raise NotImplementedError
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Fresh problems of one length."""
+        """Fresh problems of one length.
+
+        Raises:
+            Undefined: the vocabulary has too few symbols for it.
+        """
+        if self.limit is not None and length > self.limit:
+            raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
+        return self.drawn(rng, length, count)
+
+    def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        """What `problems` gives, of a length that exists."""
         raise NotImplementedError
 
     def varied(self, **options: Any) -> Self:
@@ -88,9 +115,20 @@ class Task:
         return dataclasses.replace(self, **replaced)
 
 
-def answered(question: Integers, answer: Integers, end: bool = True) -> Problems:
-    """A question (count, Q), the mark `=` and the answer (count, A), all scored; with `end`, also that it ends."""
-    count, asked = question.shape
-    mark = np.ones((count, 1), np.int64)
+def answered(question: Integers, answer: Integers, end: bool = False) -> Problems:
+    """A question (count, Q), the mark `=` and the answer (count, A), which is scored; with `end`, also that it ends."""
+    mark = np.ones((len(question), 1), np.int64)
     ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
-    return Problems(ids, np.broadcast_to(np.arange(ids.shape[1] - 1) > asked, (count, ids.shape[1] - 1)))
+    return ending(ids, answer.shape[1] + end)
+
+
+def ending(ids: Integers, tokens: int) -> Problems:
+    """Problems whose answer is their last tokens."""
+    scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
+    scored[:, -tokens:] = True
+    return Problems(ids, scored)
+
+
+def without_replacement(rng: np.random.Generator, choices: int, number: int, count: int) -> Integers:
+    """(count, number) numbers below `choices`, all different in a row, in random order."""
+    return rng.random((count, choices)).argsort(axis=1)[:, :number]

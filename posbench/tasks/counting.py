@@ -1,0 +1,52 @@
+"""Counting: how many x since the last reset?
+
+    length 6    reads   <|endoftext|>  x  .  reset  x  x  .  =
+                scored                                       2
+
+Length counts the tokens before the question: a reset with probability `reset`, else with equal chances an x, which
+counts, or a dot, which does not. Without a reset all x count. The count is one token.
+
+Source: after the counting task of Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important"
+(2024), arXiv:2405.18719, whose variables are assigned and incremented.
+Deviates: a single variable, which is only ever set to zero, and one token an instruction. As resets keep coming, counts
+hardly grow with length: at 192 tokens one problem of 150 has a count above 24, which training never had.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered
+
+_COUNTS, _DOT, _RESET, _NONE = 2, 3, 4, 5  # ids; from _NONE on the counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Task):
+    shortest: int = 4
+    longest: int = 24
+    reset: float = 0.1  # probability of a reset
+    highest: int = 192  # count that has a token; no problem is longer
+
+    def __post_init__(self) -> None:
+        self.expect(0 <= self.reset <= 1, "reset", "a probability from 0 to 1")
+        self.expect_number("highest", 1)
+        super().__post_init__()
+
+    @property
+    def limit(self) -> int:
+        return self.highest
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (SEPARATOR, ANSWER, "x", ".", "reset", *map(str, range(self.highest + 1)))
+
+    def size(self, length: int) -> int:
+        return length + 2
+
+    def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        chance = rng.random((count, length))
+        text = _COUNTS + (chance >= (1 - self.reset) / 2) + (chance >= 1 - self.reset)
+        last = np.max(np.where(text == _RESET, np.arange(length), -1), axis=1, keepdims=True)
+        counts = ((text == _COUNTS) & (np.arange(length) > last)).sum(axis=1, keepdims=True)
+        return answered(text, _NONE + counts)

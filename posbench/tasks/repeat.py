@@ -1,0 +1,47 @@
+"""Repeat: a random string, and at once the same again, with nothing between to say where it begins.
+
+    length 4    reads   <|endoftext|>  s7  s2  s2  s9  s7  s2  s2
+                scored                                     s2  s2  s9
+
+Length counts the symbols of the string. The first symbol of the second half cannot be known and is not scored; that it
+comes back is the only sign that the string is over. So it stands nowhere else in the string; the others are drawn
+independently and uniformly from the other symbols.
+
+Source: Olsson et al., "In-context Learning and Induction Heads" (2022), arXiv:2209.11895, whose repeated random tokens
+show which heads look back to what followed the token at hand; Ruoss et al. (2023), arXiv:2305.16843, have it as
+duplicating a string.
+Deviates: strings of varying length; the first symbol does not recur, so that all that is scored can be known.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from posbench.tasks.base import SEPARATOR, Problems, Task, ending
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat(Task):
+    shortest: int = 8
+    longest: int = 20
+    vocabulary: int = 32  # different symbols
+
+    least: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect_number("vocabulary", 2)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (SEPARATOR, *(f"s{number}" for number in range(self.vocabulary)))
+
+    def size(self, length: int) -> int:
+        return 2 * length
+
+    def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        first = rng.integers(0, self.vocabulary, (count, 1))
+        others = (first + rng.integers(1, self.vocabulary, (count, length - 1))) % self.vocabulary
+        string = 1 + np.concatenate([first, others], axis=1)
+        return ending(np.concatenate([np.zeros_like(first), string, string], axis=1), length - 1)

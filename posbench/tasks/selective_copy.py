@@ -1,0 +1,46 @@
+"""Selective copy: say the few tokens that stand among blanks, in their order.
+
+    length 4, tokens=3    reads   <|endoftext|>  .  s7  .  .  s2  s2  .  =  s7  s2
+                          scored                                         s7  s2  s2
+
+Length counts the blanks; `tokens` tokens stand at random places among them, drawn independently and uniformly from
+`vocabulary` ones. How far apart they stand is random, so no fixed distance leads to them.
+
+Source: Gu and Dao, "Mamba" (2023), arXiv:2312.00752, selective copying: 16 tokens of 16 symbols in 4,096.
+Deviates: 8 tokens among 8 to 32 blanks; the tokens said are read again before the next one is asked for.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered, without_replacement
+
+_BLANK, _SYMBOL = 2, 3  # ids
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveCopy(Task):
+    shortest: int = 8
+    longest: int = 32
+    tokens: int = 8  # among the blanks
+    vocabulary: int = 16  # different symbols beside the blank
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect_number("tokens", 1)
+        self.expect_number("vocabulary", 2)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return (SEPARATOR, ANSWER, ".", *(f"s{number}" for number in range(self.vocabulary)))
+
+    def size(self, length: int) -> int:
+        return length + 2 * self.tokens + 1
+
+    def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
+        answer = rng.integers(_SYMBOL, _SYMBOL + self.vocabulary, (count, self.tokens))
+        text = np.full((count, length + self.tokens), _BLANK)
+        places = np.sort(without_replacement(rng, length + self.tokens, self.tokens, count), axis=1)
+        np.put_along_axis(text, places, answer, axis=1)
+        return answered(text, answer)

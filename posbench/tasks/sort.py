@@ -1,0 +1,28 @@
+"""Sort: say the symbols of the string in their order, as often as they stand there.
+
+    length 4    reads   <|endoftext|>  s7  s2  s9  s2  =   s2  s2  s7  s9
+                scored                                 s2  s2  s7  s9  <|endoftext|>
+
+Length counts the symbols of the string, drawn independently and uniformly from `vocabulary` ones; s0 is the least. The
+end of the answer is scored too.
+
+Source: Kazemnejad et al. (2023), arXiv:2305.19466, sorting of single tokens; Ruoss et al. (2023), arXiv:2305.16843,
+have it with five symbols (bucket sort).
+Deviates: 32 symbols and lengths 4 to 12, for models of 100,000 parameters.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from posbench.tasks._strings import OfAString
+from posbench.tasks.base import Integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Sort(OfAString):
+    shortest: int = 4
+    longest: int = 12
+
+    def answer(self, string: Integers) -> Integers:
+        return np.sort(string, axis=1)
