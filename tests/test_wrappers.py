@@ -1,6 +1,7 @@
 """Encodings around others, layers that differ, and hooks on values: the same model on every path that computes it."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,27 @@ def test_a_wrapper_goes_around_a_wrapper() -> None:
     encoding = encodings.build("randomized", SHAPE, {"inner": "layered", "inner_options": {"layers": MIXED}})
     assert [type(encoding.at(layer)[0]).__name__ for layer in range(4)] == ["RoPE", "FoX", "T5Bias", "Shaw"]
     assert encoding.at(0)[0].window == 5 and {"positions", "rotate", "additions"} <= encoding.hooks
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "layered", "layers": [{"name": "rope"}, {"name": "alibi", "window": 6}]},
+        {"name": "temperature", "inner": "layered", "inner_options": {"layers": [{"name": "rope", "window": 9}]}},
+        {"name": "dape", "inner": "alibi"},
+    ],
+    ids=lambda entry: entry["name"],
+)
+def test_a_wrapper_in_a_layer_is_under_the_window_that_the_layer_is_given(entry: dict[str, Any]) -> None:
+    free, narrow = (
+        schemes.build("layered", {"layers": [{**entry, **window}]}, SHAPE) for window in ({}, {"window": 4})
+    )
+    q, k, v, x = inputs()
+    for layer, consecutive in itertools.product(range(2), (False, True)):
+        windowed = attention(narrow, q, k, v, x, counting(), layer, consecutive=consecutive)
+        expected = attention(free, q, k, v, x, counting(), layer, window=4, consecutive=consecutive)
+        torch.testing.assert_close(windowed, expected, atol=0, rtol=0)
+        assert not torch.allclose(windowed, attention(free, q, k, v, x, counting(), layer))
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

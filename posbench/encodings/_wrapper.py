@@ -4,7 +4,7 @@ What acts on the whole model (positions, input) is the wrapper's business, by de
 asked of the encoding that `at` names, so that a wrapped encoding keeps its cheap form.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -41,7 +41,16 @@ class Wrapper(Encoding):
         return frozenset().union(*(inner.hooks for inner in self.inner_encodings))
 
     def at(self, layer: int) -> tuple[Encoding, int]:
-        return self.inner_encodings[0].at(layer)
+        return self.altered(*self.inner_encodings[0].at(layer))
+
+    def altered(self, used: Encoding, own_layer: int, **hooks: Callable[..., Any]) -> tuple[Encoding, int]:
+        """What `at` of an encoding inside says, with other hooks in the place of its own and under both windows."""
+        if not hooks and self.window is None:
+            return used, own_layer
+        windows = [window for window in (self.window, used.window) if window is not None]
+        made = used.sharing()
+        vars(made).update(hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
+        return made, own_layer
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)

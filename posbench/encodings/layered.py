@@ -52,7 +52,7 @@ class Layered(Wrapper):
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         which, own_layer = self.places[layer]
-        return self.inner_encodings[which].at(own_layer)
+        return self.altered(*self.inner_encodings[which].at(own_layer))
 
 
 def _build(entry: dict[str, Any], place: int, shape: Shape, n_layers: int) -> Encoding:

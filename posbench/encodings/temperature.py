@@ -60,15 +60,8 @@ class Temperature(Wrapper):
         return super().hooks | {"rotate"}
 
     def at(self, layer: int) -> tuple[Encoding, int]:
-        used, own_layer = super().at(layer)
-        windows = [window for window in (self.window, used.window) if window is not None]
-        sharpened = used.sharing()
-        vars(sharpened).update(
-            rotate=functools.partial(self._rotated, used, layer),
-            overridden=used.overridden | {"rotate"},
-            window=min(windows, default=None),
-        )
-        return sharpened, own_layer
+        used, own_layer = self.inner_encodings[0].at(layer)
+        return self.altered(used, own_layer, rotate=functools.partial(self._rotated, used, layer))
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """What queries that see n (T,) keys are multiplied by: (H, T) or (T,), fp32."""
