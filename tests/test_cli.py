@@ -23,6 +23,7 @@ from posbench.config import compose
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import RuntimeConfig, load_saved
 from posbench.config.settings import settings
+from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
@@ -135,7 +136,9 @@ def completed(line: str) -> list[str]:
 
 def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign() -> None:
     assert completion("posbench train enc", 2) == ["encoding=", "encoding."]
-    assert completion("posbench train encoding =", 3) == encodings.names()
+    presets = [f"layered/{path.stem}" for path in sorted((configs_dir() / "encoding/layered").glob("*.yaml"))]
+    assert completion("posbench train encoding =", 3) == [*encodings.names(), *presets]
+    assert completion("posbench train encoding = layered/gemma3 encoding.", 5)[0] == "encoding.layers="
     assert completion("posbench train encoding = al", 4) == ["alibi"]
     assert completion("posbench train encoding = rope,al", 4) == ["rope,alibi"]
     assert completion("posbench train seed=1 model = ll", 5) == ["llama"]
@@ -151,6 +154,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "train training.prec": [f"training.precision={value}" for value in ("", "auto", "fp32", "bf16", "fp16")],
         "train experiment=small training.tok": ["training.tokens=", "training.tokens=8000000"],
         "train data=wikitext-2 data.da": ["data.dataset=", "data.dataset=Salesforce/wikitext"],
+        "train encoding=layered/g": ["encoding=layered/gemma3", "encoding=layered/gemma4"],
         "train run": [f"runtime.{field.name}=" for field in dataclasses.fields(RuntimeConfig)],
         "train --cfg j": ["job"],
         "sweep sweep=s": ["sweep=six"],

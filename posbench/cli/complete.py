@@ -104,7 +104,7 @@ def _assignments(typed: str, keys: Iterable[str]) -> list[str]:
 def _values(key: str) -> list[str]:
     """What a group or a key can be given; of what has no list, the value that it has by default."""
     if key in (*GROUPS, "sweep", "rates"):
-        return list(choices(key))
+        return list(_choices(key))
     if key == "hydra/launcher":
         return [name for name, plugin in _LAUNCHERS.items() if _installed(f"hydra_plugins.hydra_{plugin}_launcher")]
     full = full_key(key)
@@ -123,18 +123,18 @@ def _values(key: str) -> list[str]:
 
 def _options() -> list[str]:
     """Keys of the encoding that the command line chooses."""
-    path = choices("encoding")[_chosen("encoding", "rope")]
+    path = _choices("encoding")[_chosen("encoding", "rope")]
     return [f"encoding.{name}" for name in _read(path) if name != "name"]
 
 
 def _default(key: str) -> list[str]:
     """The value that a key has if it is not given, with the encoding and the experiment that the line chooses."""
     primary = _read(configs_dir() / "train.yaml")
-    sources = [_read(choices("experiment")[_chosen("experiment", "demo")]), primary]
+    sources = [_read(_choices("experiment")[_chosen("experiment", "demo")]), primary]
     section = key.partition(".")[0]
     if section in GROUPS:
         usual = next(entry[section] for entry in primary["defaults"] if isinstance(entry, dict) and section in entry)
-        sources.insert(1, {section: _read(choices(section)[_chosen(section, usual)])})
+        sources.insert(1, {section: _read(_choices(section)[_chosen(section, usual)])})
     for source in sources:
         for name in key.split("."):
             source = source.get(name, {}) if isinstance(source, dict) else {}
@@ -148,7 +148,14 @@ def _chosen(group: str, usual: str) -> str:
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     words = " ".join(line.split()).replace(" = ", "=").split()  # bash takes them apart
     given = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
-    return next((name for name in reversed(given) if name in choices(group)), usual)
+    return next((name for name in reversed(given) if name in _choices(group)), usual)
+
+
+def _choices(group: str) -> dict[str, Path]:
+    """What can be chosen in a group, also of the folders within it: layered/gemma3."""
+    folders = sorted(path.name for path in (configs_dir() / group).glob("*/"))
+    within = ((folder, *one) for folder in folders for one in choices(f"{group}/{folder}").items())
+    return choices(group) | {f"{folder}/{name}": path for folder, name, path in within}
 
 
 def _read(path: Path) -> dict[str, Any]:
