@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, Slopes, Table
@@ -380,12 +380,12 @@ def test_what_is_declared_as_data_is_fp32_under_autocast(name: str) -> None:
     encoding = schemes.build(name, {}, SHAPE)
     q, k, _, x = layer_inputs()
     positions = torch.arange(LENGTH)[None]
-    exact = dispatch._added(encoding, q, k, x, positions, 0)
+    exact = declared(encoding, q, k, x, positions, 0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = dispatch._added(encoding, q, k, x, positions, 0)
+        cast = declared(encoding, q, k, x, positions, 0)
     assert exact is not None and cast is not None
     for part in dataclasses.fields(exact):
-        tensors = [getattr(declared, part.name) for declared in (exact, cast)]
+        tensors = [getattr(one, part.name) for one in (exact, cast)]
         for expected, actual in zip(*(t if isinstance(t, tuple) else (t,) for t in tensors), strict=True):
             if isinstance(expected, Tensor):
                 assert actual.dtype == torch.float32 and torch.equal(actual, expected)

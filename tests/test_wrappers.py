@@ -194,6 +194,42 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
         torch.testing.assert_close(found.expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
 
 
+# -- learned sinks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["none", "rope", "t5", "fox", "fire", "grape_a", "projected_bias"])
+def test_a_learned_sink_keeps_the_cheap_form_of_its_encoding(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks = schemes.build("learned_sinks", {"inner": inner}, SHAPE)
+    defined = schemes.with_gradients(
+        sinks, inputs(), lambda *given: schemes.by_definition(sinks, given, counting(), 2, window=9)
+    )
+    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
+    cheap = schemes.with_gradients(
+        sinks, inputs(), lambda *given: attention(sinks, *given, counting(), 2, 9, consecutive=True)
+    )
+    assert defined["gradient of sinks"][2].all()
+    for key, expected in defined.items():
+        scale = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(cheap[key], expected, atol=2e-5 * scale, rtol=1e-4, msg=lambda text, k=key: k + text)
+
+
+def test_a_learned_sink_that_nobody_hears_of_is_its_encoding_and_an_open_one_takes_all() -> None:
+    sinks, rope = encodings.build("learned_sinks", SHAPE), encodings.build("rope", SHAPE)
+    for level, share in ((-100.0, 1.0), (100.0, 0.0)):
+        with torch.no_grad():
+            sinks.sinks.fill_(level)
+        expected = share * attention(rope, *inputs(), counting(), 0)
+        for consecutive in (False, True):
+            ours = attention(sinks, *inputs(), counting(), 0, consecutive=consecutive)
+            torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("inner", ["shaw", "stick_breaking"])
+def test_a_learned_sink_refuses_what_has_no_plain_softmax(inner: str) -> None:
+    with pytest.raises(UserError, match=f"encoding.inner is '{inner}', which makes outputs of logits itself"):
+        encodings.build("learned_sinks", SHAPE, {"inner": inner})
+
+
 # -- randomized --------------------------------------------------------------------------------------------------------
 
 

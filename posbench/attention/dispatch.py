@@ -6,14 +6,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posbench.attention.reference import grouped, logits_of, narrower, rows_of
-from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Near, Table
+from posbench.kernels.bias import Bias, Near, Sunk
 from posbench.kernels.tiled import tiled_attention
 from posbench.kernels.tiles import kept_bytes
-
-PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 
 # Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass, in fp32
 # and twice over: above the bytes that a layer may keep, blocks of rows are computed again.
@@ -55,15 +53,15 @@ def attention(
     window, dtype = narrower(window, encoding.window), v.dtype
     whole = not last and (not sinks or flex.serves(q.device))  # one kernel knows sinks; none knows `last`
     # The compiler cannot see into hand-written kernels.
-    declared = whole and consecutive and not torch.compiler.is_compiling()
-    added = _added(encoding, q, k, x, positions, layer) if declared else None
+    by_data = whole and consecutive and not torch.compiler.is_compiling()
+    added = declared(encoding, q, grouped(k, q), x, positions, layer) if by_data else None
     known = added is not None or (whole and not encoding.hooks & PAIRWISE)
     flexible = known and flex.takes(v, added, window, sinks)
     if known and (flexible or not sinks):
         v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
         q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
         q, k = q.to(dtype), k.to(dtype)
-        if flexible and not isinstance(added, Near):
+        if flexible and not isinstance(added, Near | Sunk):
             out = flex.flex_attention(q, k, v, encoding.logit_scale, added, window, sinks)
         else:
             out = kernel(q, k, v, encoding.logit_scale, added, window)
@@ -75,25 +73,9 @@ def attention(
     return out.to(dtype)
 
 
-def _added(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, layer: int) -> Bias | Near | None:
-    """What the encoding of a layer adds between consecutive positions, if it can be said as data."""
-    if "additions" in encoding.hooks:
-        with torch.autocast(q.device.type, enabled=False):
-            return encoding.additions(q, grouped(k, q), x, positions, layer)
-    if encoding.hooks & PAIRWISE == {"distance_bias"}:
-        return Table(distance_table(encoding, q.shape[2], layer, q.device))
-    return None
-
-
-def distance_table(encoding: Encoding, length: int, layer: int, device: torch.device) -> Tensor:
-    """The encoding's bias (H, T) at the distances 0 .. T-1, which is all there are between consecutive positions."""
-    with torch.autocast(device.type, enabled=False):
-        values = encoding.distance_bias(torch.arange(length, device=device), layer)
-    assert values is not None  # whoever overrides the hook gives a bias
-    return values.float().expand(encoding.shape.n_heads, length)
-
-
-def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | None, window: int | None) -> Tensor:
+def kernel(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | Sunk | None, window: int | None
+) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
     Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
@@ -101,6 +83,8 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | N
     """
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)
+    if isinstance(added, Sunk):
+        return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError
-from posbench.kernels.bias import Bias, Near
+from posbench.kernels.bias import Bias, Near, Sunk, Table
 from posbench.options import plain
+
+PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,13 +195,30 @@ class Encoding(nn.Module):
 
     # -- the same, as data -----------------------------------------------------------------------------------------
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias | Near | None:
+    def additions(
+        self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
+    ) -> Bias | Near | Sunk | None:
         """What the pairwise hooks amount to at positions 0 .. T-1, as data that a kernel takes up; None = no such form.
 
         Given what `prepare` is given. Override only with what equals the other hooks, in values and in gradients: the
         contract tests compare the two.
         """
         return None
+
+
+def declared(
+    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
+) -> Bias | Near | Sunk | None:
+    """What a layer's encoding adds between consecutive positions, if it can be said as data; arguments of `prepare`."""
+    with torch.autocast(q.device.type, enabled=False):
+        if "additions" in encoding.hooks:
+            return encoding.additions(q, k, x, positions, layer)
+        if encoding.hooks & PAIRWISE != {"distance_bias"}:
+            return None
+        # The distances 0 .. T-1 are all there are.
+        values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
+        assert values is not None  # whoever overrides the hook gives a bias
+        return Table(values.float().expand(encoding.shape.n_heads, -1))
 
 
 # -- positions of one forward pass -------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class Decay(Bias):
     per_sequence: ClassVar[bool] = True
 
     sums: Tensor  # (B, H, T) fp32, running sums of the log forget gates
+    beside_sinks: bool = False  # whether something that is not lowered stands in the denominators, too
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -87,8 +88,9 @@ class Decay(Bias):
         return sums[..., tile.queries, None] - sums[..., None, tile.keys]
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        # Softmax does not see what a whole row shares, so sums_i itself receives nothing.
         sums[0][batch, tile.heads, tile.keys] -= grad.sum(-2, dtype=sums[0].dtype)
+        if self.beside_sinks:  # else softmax does not see what a whole row shares, so sums_i itself receives nothing
+            sums[0][batch, tile.heads, tile.queries] += grad.sum(-1, dtype=sums[0].dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,3 +211,11 @@ class Near:
 
     keys: Tensor  # a: (K + 1, Dh)
     values: Tensor | None = None  # b, likewise; None = values carry none
+
+
+@dataclasses.dataclass(frozen=True)
+class Sunk:
+    """A logit per head that joins the denominator of every row's softmax and has no value, beside what is added."""
+
+    sinks: Tensor  # (H,) fp32
+    added: Bias

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.bias import Bias, Decay, Dense, Near, Table
+from posbench.kernels.bias import Bias, Decay, Dense, Near, Sunk, Table
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def serves(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.compiler.is_compiling()
 
 
-def takes(v: Tensor, added: Bias | Near | None, window: int | None = None, sinks: int = 0) -> bool:
+def takes(v: Tensor, added: Bias | Near | Sunk | None, window: int | None = None, sinks: int = 0) -> bool:
     """Whether a layer with values such as these (B, H, T, Dh), under this bias and window, is for FlexAttention."""
     if not serves(v.device) or v.dtype == torch.float64:
         return False
     _, heads, length, width = v.shape
-    if isinstance(added, Near) or length < MIN_LENGTH or width < MIN_WIDTH:
+    if isinstance(added, Near | Sunk) or length < MIN_LENGTH or width < MIN_WIDTH:
         return False
     if added is None and not sinks and (window is None or window >= length):
         return False  # nothing acts on the logits: fused attention is faster

@@ -21,7 +21,13 @@ from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product,
 
 
 def tiled_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: "Bias | None" = None, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: "Bias | None" = None,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention softmax(scale q·k + bias) v.
 
@@ -31,13 +37,14 @@ def tiled_attention(
         scale: what q·k is multiplied by.
         bias: what `kernels.bias` offers; None = no bias.
         window: keys a query may see, itself included; None = all before it.
+        sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
 
     Returns:
         (B, H, T, Dh) in the same dtype.
     """
     bias = bias or Bias()
-    inputs = (q, k, v, *bias.tensors)
-    train = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    inputs = (q, k, v, sinks, *bias.tensors)
+    train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     cut = Cut(q.detach(), window, bias.whole_heads)
     call = _Call(cut, bias, scale, keep=train and cut.is_kept())
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
@@ -58,10 +65,19 @@ class _Call:
         """Bias and mask of a tile where all sequences share them."""
         return None if self.bias.per_sequence else self._added(tile, slice(None))
 
-    def probabilities(self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
-        """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype."""
+    def probabilities(
+        self, q: Tensor, k: Tensor, tile: Tile, batch: slice, shared: Tensor | None, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Softmax of a tile's logits, from its queries and its keys: (sequences heads, Tq, Tk), in q's dtype.
+
+        With sinks, also what is theirs: (sequences heads, Tq), fp32 (fp64 for fp64 inputs).
+        """
         added = self._added(tile, batch) if shared is None else shared
-        return _softmax(tile.by_head(product(q, k.mT)), added, self.scale).flatten(0, 1)
+        scores = tile.by_head(product(q, k.mT))
+        if sinks is None:
+            return _softmax(scores, added, self.scale).flatten(0, 1), None
+        probabilities, sunk = _softmax_with_sinks(scores, added, self.scale, sinks[tile.heads])
+        return probabilities.flatten(0, 1), sunk.flatten(0, 1)
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
         bias = self.bias.of(tile, batch)
@@ -74,33 +90,49 @@ def _softmax(scores: Tensor, added: Tensor, scale: float) -> Tensor:
     return torch.softmax(torch.add(added, scores, alpha=scale), -1).to(scores.dtype)
 
 
+@fusible(dynamic=True)
+def _softmax_with_sinks(scores: Tensor, added: Tensor, scale: float, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where a logit per head (heads,) joins the sums, and its own probability (sequences, heads, Tq)."""
+    logits = torch.add(added, scores, alpha=scale)
+    sinks = sinks[:, None, None].to(logits.dtype)
+    sums = torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)
+    return (logits - sums).exp().to(scores.dtype), (sinks - sums).exp().squeeze(-1)
+
+
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
         q, k, v = flat(q), flat(k), flat(v)
         out = torch.empty_like(v)
+        sunk = None if sinks is None else torch.empty(out.shape[:2], dtype=exact(q), device=q.device)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
                 shared = call.shared(tile)
                 for batch in tile.batches:
                     part = tile.part(batch)
-                    probabilities = call.probabilities(q[part, tile.queries], k[part, tile.keys], tile, batch, shared)
+                    probabilities, of_sinks = call.probabilities(
+                        q[part, tile.queries], k[part, tile.keys], tile, batch, shared, sinks
+                    )
+                    if sunk is not None and of_sinks is not None:
+                        sunk[part, tile.queries] = of_sinks
                     product(probabilities, v[part, tile.keys], out=out[part, tile.queries])
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, *kept)
+        ctx.save_for_backward(q, k, v, sinks, sunk, None if sinks is None else out, *kept)
         return unflat(out, call.cut.like)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        q, k, v, *kept = ctx.saved_tensors
+        q, k, v, sinks, sunk, out, *kept = ctx.saved_tensors
         grad_out = flat(grad_out)
         blocks = len(call.cut.blocks())
         dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
-        bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[4:]))
+        bias_gradient = _BiasGradient(call.bias, wanted=any(ctx.needs_input_grad[5:]))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
@@ -108,9 +140,11 @@ class _Tiled(torch.autograd.Function):
                 for batch in tile.batches:
                     part = tile.part(batch)
                     rows, above, keys = q[part, tile.queries], grad_out[part, tile.queries], k[part, tile.keys]
-                    probabilities = (
-                        next(remaining) if call.keep else call.probabilities(rows, keys, tile, batch, shared)
-                    )
+                    if call.keep:
+                        probabilities = next(remaining)
+                    else:
+                        probabilities, _ = call.probabilities(rows, keys, tile, batch, shared, sinks)
+                    # It holds for probabilities that a sink has taken a share of, too: what it takes has no value.
                     grad = softmax_backward(product(above, v[part, tile.keys].mT), probabilities)
                     product(grad, keys, call.scale, out=dq[part, tile.queries])
                     dk.add(part, tile.keys, grad.mT, rows, call.scale)
@@ -118,7 +152,11 @@ class _Tiled(torch.autograd.Function):
                     bias_gradient.add(tile, batch, grad)
                 bias_gradient.close(tile)
         of_qkv = (unflat(x, call.cut.like) for x in (dq, dk.result(), dv.result()))
-        return None, *of_qkv, *bias_gradient.sums
+        of_sinks = None
+        if sinks is not None:
+            by_row = sunk * (grad_out.to(sunk.dtype) * out).sum(-1)
+            of_sinks = -unflat(by_row, call.cut.like).sum((0, 2)).to(sinks.dtype)
+        return None, *of_qkv, of_sinks, *bias_gradient.sums
 
 
 class _BiasGradient:

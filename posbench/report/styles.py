@@ -30,7 +30,7 @@ _LISTED = {
     "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "dynamic_ntk": (_RED, "<"),
     "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, ">"), "decoupled_rope": (_SKY, ">"),
     "fope": (_PINK, ">"), "canon": (_ORANGE, ">"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
-    "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"),
+    "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"),
 }  # fmt: skip
 
 

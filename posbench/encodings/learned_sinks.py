@@ -1,0 +1,66 @@
+"""Learned attention sinks around another encoding: heads that may attend to nothing.
+
+One learned number per layer and head joins the denominator of every softmax, as the logit of a key that has no value:
+
+    weight_ij = exp(logit_ij) / (exp(s_h) + sum over j' of exp(logit_ij'))
+
+The weights of a row then sum to less than 1. Without it, a head that has nothing to say puts its weight on the first
+token, which all queries can find; a window hides that token. The sink is inside every window, and at no position. What
+a bias does to all keys of a row alike, which softmax alone does not see, sets the sink's share here.
+
+Source: transformers' gpt-oss, whose sinks start from N(0, 0.02); it has them around YaRN, under a window in every
+other layer, which `layered` can say.
+Beyond training length: defined as far as the inner encoding is; over more keys a sink of the same size takes less.
+Checked against: transformers gpt-oss, on queries, keys and biases of what the inner encoding is checked against.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings.base import PAIRWISE, Encoding, Rows, Shape, declared
+from posbench.errors import UserError
+from posbench.kernels.bias import Bias, Decay, Sunk
+
+
+class LearnedSinks(Wrapper):
+    def __init__(self, shape: Shape, inner: str = "rope", inner_options: dict[str, Any] = NO_OPTIONS) -> None:
+        super().__init__(shape)
+        self.sinks = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads) * 0.02)
+        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
+        if "attend" in super().hooks:
+            raise UserError(
+                f"encoding.inner is '{inner}', which makes outputs of logits itself: expected one, such as "
+                "rope, that leaves the softmax as it is"
+            )
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return super().hooks | {"attend", "additions"}
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        used, own_layer = self.inner_encodings[0].at(layer)
+        sinks = self.sinks[layer]
+        attend, additions = functools.partial(_attended, sinks), functools.partial(_declared, sinks, used)
+        return self.altered(used, own_layer, attend=attend, additions=additions)
+
+
+def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
+    """Outputs (B, H, Tq, Dh) where sinks (H,) take their share of the weights."""
+    own = sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)
+    weights = torch.cat((logits, own), dim=-1).softmax(-1)[..., :-1]
+    return weights @ rows.v.to(weights.dtype)
+
+
+def _declared(
+    sinks: Tensor, used: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
+) -> Sunk | None:
+    """The same as data, where what the layer's encoding adds can be said so."""
+    added = declared(used, q, k, x, positions, layer) if used.hooks & PAIRWISE else Bias()
+    if isinstance(added, Decay):
+        added = dataclasses.replace(added, beside_sinks=True)
+    return Sunk(sinks.float(), added) if isinstance(added, Bias) else None
