@@ -199,6 +199,7 @@ ROTARY_LIMITS: list[tuple[str, dict[str, object], str]] = [
     ("xpos", {"scale_base": 1e9}, "rope"),
     ("lerope", {}, "rope"),
     ("grape_m", {}, "rope"),
+    ("carope", {}, "rope"),
     ("decoupled_rope", {"placement": "trailing", "turning": 16}, "rope"),
 ]
 
@@ -209,9 +210,21 @@ def test_a_rotary_variant_that_changes_nothing_is_rope_and_one_that_turns_nothin
 ) -> None:
     shape = Shape(32, 2, 1, 16)
     q, k = torch.randn(2, 2, 2, 40, 16)
-    ours = attention_logits(encodings.build(name, shape, options), q, k)
+    x = torch.randn(2, 40, 32)
+    ours = attention_logits(encodings.build(name, shape, options), q, k, x)
     theirs = attention_logits(encodings.build(limit, shape), q, k)
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("train_length", "turning"), [(6, 0), (7, 1), (64, 9), (512, 16)])
+def test_hope_is_p_rope_of_the_pairs_that_come_round_within_the_training_length(
+    train_length: int, turning: int
+) -> None:
+    shape = Shape(64, 1, 1, train_length)
+    q, k = torch.randn(2, 1, 1, 30, 64)
+    ours = attention_logits(encodings.build("hope", shape), q, k)
+    p_rope = encodings.build("p_rope", shape, {"fraction": turning / 32})
+    assert torch.equal(ours, attention_logits(p_rope, q, k))
 
 
 def test_xpos_shrinks_each_pair_at_its_own_pace_and_stays_within_fp32_to_its_end() -> None:

@@ -31,6 +31,7 @@ _LISTED = {
     "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, ">"), "decoupled_rope": (_SKY, ">"),
     "fope": (_PINK, ">"), "canon": (_ORANGE, ">"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
     "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"),
+    "hope": (_BLUE, "D"), "carope": (_ORANGE, "p"),
 }  # fmt: skip
 
 
