@@ -227,6 +227,20 @@ def test_hope_is_p_rope_of_the_pairs_that_come_round_within_the_training_length(
     assert torch.equal(ours, attention_logits(p_rope, q, k))
 
 
+def test_comrope_is_rope_in_blocks_of_two_with_its_frequencies_and_liere_in_one_block() -> None:
+    shape = Shape(16, 2, 2, 32)
+    q, k = torch.randn(2, 1, 2, 100, 8)
+    pairs, whole = encodings.build("comrope", shape), encodings.build("comrope", shape, {"block": 8})
+    with torch.no_grad():  # above the diagonal, where RoPE has -sin
+        pairs.get_parameter("above").copy_(-32 * 10000.0 ** -torch.arange(0, 1, 0.25)[:, None])
+    rope = encodings.build("rope", shape)
+    ours, theirs = attention_logits(pairs, q, k, layer=1), attention_logits(rope, q, k, layer=1)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    liere = encodings.build("liere", shape)
+    liere.load_state_dict(whole.state_dict())
+    assert torch.equal(attention_logits(whole, q, k, layer=1), attention_logits(liere, q, k, layer=1))
+
+
 def test_xpos_shrinks_each_pair_at_its_own_pace_and_stays_within_fp32_to_its_end() -> None:
     shape = Shape(16, 2, 1, 16)
     xpos = encodings.build("xpos", shape)

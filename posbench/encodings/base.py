@@ -251,7 +251,7 @@ def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
 
 def on_host(positions: Tensor) -> Tensor:
     """Positions on the CPU, read from their device only where they are not known."""
-    if vars(positions).get("consecutive"):
+    if not torch.compiler.is_compiling() and vars(positions).get("consecutive"):
         return torch.arange(positions.shape[-1])[None]
     return positions.cpu()
 

@@ -30,8 +30,8 @@ _LISTED = {
     "grape_a": (_SKY, "<"), "dynamic_bias": (_PINK, "<"), "dynamic_ntk": (_RED, "<"),
     "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, ">"), "decoupled_rope": (_SKY, ">"),
     "fope": (_PINK, ">"), "canon": (_ORANGE, ">"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
-    "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"),
-    "hope": (_BLUE, "D"), "carope": (_ORANGE, "p"),
+    "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"), "hope": (_BLUE, "D"),
+    "carope": (_ORANGE, "p"), "liere": (_GREEN, "P"), "comrope": (_PINK, "P"),
 }  # fmt: skip
 
 
