@@ -27,6 +27,7 @@ from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
+from posbench.sweep import jobs
 from posbench.terminal import exits
 from posbench.training import job
 
@@ -350,6 +351,52 @@ def test_an_installed_encoding_without_its_yaml_is_told_where_it_is_looked_for(
 ) -> None:
     assert posbench("train", "encoding=wrapper") == 2
     assert "'wrapper' is installed, but there is no encoding/wrapper.yaml beside ours" in error_line(capsys)
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The YAML that an installed encoding's package brings; nothing may import the package to find it."""
+    (tmp_path / "site/brought-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site/brought-1.0.dist-info/METADATA").write_text("Name: brought\nVersion: 1.0\n")
+    points = "[posbench.encodings]\nbrought = brought.inside:Brought\n"
+    (tmp_path / "site/brought-1.0.dist-info/entry_points.txt").write_text(points)
+    path = tmp_path / "site/brought/posbench_configs/encoding/brought.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("name: brought\nslopes: [1, 1, 1, 1]\n")
+    (tmp_path / "site/brought/__init__.py").touch()
+    code = "from posbench.encodings.alibi import ALiBi\n\n\nclass Brought(ALiBi):\n    pass\n"
+    (tmp_path / "site/brought/inside.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    encodings._installed.cache_clear()
+    yield path
+    encodings._installed.cache_clear()
+    for name in ("brought", "brought.inside"):
+        sys.modules.pop(name, None)
+
+
+def test_an_installed_encodings_yaml_is_found_in_its_package(
+    brought: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert encodings.installed_configs() == [brought.parent.parent] and "brought" not in sys.modules
+    config, _ = compose.single(["encoding=brought"])
+    assert (config.encoding.name, config.encoding.options) == ("brought", {"slopes": [1, 1, 1, 1]})
+    (tmp_path / "own/encoding").mkdir(parents=True)
+    (tmp_path / "own/encoding/brought.yaml").write_text("name: brought\nslopes: [2, 2, 2, 2]\n")
+    (tmp_path / "also").mkdir()
+    for slope, arguments in (
+        (1, ["encoding=brought"]),
+        (1, ["encoding=brought", f"hydra.searchpath=[file://{tmp_path / 'also'}]"]),
+        (2, ["encoding=brought", "--config-dir", str(tmp_path / "own")]),  # what is named stands above what was found
+    ):
+        assert posbench("train", "--cfg", "job", *arguments) == 0  # through Hydra itself
+        assert yaml.safe_load(capsys.readouterr().out)["encoding"]["slopes"] == [slope] * 4
+    assert [job.config.encoding.name for job in jobs.expand([["encoding=brought,rope"]])] == ["brought", "rope"]
+
+
+def test_an_installed_packages_yaml_is_data_only(brought: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    brought.write_text("name: brought\nslopes: !!python/name:os.system\n")
+    assert posbench("train", "encoding=brought") == 2
+    assert "is not allowed, a configuration is data only" in error_line(capsys)
 
 
 def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:

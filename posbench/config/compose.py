@@ -136,6 +136,8 @@ def for_hydra(overrides: list[str], configs: list[Config], config_dir: Path | No
             found.append(f"++{text}" if new_to_hydra else text)
     with _hydra() as loader:
         search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        found = [text for text in found if not text.lstrip("+").startswith("hydra.searchpath=")]
+        found += _searchpath(search[1:] if config_dir else search)  # Hydra is given the folder of --config-dir, too
         return [*found, *(str(each.input_line) for each in _source(own, _composer(search), search, loader))]
 
 
@@ -287,7 +289,8 @@ def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str],
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
-    sources = [*([f"file://{config_dir.absolute()}"] if config_dir else []), *map(str, given)]
+    own, installed = [config_dir.absolute()] if config_dir else [], encodings.installed_configs()
+    sources = [*(f"file://{folder}" for folder in own), *map(str, given), *(f"file://{path}" for path in installed)]
     for source in sources:
         if _is_folder(source):
             refuse_all_but_settings(Path(source.removeprefix("file://")))
@@ -429,7 +432,8 @@ def _check_group(override: Override, options: list[str]) -> None:
         raise UserError(f"'{override.input_line}': a group is chosen without a sign, {group}={options[0]}")
     if group == "encoding" and value not in options and value in encodings.names():
         raise UserError(
-            f"'{value}' is installed, but there is no encoding/{value}.yaml beside ours: --config-dir names its folder"
+            f"'{value}' is installed, but there is no encoding/{value}.yaml beside ours or in its package's "
+            "posbench_configs: --config-dir names its folder"
         )
     if value not in options:
         if group.startswith("hydra/") and value in _EXTRAS:

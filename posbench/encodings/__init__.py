@@ -1,11 +1,13 @@
 """The registry of encodings: the folder is the list. `<name>.py` here is an encoding; a leading underscore is not.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (name -> class).
+Encodings from elsewhere join through the entry point group `posbench.encodings` (name -> class). Their YAML stands in
+`posbench_configs/encoding` of the same package.
 """
 
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import sys
 import types
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
 _GROUP = "posbench.encodings"
+_CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be meant for other programs
 
 
 def names() -> list[str]:
@@ -80,6 +83,14 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
     """
     cls = load(name)
     return cls(shape, **_checked(name, cls, dict(options or {})))
+
+
+def installed_configs() -> list[Path]:
+    """The folders of YAML files that packages with encodings bring, `posbench_configs`. Imports none of them."""
+    packages = sorted({point.module.partition(".")[0] for point in _installed().values()})
+    specs = filter(None, map(importlib.util.find_spec, packages))
+    folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
+    return [folder for folder in folders if folder.is_dir()]
 
 
 @functools.cache
