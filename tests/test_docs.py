@@ -168,30 +168,35 @@ def test_the_contributors_example_passes_the_whole_contract_with_three_files(che
     assert "`log_bias`" in (checkout / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_contributors_example_trains_from_a_package_of_its_own(tmp_path: pathlib.Path, example: Example) -> None:
-    package, work = tmp_path / "source" / "your_package", tmp_path / "work"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "log_bias.py").write_text(example.encoding, encoding="utf-8")
-    (package.parent / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
-        f'[project]\nname = "your-package"\nversion = "1"\n\n{example.entry_point}',
-        encoding="utf-8",
-    )
-    (work / "my_configs/encoding").mkdir(parents=True)
-    (work / "my_configs/encoding/log_bias.yaml").write_text(example.yaml, encoding="utf-8")
-    support.write_text(work)
-    site = str(tmp_path / "site")
-    offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    run("-m", "pip", "install", *offline, "--target", site, str(package.parent), folder=tmp_path, path=tmp_path)
-    (command,) = [line for line in commands_in(ROOT / "CONTRIBUTING.md") if "--config-dir" in line]
-    arguments = [
-        *shlex.split(command)[1:],
-        *support.TINY,
-        "data.path=text.txt",
-        "training.tokens=128",
-        "runtime.cache=cache",
-    ]
-    run("-m", "posbench", *arguments, folder=work, path=tmp_path / "site")
-    (record,) = work.glob("outputs/demo/log_bias-s0-*/run.json")
+PACKAGE = ROOT / "examples" / "posbench-log-bias"
+
+
+def test_the_example_package_is_what_the_contributors_guide_shows(example: Example) -> None:
+    source = PACKAGE / "src" / "posbench_log_bias"
+    written, shown = ((source / "log_bias.py").read_text(encoding="utf-8"), example.encoding)
+    assert written.split('"""')[2] == shown.split('"""')[2]  # the source is named where it is a real one
+    assert (source / "posbench_configs/encoding/log_bias.yaml").read_text(encoding="utf-8") == example.yaml
+    declared = example.entry_point.replace("your_package", "posbench_log_bias")
+    assert declared in (PACKAGE / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_example_package_is_installed_listed_and_trained_with_its_own_yaml(tmp_path: pathlib.Path) -> None:
+    site = installed(tmp_path)
+    support.write_text(tmp_path)
+    listed = json.loads(run("-m", "posbench", "list", "--json", folder=tmp_path, path=site).stdout)["encodings"]
+    (row,) = [row for row in listed if row["name"] == "log_bias"]
+    assert (row["acts"], row["parameters"]) == ("scores", 0) and "KERPLE" in row["source"]
+    (command,) = [line for line in commands_in(ROOT / "CONTRIBUTING.md") if "encoding.strength" in line]
+    sized = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+    run("-m", "posbench", *shlex.split(command)[1:], *sized, folder=tmp_path, path=site)
+    (record,) = tmp_path.glob("outputs/demo/log_bias-s0-*/run.json")
     assert json.loads(record.read_text(encoding="utf-8"))["status"] == "done"
+    assert "strength: 0.5" in record.with_name("config.yaml").read_text(encoding="utf-8")
+
+
+def installed(folder: pathlib.Path) -> pathlib.Path:
+    """The example package, built and installed into a new folder without a network."""
+    offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    site = folder / "site"
+    run("-m", "pip", "install", *offline, "--target", str(site), str(PACKAGE), folder=folder, path=folder)
+    return site

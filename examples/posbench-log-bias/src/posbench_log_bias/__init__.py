@@ -1,0 +1,1 @@
+"""A positional encoding for posbench. Imported only when the encoding is asked for."""
