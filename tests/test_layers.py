@@ -19,6 +19,7 @@ ROOMS = [
     "comparison",
     "speed",
     "training",
+    "huggingface",
     "evaluation",
     "portrait",
     "runs",
