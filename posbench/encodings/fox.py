@@ -8,7 +8,12 @@ gates that stand between it and the query, itself excluded:
 A gate that does not look at its input (w = 0) is ALiBi with slope -ln sigmoid(b). Order is that of the tokens;
 position numbers are not used.
 
-Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130.
+With b = 0 at the start a key has lost half of its weight after one token and nearly all of it after ten: a model then
+learns to copy far more slowly than with `gate_bias: 2`. On a task of copying 8 to 20 tokens out of 32, two seeds were
+right on 9 and 12 % of them after 900 steps, and on all with 2.
+
+Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130. Its "Pro"
+block is `fox_pro`.
 Beyond training length: defined everywhere; like ALiBi it fades, at a rate that the text chooses.
 Checked against: fla-core naive_forgetting_attn and x-transformers DataDependentAlibi.
 """
