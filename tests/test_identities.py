@@ -47,6 +47,38 @@ def test_alibi_gives_every_head_its_own_slope_whatever_their_number() -> None:
         assert len(set(slopes)) == heads and all(0 < slope < 1 for slope in slopes)
 
 
+def test_path_fox_is_path_with_open_gates_and_a_milder_fox_without_reflections() -> None:
+    shape = Shape(16, 2, 1, 96)
+    q, k = torch.randn(2, 1, 2, 90, 8)
+    x = torch.randn(1, 90, 16)
+    both = schemes.build("path_fox", {}, shape)
+    state = both.state_dict()
+    path, fox = encodings.build("path", shape), encodings.build("fox", shape)
+    path.load_state_dict({key: value for key, value in state.items() if "gate" not in key})
+    open_gates = {**state, "gate": torch.zeros(1, 2, 16), "gate_bias": torch.full((1, 2), 100.0)}
+    both.load_state_dict(open_gates)
+    torch.testing.assert_close(attention_logits(both, q, k, x), attention_logits(path, q, k, x), atol=1e-5, rtol=1e-5)
+    no_reflections = {"beta.0.weight": torch.zeros(2, 16), "beta.0.bias": torch.full((2,), -100.0)}
+    both.load_state_dict(state | no_reflections)
+    fox.load_state_dict({"weight": state["gate"], "gate_bias": state["gate_bias"]})
+    plain = attention_logits(encodings.build("none", shape), q, k)
+    faded = attention_logits(fox, q, k, x)
+    expected = plain + (faded - plain).nan_to_num() * 8**-0.5
+    torch.testing.assert_close(attention_logits(both, q, k, x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_wall_with_open_gates_is_no_encoding_and_with_shut_ones_sees_the_query_alone() -> None:
+    shape = Shape(16, 2, 1, 32)
+    q, k = torch.randn(2, 1, 2, 90, 8)
+    x = torch.randn(1, 90, 16)
+    for bias, expected in ((100.0, attention_logits(encodings.build("none", shape), q, k)), (-100.0, None)):
+        wall = encodings.build("wall", shape, {"gate_bias": bias})
+        logits = attention_logits(wall, q, k, x)
+        if expected is None:  # exp(-P) is far beyond fp32 here
+            expected = torch.diag_embed((q * k).sum(-1) * 8**-0.5) + torch.full((90, 90), -math.inf).triu(1)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_fox_with_blind_gates_is_alibi() -> None:
     shape = Shape(16, 2, 1, 32)
     fox = encodings.build("fox", shape, {"gate_bias": 0.7})

@@ -16,7 +16,8 @@ No product is ever formed. With Q, K, W, B = diag(beta) over the visible tokens,
 solved by blocks of keys from the right, since what a key meets lies to its right.
 
 Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-arXiv:2505.16381. Without its forget gate. The authors' layer puts a SiLU after the convolution: option `silu`.
+arXiv:2505.16381. Without its forget gate, which `path_fox` has. The authors' layer puts a SiLU after the convolution:
+option `silu`.
 Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
 Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
 """
@@ -45,7 +46,7 @@ class PaTH(Encoding):
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
         if x is None:
-            raise UserError("'path' makes its reflections from the layer's input: pass x")
+            raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
             w = F.pad(self.up[layer](self.down[layer](x)).mT, (2, 0))  # (B, H Dh, 2 + T)
@@ -56,7 +57,7 @@ class PaTH(Encoding):
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         assert isinstance(rows.keys, slice)  # as it is for who has `scores`
-        w, beta = (part[:, :, rows.keys] for part in rows.state)
+        w, beta = (part[:, :, rows.keys] for part in rows.state[:2])
         met = torch.ones_like(rows.visible).tril(rows.queries.start - rows.keys.start)  # tokens up to the query
         with torch.autocast(logits.device.type, enabled=False):
             return logits - self.logit_scale * _taken_off(rows.q.float(), rows.k.float(), w, beta, met)

@@ -19,7 +19,7 @@ def parameter_count(shape, options):
     return shape.n_layers * (low_rank + convolution + beta)
 
 
-def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal, gates=None):
     naive = third_party_file("fla", "ops/path_attn/naive.py")
     low = x @ parameters[f"down.{layer}.weight"].T @ parameters[f"up.{layer}.weight"].T
     taps = parameters[f"convolution.{layer}.weight"][:, 0]  # (D, 3), the last for the token itself
@@ -34,7 +34,7 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         *(part.transpose(1, 2) for part in (q, k, v)),
         w=torch.stack(w, dim=1),
         beta=beta,
-        g=torch.zeros_like(beta),
+        g=torch.zeros_like(beta) if gates is None else gates,
         scale=shape.head_dim**-0.5,
     )
     return {"output": output.transpose(1, 2)}

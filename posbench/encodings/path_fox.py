@@ -1,0 +1,43 @@
+"""PaTH with a forget gate (PaTH-FoX): tokens reflect the keys behind them, and decide how fast those fade.
+
+    logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
+
+The reflections H_t are those of `path`, the gates f_t = sigmoid(w_h·x_t + b_h) those of `fox`. As in the authors' code,
+the logarithms are divided by sqrt(d) together with the product, which in `fox` they are not: gates fade more slowly
+here. With gates that keep all (b large) this is `path`, without reflections (beta = 0) `fox` with milder gates.
+
+Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
+arXiv:2505.16381, as in fla's layer with its forget gate; the paper's own equation could not be read. Gates start as
+those of `fox`.
+Beyond training length: defined everywhere; it fades at a rate that the text chooses.
+Checked against: fla naive_path_attn.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.encodings.base import Rows, Shape
+from posbench.encodings.path import PaTH
+
+
+class PaTHFoX(PaTH):
+    def __init__(self, shape: Shape, rank: int = 32, silu: bool = False, gate_bias: float = 0.0) -> None:
+        super().__init__(shape, rank, silu)
+        self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")
+        self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
+        self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        """The reflections' vectors and strengths, and running sums of the log gates (B, H, T), fp32."""
+        reflections = super().prepare(q, k, x, positions, layer)
+        assert x is not None  # else it was refused just now
+        with torch.autocast(x.device.type, enabled=False):
+            kept = F.logsigmoid(F.linear(x.float(), self.gate[layer], self.gate_bias[layer]))
+            return *reflections, kept.mT.contiguous().cumsum(-1)
+
+    def bias(self, rows: Rows) -> Tensor:
+        total = rows.state[-1]
+        return self.logit_scale * (total[:, :, rows.queries, None] - total[:, :, None, rows.keys])
