@@ -124,13 +124,15 @@ def _ours(key: str, encoding: Encoding, inputs: _Inputs, positions: Tensor, laye
     if key == "embedded":
         return encoding.embed(x[..., : encoding.token_dim()], positions)
     if key in ("q", "k"):
-        return encoding.rotate(q, k, x, positions, layer)["qk".index(key)]
+        used, own_layer = encoding.at(layer)
+        return used.rotate(q, k, x, positions, own_layer)["qk".index(key)]
     if key == "output":
         return attention_output(encoding, q, k, v, x, layer, positions, causal)
     logits = attention_logits(encoding, q, k, x, layer, positions, causal)
     if key == "probabilities":
         return logits.softmax(-1)
-    rotated_q, rotated_k = encoding.rotate(q, k, x, positions, layer)
+    used, own_layer = encoding.at(layer)
+    rotated_q, rotated_k = used.rotate(q, k, x, positions, own_layer)
     return _comparable("bias", logits - rotated_q @ rotated_k.mT * encoding.logit_scale, causal, logits.shape)
 
 

@@ -250,7 +250,7 @@ def test_a_canon_layer_convolves_keys_before_they_are_shared_by_a_group_of_queri
     assert {name: weight.shape[1] for name, weight in encoding.weights.items()} == {"q": 4, "k": 2, "v": 2}
     few = torch.randn(1, 2, 9, 8)
     shared = few.repeat_interleave(2, dim=1)
-    _, convolved = encoding.rotate(shared, shared, None, torch.arange(9)[None], 0)
+    _, convolved = encoding.at(0)[0].rotate(shared, shared, None, torch.arange(9)[None], 0)
     assert torch.equal(convolved[:, 0], convolved[:, 1]) and not torch.equal(convolved[:, 1], convolved[:, 2])
 
 
@@ -272,7 +272,8 @@ def test_cca_with_shared_keys_is_zayas() -> None:
     expected = [a.transpose(1, 2) for a in torch.func.functional_call(projection, named, (wide, None))]
     k, v = (a.repeat_interleave(2, dim=1) for a in (few_k, few_v))
     counting = torch.arange(9)[None]
-    ours = [*encoding.rotate(q, k, None, counting, 0), encoding.map_values(v, None, counting, 0)]
+    used, _ = encoding.at(0)
+    ours = [*used.rotate(q, k, None, counting, 0), used.map_values(v, None, counting, 0)]
     for actual, theirs in zip([ours[0], ours[1][:, ::2], ours[2][:, ::2]], expected, strict=True):
         torch.testing.assert_close(actual, theirs, **FP32)
 

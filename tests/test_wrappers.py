@@ -15,6 +15,7 @@ from posbench import encodings, model
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench.config import history
 from posbench.config.schema import Config
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Shape
@@ -192,6 +193,38 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
         temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
         found = temperature.factor(n, 1)
         torch.testing.assert_close(found.expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outer", ["canon", "cca"])
+@pytest.mark.parametrize(
+    "inner", ["rope", "t5", "fox", "shaw", "cope", "grape_a", "transformer_xl", "path", "fox_pro", "learned_sinks"]
+)
+def test_an_encoding_inside_convolutions_is_given_what_comes_of_them(outer: str, inner: str) -> None:
+    both = schemes.build(outer, {"inner": inner}, SHAPE)
+    alone = schemes.build(inner, {}, SHAPE)
+    alone.load_state_dict(both.inners[0].state_dict())
+    plain = encodings.build(outer, SHAPE)
+    plain.load_state_dict({key: value for key, value in both.state_dict().items() if not key.startswith("inners.")})
+    q, k, v, x = inputs()
+    used, own = plain.at(2)
+    q2, k2 = used.rotate(q, k, x, counting(), own)
+    v2 = used.map_values(v, x, counting(), own)
+    for consecutive in (False, True):
+        ours = attention(both, q, k, v, x, counting(), 2, 9, consecutive=consecutive)
+        expected = attention(alone, q2, k2, v2, x, counting(), 2, 9, consecutive=consecutive)
+        torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+def test_a_convolution_with_nothing_inside_keeps_its_weights_and_its_run() -> None:
+    for name in ("canon", "cca"):
+        assert not [key for key in encodings.build(name, SHAPE).state_dict() if key.startswith("inners")]
+        before = {"encoding": {"name": name, "options_of_before": 1}}
+        now = history.completed(before)
+        assert now["encoding"]["inner"] == "none" and now["encoding"]["inner_options"] == {}
+        assert history.without_neutral(now) == before
 
 
 # -- learned sinks -----------------------------------------------------------------------------------------------------

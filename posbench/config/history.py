@@ -11,7 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
-ADDED: dict[str, Any] = {}
+ADDED: dict[str, Any] = {
+    "encoding/canon.inner": "none",
+    "encoding/canon.inner_options": {},
+    "encoding/cca.inner": "none",
+    "encoding/cca.inner_options": {},
+}
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
 REMOVED = ("evaluation.bootstrap",)  # intervals are no longer resampled

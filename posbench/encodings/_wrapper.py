@@ -52,6 +52,29 @@ class Wrapper(Encoding):
         vars(made).update(hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
         return made, own_layer
 
+    def before(
+        self,
+        layer: int,
+        of_qk: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
+        of_v: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> tuple[Encoding, int]:
+        """What a layer uses where q and k (B, H, T, Dh), and v, are changed before the encoding inside is given them.
+
+        Args:
+            of_qk, of_v: what they become, by the layer of the model; they may have been repeated for groups of heads.
+        """
+        used, own_layer = self.inner_encodings[0].at(layer)
+
+        def given(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda q, k, *rest: hook(*of_qk(q, k, layer), *rest)
+
+        def valued(v: Tensor, *rest: Any) -> Tensor:
+            return used.map_values(v if of_v is None else of_v(v, layer), *rest)
+
+        reading = {"rotate", *(used.hooks & {"prepare", "additions"})}
+        hooks = {name: given(getattr(used, name)) for name in reading}
+        return self.altered(used, own_layer, **hooks, **({} if of_v is None else {"map_values": valued}))
+
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.inner_encodings[0].positions(ids, generator)
 

@@ -1,44 +1,58 @@
-"""No code for positions, but a short convolution: each token's queries, keys and values see a few tokens before it.
+"""A short convolution: each token's queries, keys and values see a few tokens before it.
 
     a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own weights w
 
-Order comes in because what a token asks, offers and says depends on its neighbours; beyond them all keys are alike.
+Order comes in because what a token asks, offers and says depends on its neighbours; beyond them all keys are alike,
+unless another encoding stands inside: option `inner`, which is given what the convolution made of q, k and v.
 A Canon layer at this place ("B") has the convolution on q, k and v; Inkling has it on k and v only: option `convolved`.
 Both have further ones elsewhere in the block, and position codes beside them.
 
 Source: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers" (2025),
 arXiv:2512.17351. The weights start as those of torch's Conv1d, as in the author's code.
-Beyond training length: defined everywhere; as without positions, attention then spreads over more keys than trained.
-Checked against: transformers Inkling's short convolution.
+Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys than trained.
+Checked against: transformers Inkling's short convolution, before what the inner encoding is checked against.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape
 
 Convolved = Literal["qkv", "qk", "kv"]
 
 
-class Canon(Encoding):
-    def __init__(self, shape: Shape, width: int = 4, convolved: Convolved = "qkv", residual: bool = True) -> None:
+class Canon(Wrapper):
+    def __init__(
+        self,
+        shape: Shape,
+        width: int = 4,
+        convolved: Convolved = "qkv",
+        residual: bool = True,
+        inner: str = "none",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+    ) -> None:
         super().__init__(shape)
         self.expect(width >= 1, "width", width, "at least 1")
         self.residual = residual
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
         self.weights = nn.ParameterDict({a: _initial(shape, heads[a], width) for a in convolved})
+        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
 
     @property
     def hooks(self) -> frozenset[str]:
-        return self.overridden if "v" in self.weights else self.overridden - {"map_values"}
+        return super().hooks | {"rotate", *(["map_values"] if "v" in self.weights else [])}
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        return self.before(layer, self._queries_and_keys, self._values if "v" in self.weights else None)
+
+    def _queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         return self._convolved("q", q, layer), self._convolved("k", k, layer)
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+    def _values(self, v: Tensor, layer: int) -> Tensor:
         return self._convolved("v", v, layer)
 
     def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
@@ -51,7 +65,7 @@ class Canon(Encoding):
             ahead = F.pad(channels, (weights.shape[-1] - 1, 0))
             mixed = F.conv1d(ahead, weights.flatten(0, 1)[:, None], groups=channels.shape[1])
             mixed = mixed + channels if self.residual else mixed
-        return mixed.view(len(a), a.shape[1], a.shape[3], -1).mT.to(a.dtype)
+        return mixed.view(len(a), a.shape[1], a.shape[3], -1).mT.contiguous().to(a.dtype)
 
 
 def _initial(shape: Shape, heads: int, width: int) -> nn.Parameter:

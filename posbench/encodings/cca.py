@@ -1,4 +1,4 @@
-"""No code for positions, but the convolutions and the late values of compressed convolutional attention (CCA).
+"""The convolutions and the late values of compressed convolutional attention (CCA).
 
 Queries and keys pass through two short causal convolutions, one of each channel and one across the channels of a head,
 beside their mean; half of the channels of all values are those of the token before:
@@ -7,43 +7,63 @@ beside their mean; half of the channels of all values are those of the token bef
     v'_t = [first half of v_t ; second half of v_(t-1)]
 
 Where a group of query heads shares a key head, k' has the mean of their m. The halves are those of all heads in a row,
-so that with several heads the second half of the heads says what its token says one token later.
+so that with several heads the second half of the heads says what its token says one token later. Another encoding may
+stand inside: option `inner`, which is given q', k' and v'.
 
 Source: Figliolia et al., "Compressed Convolutional Attention: Efficient Attention in a Compressed Latent Space" (2025),
-arXiv:2510.04476, as in transformers' Zaya: without the compression, the norm of queries and keys, and RoPE after it.
-Beyond training length: defined everywhere; as without positions, attention then spreads over more keys than trained.
-Checked against: transformers Zaya.
+arXiv:2510.04476, as in transformers' Zaya: without the compression and the norm of queries and keys. Its RoPE, on half
+of the channels, is `inner: partial_rope`.
+Beyond training length: defined as far as the inner encoding; without one attention spreads over more keys than trained.
+Checked against: transformers Zaya, before what the inner encoding is checked against.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape
 
 
-class CCA(Encoding):
-    def __init__(self, shape: Shape, channel_width: int = 2, head_width: int = 2) -> None:
+class CCA(Wrapper):
+    def __init__(
+        self,
+        shape: Shape,
+        channel_width: int = 2,
+        head_width: int = 2,
+        inner: str = "none",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+    ) -> None:
         super().__init__(shape)
         for option, width in (("channel_width", channel_width), ("head_width", head_width)):
             self.expect(width >= 1, option, width, "at least 1")
-        self.before = channel_width + head_width - 2  # tokens that both convolutions see together, the last one apart
+        self.earlier = channel_width + head_width - 2  # tokens that both convolutions see together, the last one apart
         heads = shape.n_heads + shape.n_kv_heads
         size, layers = heads * shape.head_dim, range(shape.n_layers)
         self.by_channel = nn.ModuleList(nn.Conv1d(size, size, channel_width, groups=size) for _ in layers)
         self.by_head = nn.ModuleList(nn.Conv1d(size, size, head_width, groups=heads) for _ in layers)
+        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
 
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    @property
+    def hooks(self) -> frozenset[str]:
+        return super().hooks | {"rotate", "map_values"}
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        return self.before(layer, self._queries_and_keys, self._values)
+
+    def _queries_and_keys(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         with torch.autocast(q.device.type, enabled=False):
             mean = (q.float() + k.float()) / 2
             of_keys = mean.view(len(q), self.shape.n_kv_heads, -1, *mean.shape[2:]).mean(2)
             channels = torch.cat((q.float(), self._few(k.float())), dim=1).mT.flatten(1, 2)  # (B, (H + Hkv) Dh, T)
-            mixed = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.before, 0))))
-            mixed = mixed.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT
+            mixed = self.by_head[layer](self.by_channel[layer](F.pad(channels, (self.earlier, 0))))
+            mixed = mixed.view(len(q), -1, self.shape.head_dim, q.shape[2]).mT.contiguous()
             of_q, of_k = mixed.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
         return (of_q + mean).to(q.dtype), self._many(of_k + of_keys).to(k.dtype)
 
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
+    def _values(self, v: Tensor, layer: int) -> Tensor:
         few = self._few(v)
         now = few.transpose(1, 2).flatten(2)  # (B, T, Hkv Dh)
         half = now.shape[-1] // 2

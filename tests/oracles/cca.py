@@ -1,25 +1,26 @@
-"""transformers Zaya: its projection, given q, k and v to pick from; torch's attention after it."""
+"""transformers Zaya: its projection, given q, k and v to pick from; the inner oracle after it."""
 
 import types
 
 import torch
-import torch.nn.functional as F
 
-from oracles import third_party
+from oracles import _inner, third_party
 
-CASES = [{}, {"channel_width": 4, "head_width": 1}]
+CASES = [{}, {"channel_width": 4, "head_width": 1}, {"inner": "rope"}, {"inner": "fox"}]
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
+GRAPH_BREAKS = "what a layer uses is made of the inner encoding whenever it is asked for"
 PARTLY_UNUSED = "biases of keys: what all keys have alike changes no weight"
 
 
 def reads_positions(options):
-    return False  # the order of the tokens is all
+    return options["inner"] == "rope"  # else the order of the tokens is all
 
 
 def parameter_count(shape, options):
     heads = shape.n_heads + shape.n_kv_heads
     channel = heads * shape.head_dim * (options["channel_width"] + 1)
     head = heads * shape.head_dim * (shape.head_dim * options["head_width"] + 1)
-    return shape.n_layers * (channel + head)
+    return shape.n_layers * (channel + head) + _inner.parameter_count(shape, options)
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
@@ -42,4 +43,5 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     wide = torch.cat([a.transpose(1, 2).flatten(2) for a in (q, k, v)], dim=-1)
     found = torch.func.functional_call(zaya.ZayaCCAProjection(config, 0), weights, (wide, None))
     q, k, v = (a.transpose(1, 2) for a in found)
-    return {"q": q, "k": k, "output": F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
+    output = _inner.output_of(parameters, shape, options, q, k, v, x, positions, layer, causal)
+    return {"output": output} if options["inner"] != "none" else {"q": q, "k": k, "output": output}

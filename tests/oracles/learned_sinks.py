@@ -1,26 +1,18 @@
 """transformers' gpt-oss attention, given the queries, keys and biases of the inner encoding's oracle."""
 
-import importlib
 import types
 
 import torch
 
-from oracles import third_party
+from oracles import _inner, third_party
 
-_DEFAULTS = {
-    "rope": {"base": 10000.0, "layout": "interleaved"},
-    "none": {},
-    "alibi": {"slopes": None},
-    "fox": {"gate_bias": 0.0},
-}
 CASES = [{}, {"inner": "none"}, {"inner": "alibi"}, {"inner": "fox"}]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-5}  # rope's, by transformers' fp32 angles
 GRAPH_BREAKS = "what a layer uses is made of the inner encoding whenever it is asked for"
 
 
 def parameter_count(shape, options):
-    learned = getattr(importlib.import_module(f"oracles.{options['inner']}"), "parameter_count", None)
-    return shape.n_layers * shape.n_heads + (learned(shape, _DEFAULTS[options["inner"]]) if learned else 0)
+    return shape.n_layers * shape.n_heads + _inner.parameter_count(shape, options)
 
 
 def reads_positions(options):
@@ -29,10 +21,7 @@ def reads_positions(options):
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     gpt_oss = third_party("transformers.models.gpt_oss.modeling_gpt_oss")
-    inner = importlib.import_module(f"oracles.{options['inner']}")
-    known = _DEFAULTS[options["inner"]] | options["inner_options"]
-    own = {key.removeprefix("inners.0."): value for key, value in parameters.items() if key.startswith("inners.0.")}
-    found = inner.reference(own, shape, known, q, k, v, x, positions, layer, causal)
+    found = _inner.found(parameters, shape, options, q, k, v, x, positions, layer, causal)
     length = q.shape[2]
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else torch.zeros(length, length)
     # Up to a number per row, which a sink would see: the formulas of both biases here have 0 for the query's own key.
