@@ -273,6 +273,14 @@ def test_comrope_is_rope_in_blocks_of_two_with_its_frequencies_and_liere_in_one_
     assert torch.equal(attention_logits(whole, q, k, layer=1), attention_logits(liere, q, k, layer=1))
 
 
+def test_dape_v2_with_a_kernel_of_one_key_is_dape() -> None:
+    shape = Shape(16, 2, 1, 32)
+    narrow, dape = encodings.build("dape_v2", shape, {"kernel": 1}), encodings.build("dape", shape)
+    dape.load_state_dict({name: value.squeeze() for name, value in narrow.state_dict().items()})
+    q, k = torch.randn(2, 1, 2, 20, 8)
+    torch.testing.assert_close(attention_logits(narrow, q, k), attention_logits(dape, q, k))
+
+
 def test_xpos_shrinks_each_pair_at_its_own_pace_and_stays_within_fp32_to_its_end() -> None:
     shape = Shape(16, 2, 1, 16)
     xpos = encodings.build("xpos", shape)

@@ -17,25 +17,33 @@ PARTLY_UNUSED = "what shifts whole rows, the last constants; FIRE's hidden units
 def parameter_count(shape, options):
     heads, hidden = shape.n_heads, options["hidden"]
     network = 2 * heads * hidden + hidden + hidden * heads + heads
+    return shape.n_layers * network + inner_count(shape, options)
+
+
+def inner_count(shape, options):
     inner = importlib.import_module(f"oracles.{options['inner']}")
-    counted = inner.parameter_count(shape, options["inner_options"]) if hasattr(inner, "parameter_count") else 0
-    return shape.n_layers * network + counted
+    return inner.parameter_count(shape, options["inner_options"]) if hasattr(inner, "parameter_count") else 0
 
 
 def reads_positions(options):
     return options["inner"] != "fox"
 
 
-def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+def inner_bias(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    """The bias of the encoding inside, broadcastable to (B, H, T, T)."""
     inner = importlib.import_module(f"oracles.{options['inner']}")
     inside = "inners.0."
     own = {key.removeprefix(inside): value for key, value in parameters.items() if key.startswith(inside)}
     given = _DEFAULTS[options["inner"]] | options["inner_options"]
     bias = inner.reference(own, shape, given, q, k, v, x, positions, layer, causal)["bias"]
-    z = q @ k.mT / shape.head_dim**0.5
-    bias = bias.expand(z.shape)
     if options["inner"] in ("alibi", "fox"):  # their oracles leave a constant per row open: theirs is 0 at the query
-        bias = bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
+        bias = bias - bias.expand(*bias.shape[:-2], *q.shape[2:3] * 2).diagonal(dim1=-2, dim2=-1)[..., None]
+    return bias
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    z = q @ k.mT / shape.head_dim**0.5
+    bias = inner_bias(parameters, shape, options, q, k, v, x, positions, layer, causal).expand(z.shape)
     w1, c1, w2, c2 = (parameters[f"networks.{layer}.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
     rows = []
     for i in range(q.shape[2]):
