@@ -16,7 +16,7 @@ from matplotlib.image import imread
 import posbench
 from posbench.cli.app import main
 from posbench.errors import UserError
-from posbench.portrait import panels, plots, show
+from posbench.portrait import panels, plots, schemes, show
 from posbench.portrait.schemes import Scheme
 
 PHRASE = "my daughter called her brother last night"
@@ -44,7 +44,22 @@ def test_panels_are_chosen_by_what_the_scheme_does() -> None:
         "Long-term decay",
     ]
     assert _titles("alibi")[:1] == ["Added to the logit, equal tokens"]
-    assert len(_titles("none")) == len(_titles("canon")) == 1  # canon changes q and k, but turns nothing
+    # The last two change q and k by their neighbours, the first of which there are not: that is no turning.
+    assert all(_titles(name) == ["Mean attention, random tokens"] for name in ("none", "canon", "cca"))
+
+
+def test_what_turns_at_no_constant_speed_is_drawn_by_what_it_adds_to_a_logit() -> None:
+    for name in ("pope", "fope", "decoupled_rope", "transformer_xl", "tupe"):
+        assert _titles(name) == ["Added to the logit, equal tokens", "Mean attention, random tokens"], name
+
+
+def test_a_pattern_of_layers_is_drawn_under_its_own_name() -> None:
+    scheme = schemes.scheme("layered/gemma3", [], panels.SHAPE)
+    assert (scheme.name, scheme.label, len(scheme.options["layers"])) == ("layered", "layered/gemma3", 6)
+    picture = panels.picture(scheme)
+    assert (picture.name, picture.subtitle) == ("layered/gemma3", "first layer: rope")
+    with pytest.raises(UserError, match="is not a run folder"):
+        show.main(["layered/gemma33"])
 
 
 def test_rope_wavelengths_are_those_of_the_formula() -> None:
@@ -203,6 +218,12 @@ def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: li
     assert not any(box.overlaps(other) for box in boxes for other in taken)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.x1 <= saved[0].bbox.width and box.y0 >= 0 for box in boxes)
+
+
+def test_the_heading_of_a_single_panel_is_as_wide_as_the_picture(tmp_path: Path, saved: list[Figure]) -> None:
+    show.main(["canon"], tmp_path / "a.png")
+    (row,) = saved[0].subfigs
+    assert row._suptitle.get_window_extent().x0 >= 0 and "untrained" in row.get_suptitle()
 
 
 def test_where_attention_is_too_faint_to_draw_the_legend_says_so(tmp_path: Path, saved: list[Figure]) -> None:

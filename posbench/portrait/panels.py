@@ -79,6 +79,8 @@ def picture(scheme: Scheme) -> Picture:
         panels = of_positions(encoding)
         if codes.hooks_of(encoding) & codes.PAIRWISE:
             panels.append(_by_distance(encoding))
+        elif not panels and _varies(by_distance := _by_distance(encoding)):  # acts on q and k, but is no turning
+            panels.append(by_distance)
         panels.append(_decay(encoding))
     notes = ["untrained: random parameters"] if any(True for _ in encoding.parameters()) else []
     return Picture(scheme.label, ", ".join([*notes, *first_layer_of_several(encoding)]), tuple(panels))
@@ -178,22 +180,34 @@ def _rotary(encoding: Encoding) -> list[Panel]:
 
 
 def _turns_per_token(encoding: Encoding) -> Numbers | None:
-    """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues."""
+    """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues.
+
+    None where a step is not the same everywhere or turns nothing.
+    """
     width = encoding.shape.head_dim
-    turned = codes.turn_code(encoding, torch.tensor([[0, 1]])).view(2, width, -1)
-    turned = turned[:, :, turned.shape[-1] // 2 :]  # the keys: queries may be scaled by what they see, even to 0
+    positions = torch.arange(2 * codes.MARGIN + 2)[None]
+    turned = codes.turn_code(encoding, positions).view(positions.shape[-1], width, -1)
+    turned = turned[..., turned.shape[-1] // 2 :]  # the keys: queries may be scaled by what they see, even to 0
     if turned.shape[-1] != width:
         return None
-    values = torch.linalg.eigvals(torch.linalg.solve(turned[0], turned[1]))
+    near, far = (torch.linalg.solve(turned[at], turned[at + 1]) for at in (codes.MARGIN, 2 * codes.MARGIN))
+    if not torch.allclose(near, far, atol=1e-6):  # a mixture of speeds, say
+        return None
+    values = torch.linalg.eigvals(near)
     if not (values.imag.abs() > 1e-12).any():  # whatever happens to q and k, it is no turning
         return None
     angles = values.angle().abs().sort(descending=True).values
     return np.asarray(angles[::2].numpy(), dtype=np.float64)
 
 
+def _varies(curves: Curves) -> bool:
+    return any(float(np.nanmax(added) - np.nanmin(added)) > STAYS for added in curves.series.values())
+
+
 def _by_distance(encoding: Encoding) -> Curves:
     """What position adds to the last query's logits, all tokens being alike."""
-    pairs = codes.contribution(encoding, codes.positions_of(encoding, room(encoding) + codes.MARGIN))
+    length = min(room(encoding) + codes.MARGIN, encoding.max_length or math.inf)
+    pairs = codes.contribution(encoding, codes.positions_of(encoding, int(length)))
     added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
     added = np.where(added < math.log(torch.finfo(torch.float64).tiny) / 2, np.nan, added)
     own = (

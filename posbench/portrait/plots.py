@@ -41,7 +41,8 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
         figure = _figure(width=4.1 * columns, height=ROW * sum(heights))
         rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
         for row, picture, height in zip(rows, pictures, heights, strict=True):
-            note = f"  ({picture.subtitle})" if picture.subtitle else ""
+            apart = "  " if columns > 1 else "\n"  # above one panel there is room for the name alone
+            note = f"{apart}({picture.subtitle})" if picture.subtitle else ""
             row.suptitle(picture.name + note, fontsize=13, fontweight="bold")
             axes = row.subplots(height, columns, squeeze=False).flatten()
             for axis, panel in zip(axes, picture.panels, strict=False):

@@ -1,13 +1,18 @@
-"""Schemes as they are typed: an encoding's name, and the key=value words after it, which are its options."""
+"""Schemes as they are typed: the name of an encoding, or of a pattern of layers such as layered/gemma3, and the
+key=value words after it, which are its options.
+"""
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from posbench import encodings
+from posbench.config import plain_yaml
 from posbench.config.overrides import value
+from posbench.config.shipped import choices
 from posbench.encodings.base import Shape
 from posbench.errors import UserError
 
@@ -42,6 +47,17 @@ def parted(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
+def is_scheme(word: str) -> bool:
+    """Whether a word is the name of an encoding or of a pattern of layers."""
+    return word in encodings.names() or _pattern(word) is not None
+
+
+def _pattern(word: str) -> Path | None:
+    """The file of `layered/gemma3`."""
+    group, _, name = word.partition("/")
+    return choices(f"encoding/{group}").get(name) if group in encodings.names() else None
+
+
 def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
     """An encoding with its options; `encoding.base=100` and `base=100` are one.
 
@@ -51,7 +67,9 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
     Raises:
         UserError: an unknown encoding or option, or a value that it does not accept.
     """
-    options: dict[str, Any] = {}
+    pattern = _pattern(name)
+    options: dict[str, Any] = plain_yaml.load(pattern) if pattern else {}
+    own = options.pop("name", name)
     for word in words:
         key, _, typed = word.removeprefix("encoding.").partition("=")
         *above, last = key.split(".")
@@ -62,5 +80,5 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
                 raise UserError(f"'{word}': {part} has a value of its own beside it")
         inside[last] = value(typed)
     with torch.random.fork_rng(devices=[]):
-        encodings.build(name, shape, options)
-    return Scheme(name, options, " ".join([name, *(word.removeprefix("encoding.") for word in words)]))
+        encodings.build(own, shape, options)
+    return Scheme(own, options, " ".join([name, *(word.removeprefix("encoding.") for word in words)]))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from posbench import encodings
 from posbench.errors import UserError
 from posbench.portrait import panels, schemes
 
@@ -11,7 +10,7 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     """Draw encodings and trained runs side by side.
 
     Args:
-        names: encodings, each with its options after it (rope base=100), and run folders.
+        names: encodings and patterns of layers, each with its options after it (rope base=100), and run folders.
         png: write the picture here; default: draw in the terminal.
         phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
         words: those two, separated by a comma.
@@ -45,7 +44,7 @@ def _picture(name: str, options: list[str]) -> panels.Picture:
 
 def _is_run(word: str) -> bool:
     """Whether a word is the path of a folder: an encoding of that name comes first."""
-    return word not in encodings.names() and ("/" in word or Path(word).is_dir())
+    return not schemes.is_scheme(word) and ("/" in word or Path(word).is_dir())
 
 
 def _pair(words: str) -> tuple[str, str]:
