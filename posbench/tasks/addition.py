@@ -1,11 +1,11 @@
 """Addition of two numbers of equally many digits, the most significant first, and zeros in front where they are short.
 
-    length 2             reads   <|endoftext|>  4 7 + 8 5 =   1 3 2
-                         scored                           1 3 2 <|endoftext|>
-    answer=reversed      reads   <|endoftext|>  4 7 + 8 5 =   2 3 1
-                         scored                           2 3 1 <|endoftext|>
-    hints=64             reads   <|endoftext|>  h8 0 h9 4 h10 7 + h8 0 h9 8 h10 5 =    h8 1 h9 3 h10 2
-                         scored                                                     h8 1 h9 3 h10 2 <|endoftext|>
+    length 2         reads   <|endoftext|> 4 7 + 8 5 = 1 3 2
+                     scores                          1 3 2 <|endoftext|>
+    answer=reversed  reads   <|endoftext|> 4 7 + 8 5 = 2 3 1
+                     scores                          2 3 1 <|endoftext|>
+    hints=64         reads   <|endoftext|> h8 0 h9 4 h10 7 + h8 0 h9 8 h10 5 =  h8 1  h9 3   h10 2
+                     scores                                                  h8 1  h9 3  h10 2   <|endoftext|>
 
 Length counts the digits of each number, drawn independently and uniformly; the answer has one more. The least
 significant digit first is the order in which carries go. Index hints say which digits belong together: the digits of

@@ -2,6 +2,11 @@
 
 Problems are drawn from a generator that the caller names, so that they are a pure function of (seed, step). All
 problems of one length have one size; none needs padding within its length.
+
+The drawings in the tasks' docstrings put a label below the word after which it is to be said:
+
+    length 1    reads   <|endoftext|>  s3  =   s3
+                scores                     s3  <|endoftext|>
 """
 
 import dataclasses
@@ -24,11 +29,7 @@ MOST_SYMBOLS = 10_000  # that an option may ask for
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problems:
-    """Problems of one length.
-
-    ids         <|endoftext|>  s3  s1  =   s3  s1  <|endoftext|>      (count, size + 1)
-    scored              -      -   -  yes yes yes                     (count, size)
-    """
+    """Problems of one length."""
 
     ids: Integers  # (count, size + 1); what is read is ids[:, :-1], what is to be predicted ids[:, 1:]
     scored: Bools  # (count, size): whether the prediction made after reading ids[:, t] belongs to the answer

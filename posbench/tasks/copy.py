@@ -1,7 +1,7 @@
 """Copy: say the string again.
 
     length 4    reads   <|endoftext|>  s7  s2  s2  s9  =   s7  s2  s2  s9
-                scored                                 s7  s2  s2  s9  <|endoftext|>
+                scores                                 s7  s2  s2  s9  <|endoftext|>
 
 Length counts the symbols of the string, drawn independently and uniformly from `vocabulary` ones. The end of the answer
 is scored too: when to stop is part of the task.

@@ -1,7 +1,7 @@
 """Counting: how many x since the last reset?
 
     length 6    reads   <|endoftext|>  x  .  reset  x  x  .  =
-                scored                                       2
+                scores                                       2
 
 Length counts the tokens before the question: a reset with probability `reset`, else with equal chances an x, which
 counts, or a dot, which does not. Without a reset all x count. The count is one token.

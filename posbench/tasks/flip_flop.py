@@ -1,7 +1,7 @@
 """Flip-flop: a memory of one bit that is written, ignored and read.
 
-    length 5    reads   <|endoftext|>  w 1  i 0  r 1  w 0  r
-                scored                             1         0
+    length 5    reads   <|endoftext|>  w  1  i  0  r  1  w  0  r
+                scores                             1           0
 
 Length counts the pairs of an instruction and a bit. The first is a write (w) and the last a read (r); those between are
 ignored (i) with probability `ignore`, and written or read with half of the rest each. Behind a read stands the bit that

@@ -1,7 +1,7 @@
 """Induction head: what followed the trigger when it stood there before?
 
     length 5    reads   <|endoftext|>  s7  s2  !  s9  s2  !
-                scored                                    s9
+                scores                                    s9
 
 Length counts the symbols before the question, the trigger among them; it stands there once, at a uniformly drawn place
 but the last. The others, also the one behind it, are drawn independently and uniformly from `vocabulary` ones.

@@ -1,7 +1,7 @@
 """Parity: is the number of ones odd? The negative control.
 
     length 4    reads   <|endoftext|>  1  0  1  1  =
-                scored                             1
+                scores                             1
 
 Length counts the bits, drawn independently and uniformly; the answer is their sum modulo 2. Without intermediate
 steps no encoding is known to make a transformer extrapolate here: a result that says so is to be looked into.

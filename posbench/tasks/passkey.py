@@ -1,7 +1,7 @@
 """Passkey: find a number among filler that means nothing, and say it at the end.
 
     length 5    reads   <|endoftext|>  f3  f0  key  4  0  7  f3  f9  f1  =  4  0
-                scored                                                   4  0  7
+                scores                                                   4  0  7
 
 Length counts the fillers. The key (`digits` digits, drawn independently and uniformly) stands behind any number of them
 from none to all, uniformly drawn, or at a `depth` from 0 (the beginning) to 1 (right before the question). Fillers are

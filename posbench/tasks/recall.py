@@ -1,8 +1,7 @@
 """Multi-query associative recall (MQAR): which value belongs to this key? Asked of every key, one after another.
 
-    length 2, slots=3
-    reads   <|endoftext|>  k4 v1 k0 v7  k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
-    scored                                 v7                v1
+    length 2, slots=3  reads   <|endoftext|> k4 v1 k0 v7 k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
+                       scores                            v7                v1
 
 Length counts the pairs of a key and a value; keys are drawn without replacement, and so are values. Behind the pairs
 stand `slots` places of two tokens for each of them, in which every key is asked once and its value follows; the rest is

@@ -1,7 +1,7 @@
 """Repeat: a random string, and at once the same again, with nothing between to say where it begins.
 
     length 4    reads   <|endoftext|>  s7  s2  s2  s9  s7  s2  s2
-                scored                                     s2  s2  s9
+                scores                                 s2  s2  s9
 
 Length counts the symbols of the string. The first symbol of the second half cannot be known and is not scored; that it
 comes back is the only sign that the string is over. So it stands nowhere else in the string; the others are drawn

@@ -1,7 +1,7 @@
 """Reverse: say the string from its end to its beginning.
 
     length 4    reads   <|endoftext|>  s7  s2  s2  s9  =   s9  s2  s2  s7
-                scored                                 s9  s2  s2  s7  <|endoftext|>
+                scores                                 s9  s2  s2  s7  <|endoftext|>
 
 Length counts the symbols of the string, drawn independently and uniformly from `vocabulary` ones. The end of the answer
 is scored too.

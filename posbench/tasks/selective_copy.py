@@ -1,7 +1,7 @@
 """Selective copy: say the few tokens that stand among blanks, in their order.
 
-    length 4, tokens=3    reads   <|endoftext|>  .  s7  .  .  s2  s2  .  =  s7  s2
-                          scored                                         s7  s2  s2
+    length 4, tokens=3    reads   <|endoftext|>  .  s7  .  .  s2  s2  .  =   s7  s2
+                          scores                                         s7  s2  s2
 
 Length counts the blanks; `tokens` tokens stand at random places among them, drawn independently and uniformly from
 `vocabulary` ones. How far apart they stand is random, so no fixed distance leads to them.

@@ -1,7 +1,7 @@
 """Sort: say the symbols of the string in their order, as often as they stand there.
 
     length 4    reads   <|endoftext|>  s7  s2  s9  s2  =   s2  s2  s7  s9
-                scored                                 s2  s2  s7  s9  <|endoftext|>
+                scores                                 s2  s2  s7  s9  <|endoftext|>
 
 Length counts the symbols of the string, drawn independently and uniformly from `vocabulary` ones; s0 is the least. The
 end of the answer is scored too.

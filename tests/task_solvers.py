@@ -1,0 +1,156 @@
+"""Problems of the synthetic tasks, solved by plain loops from their definitions. Imports nothing of posbench.
+
+A solver reads the words of one problem and says what the answer is: {number of the word: the word that must stand
+there}. It refuses, by an assertion, words that the definition does not allow.
+"""
+
+END = "<|endoftext|>"
+
+
+def parted(words):
+    """The question and the answer, at the only `=`."""
+    assert words[0] == END and words.count("=") == 1
+    at = words.index("=")
+    return words[1:at], at
+
+
+def said(at, answer):
+    return {at + 1 + number: word for number, word in enumerate(answer)}
+
+
+def is_one(word, kind):
+    return word[0] == kind and word[1:].isdigit()
+
+
+def string(words):
+    question, at = parted(words)
+    assert all(is_one(word, "s") for word in question)
+    return question, at
+
+
+def copy(words, options):
+    question, at = string(words)
+    return said(at, [*question, END])
+
+
+def reverse(words, options):
+    question, at = string(words)
+    return said(at, [question[len(question) - 1 - i] for i in range(len(question))] + [END])
+
+
+def sort(words, options):
+    question, at = string(words)
+    left, ordered = list(question), []
+    while left:
+        least = left[0]
+        for word in left:
+            if int(word[1:]) < int(least[1:]):
+                least = word
+        left.remove(least)
+        ordered.append(least)
+    return said(at, [*ordered, END])
+
+
+def repeat(words, options):
+    assert words[0] == END and all(is_one(word, "s") for word in words[1:])
+    again = next(number for number in range(2, len(words)) if words[number] == words[1])
+    length = again - 1
+    assert len(words) == 1 + 2 * length
+    return {number: words[number - length] for number in range(again + 1, len(words))}
+
+
+def addition(words, options):
+    question, at = parted(words)
+    plus = question.index("+")
+    terms = [question[:plus], question[plus + 1 :]]
+    assert len(terms[0]) == len(terms[1])
+    hints = []
+    if options.get("hints"):
+        hints = terms[0][0::2]
+        assert terms[1][0::2] == hints and [int(hint[1:]) for hint in hints] == [
+            int(hints[0][1:]) + place for place in range(len(hints))
+        ]
+        terms = [term[1::2] for term in terms]
+        assert terms[0][0] == terms[1][0] == "0"
+    total = str(int("".join(terms[0])) + int("".join(terms[1])))
+    digits = list(total.zfill(len(hints) or len(terms[0]) + 1))
+    if options.get("answer") == "reversed":
+        digits, hints = digits[::-1], hints[::-1]
+    if hints:
+        digits = [word for pair in zip(hints, digits, strict=True) for word in pair]
+    return said(at, [*digits, END])
+
+
+def induction(words, options):
+    assert words[0] == END and words.count("!") == 2 and words[-2] == "!"
+    assert all(is_one(word, "s") for word in words[1:] if word != "!")
+    return {len(words) - 1: words[words.index("!") + 1]}
+
+
+def passkey(words, options):
+    question, at = parted(words)
+    start = question.index("key")
+    digits = options.get("digits", 3)
+    key = question[start + 1 : start + 1 + digits]
+    fillers = question[:start] + question[start + 1 + digits :]
+    assert all(len(word) == 1 and word.isdigit() for word in key) and all(is_one(word, "f") for word in fillers)
+    if "depth" in options:
+        assert abs(start - options["depth"] * len(fillers)) <= 0.5
+    return said(at, key)
+
+
+def recall(words, options):
+    slots = options.get("slots", 2)
+    pairs = (len(words) - 1) // (2 * (1 + slots))
+    assert words[0] == END and len(words) == 1 + 2 * pairs * (1 + slots)
+    value_of = {}
+    for pair in range(pairs):
+        key, value = words[1 + 2 * pair], words[2 + 2 * pair]
+        assert is_one(key, "k") and is_one(value, "v") and key not in value_of and value not in value_of.values()
+        value_of[key] = value
+    answer = {}
+    for slot in range(pairs * slots):
+        at = 1 + 2 * pairs + 2 * slot
+        if words[at] in value_of:
+            answer[at + 1] = value_of.pop(words[at])  # asked once
+        else:
+            assert is_one(words[at], "f") and is_one(words[at + 1], "f")
+    assert not value_of
+    return answer
+
+
+def selective_copy(words, options):
+    question, at = parted(words)
+    tokens = [word for word in question if word != "."]
+    assert len(tokens) == options.get("tokens", 8) and all(is_one(word, "s") for word in tokens)
+    return said(at, tokens)
+
+
+def flip_flop(words, options):
+    assert words[0] == END and words[1] == "w" and words[-2] == "r" and len(words) % 2
+    memory, answer = None, {}
+    for at in range(1, len(words), 2):
+        assert words[at] in ("w", "r", "i") and words[at + 1] in ("0", "1")
+        if words[at] == "w":
+            memory = words[at + 1]
+        elif words[at] == "r":
+            answer[at + 1] = memory
+    return answer
+
+
+def counting(words, options):
+    question, at = parted(words)
+    number = 0
+    for word in question:
+        assert word in ("x", ".", "reset")
+        number = 0 if word == "reset" else number + (word == "x")
+    return said(at, [str(number)])
+
+
+def parity(words, options):
+    question, at = parted(words)
+    odd = False
+    for word in question:
+        assert word in ("0", "1")
+        odd = odd != (word == "1")
+    return said(at, ["1" if odd else "0"])
