@@ -336,6 +336,51 @@ def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
     assert [p.length for p in probes.of("repeat", [8, 16, 17], 8, 32)] == [17, 17]  # no room: no probe
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=16"),
+        ("repeat:size=0", "size is 0 for 'repeat': expected 1 to half the training length, 8"),
+        ("repeat:size=9", "size is 9 for 'repeat'"),
+        ("repeat:sise=2", "'repeat' has no option 'sise': it accepts size; did you mean 'size'?"),
+        ("shuffle:keep=3", "keep is 3 for 'shuffle': expected at least evaluation.targets, 4"),
+        ("shuffle:keep=4:keep=5", "'shuffle:keep=4:keep=5' gives keep twice"),
+        ("shuffle:keep=many", "keep is 'many' for 'shuffle': input should be a valid integer"),
+        ("key_tokens:nats=0", "nats is 0.0 for 'key_tokens': expected a number above 0"),
+        ("key_tokens:nats=nan", "nats is nan for 'key_tokens'"),
+        ("key_tokens:ratio=1", "ratio is 1 for 'key_tokens': expected 2 to"),
+        ("repeet:size=2", "unknown task 'repeet': did you mean 'repeat'?"),
+    ],
+)
+def test_options_of_probes_are_refused_in_one_line_before_any_work(config: Config, text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        check(evaluation_with(config, tasks=(text,), targets=4))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config: Config) -> None:
+    ids = np.arange(65)
+    (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
+    assert probe.rewrite is not None
+    changed = probe.rewrite(ids)
+    assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
+    assert sorted(changed[:44]) == list(range(44))
+    (copied, control) = probes.of("repeat:size=3", [64], 8, 32)
+    assert copied.rewrite is not None and copied.targets == control.targets == 3
+    np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
+    (key,) = probes.of("key_tokens:nats=0.5:ratio=2", [64], 8, 32)
+    assert key.select == probes.KeyTokens(short=32, long=64, nats=0.5)
+
+    texts = ("repeat", "repeat:size=2", "shuffle", f"shuffle:keep={2 * L}", "key_tokens:ratio=2")
+    rows, _ = rows_of(Planted(None), periodic(48), evaluation_with(config, tasks=texts, windowed=False))
+    found = {row.task: [other.length for other in rows if other.task == row.task] for row in rows if row.task}
+    every = [row.length for row in rows if row.protocol == "fixed_target"]
+    assert found == {
+        "repeat": every, "repeat_control": every, "repeat:size=2": every, "repeat_control:size=2": every,
+        "shuffle": every[1:], f"shuffle:keep={2 * L}": every[2:], "key_tokens_self:ratio=2": every,
+    }  # fmt: skip
+
+
 class Bag(Planted):
     """Expects tokens as often as they stand in its context, in whatever order."""
 
@@ -490,7 +535,7 @@ def test_a_mistyped_extension_stops_the_evaluation_before_its_first_row(config: 
         ),
         ("yarn:factor=abc", "factor is 'abc' for 'yarn'"),
         ("yarn:factor=0.5", "factor is 0.5: expected at least 1"),
-        ("yarn:factor=2:factor=4", "extension 'yarn:factor=2:factor=4' gives factor twice"),
+        ("yarn:factor=2:factor=4", "'yarn:factor=2:factor=4' gives factor twice"),
         ("yarn:factor=[2", "factor is '[2' for 'yarn': input should be a valid number"),
         ("yarn:factor", "expected name:option=value"),
         ("rerope:window=0", "window is 0: expected at least 1"),

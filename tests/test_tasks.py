@@ -16,7 +16,7 @@ from scipy import stats
 from posbench import tasks
 from posbench.data import tokenizer
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.variants import parse_extension
+from posbench.evaluation.variants import parse_choice
 from posbench.tasks.base import SEPARATOR, Problems, Task
 
 # Every task by default, and with options that take another way through its generator.
@@ -332,7 +332,7 @@ def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist() -> None:
 def test_variants_are_options_that_make_other_problems_of_one_vocabulary(name: str) -> None:
     task = tasks.build(name)
     for text in task.variants:
-        _, options = parse_extension(f"{name}:{text}")
+        _, options = parse_choice(f"{name}:{text}")
         other = task.varied(**options)
         assert other != task and other.symbols == task.symbols and other.size(9) == task.size(9)
         assert dataclasses.replace(other, **{key: getattr(task, key) for key in options}) == task

@@ -10,7 +10,7 @@ from posbench.config.shape import shape_of
 from posbench.errors import Undefined
 from posbench.evaluation import probes
 from posbench.evaluation.plan import lengths_of
-from posbench.evaluation.variants import parse_extension
+from posbench.evaluation.variants import parse_choice
 from posbench.extend import methods
 from posbench.runs.folder import load_config
 
@@ -19,11 +19,11 @@ def check(config: Config) -> None:
     """Refuse what is mistyped. What merely does not exist, for this encoding or at a length, becomes a row instead.
 
     Raises:
-        UserError: an unknown probe or extension, an option that an extension does not have, of another type or out of
-            range, or a reference that is no run.
+        UserError: an unknown probe or extension, an option that it does not have, of another type or out of range, or
+            a reference that is no run.
     """
-    for name in config.evaluation.tasks:
-        probes.of(name, [], 1, 1)
+    for text in config.evaluation.tasks:
+        probes.of(text, [], config.evaluation.targets, config.training.train_length)
     if config.evaluation.extensions and size.fits(config):  # else the run is refused where it runs
         _check_extensions(config)
     if config.evaluation.reference is not None:
@@ -35,7 +35,7 @@ def _check_extensions(config: Config) -> None:
     train_length = config.training.train_length
     encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
     for text in config.evaluation.extensions:
-        method, options = parse_extension(text)
+        method, options = parse_choice(text)
         for length in lengths_of(config.evaluation, train_length):
             with contextlib.suppress(Undefined):
                 methods.extended(encoding, method, length, train_length, **options)

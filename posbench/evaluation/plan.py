@@ -84,8 +84,8 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
         else:
             step = stride if protocol == "sliding" else None
             rows += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]
-    for name in settings.tasks:
-        rows += _of_probe(name, settings, lengths, train_length, plan)
+    for text in settings.tasks:
+        rows += _of_probe(text, settings, lengths, train_length, plan)
     return rows
 
 
@@ -113,11 +113,12 @@ def _by_position(planned: dict[int, tuple[Windows, ...]]) -> list[Measurement]:
 
 
 def _of_probe(
-    name: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
+    text: str, settings: EvaluationConfig, lengths: list[int], train_length: int, plan: Plan
 ) -> list[Measurement]:
     rows = []
+    _, colon, options = text.partition(":")
     for variant, length in _varied(settings, lengths, train_length):
-        for probe in probes.of(name, [length], settings.targets, train_length):
+        for probe in probes.of(text, [length], settings.targets, train_length):
             task, select = probe.task, None
             planned = plan("fixed_target", probe.targets)
             if probe.select:
@@ -126,5 +127,5 @@ def _of_probe(
                 select = Selection(short, long, probe.select.nats)
                 task = task if settings.reference else f"{task}_self"
             forward = Forward(planned[length], variant, probe.rewrite)
-            rows.append(Measurement("task", length, forward, task=task, select=select))
+            rows.append(Measurement("task", length, forward, task=f"{task}{colon}{options}", select=select))
     return rows

@@ -11,7 +11,7 @@ from posbench import machine
 from posbench.encodings.base import check_length
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
-from posbench.evaluation.variants import Variant, parse_extension
+from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
 from posbench.model import GPT, Reading
 from posbench.randomness import generator
@@ -49,7 +49,7 @@ class TrainedGPT:
         encoding = self.model.encoding
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         if variant.extension is not None:
-            method, options = parse_extension(variant.extension)
+            method, options = parse_choice(variant.extension)
             encoding, facts = methods.extended(encoding, method, length, self.train_length, **options)
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)

@@ -29,19 +29,19 @@ class Variant:
 AS_TRAINED = Variant()
 
 
-def parse_extension(text: str) -> tuple[str, dict[str, Any]]:
-    """`yarn:factor=4:beta=16` as a method and its options.
+def parse_choice(text: str, example: str = "yarn:factor=4") -> tuple[str, dict[str, Any]]:
+    """`yarn:factor=4:beta=16` as a name and its options: how extensions, probes and variants of tasks are written.
 
     Raises:
         UserError: an option without a value, or given twice.
     """
-    method, *parts = text.split(":")
+    name, *parts = text.split(":")
     options: dict[str, Any] = {}
     for part in parts:
         key, equals, typed = part.partition("=")
         if not equals or not typed:
-            raise UserError(f"cannot read extension '{text}': expected name:option=value, such as yarn:factor=4")
+            raise UserError(f"cannot read '{text}': expected name:option=value, such as {example}")
         if key in options:
-            raise UserError(f"extension '{text}' gives {key} twice: expected each option once")
+            raise UserError(f"'{text}' gives {key} twice: expected each option once")
         options[key] = overrides.value(typed)
-    return method, options
+    return name, options

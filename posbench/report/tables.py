@@ -283,7 +283,7 @@ def _mean(rows: list[EvaluationRow]) -> Value:
     values = [value for row in rows if (value := row.nll if row.accuracy is None else row.accuracy) is not None]
     if not values:
         return Value("")
-    if len({row.targets_sha256 for row in rows}) > 1 and not (rows[0].task or "").endswith("_self"):
+    if len({row.targets_sha256 for row in rows}) > 1 and not (rows[0].task or "").partition(":")[0].endswith("_self"):
         return Value("other targets per seed")
     spread = f" ±{sd_of_seeds(over_seeds(values)):.3f}" if len(values) > 1 else ""
     mean = sum(values) / len(values)

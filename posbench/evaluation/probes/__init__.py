@@ -1,18 +1,24 @@
 """Probes of what a model does with its context. The folder is the registry: `<name>.py` here is a task.
 
-A task says which rows it wants: `rows(lengths, targets, train_length) -> list[Probe]`. All of them score fixed targets
-at the end of their windows; what differs is the context those windows hold, or which of the targets count.
+A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. All of them score
+fixed targets at the end of their windows; what differs is the context those windows hold, or which of the targets
+count. Options are written as those of extensions are: `shuffle:keep=16`.
 """
 
 import dataclasses
 import importlib
+import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import OptionError, UserError, did_you_mean
+from posbench.evaluation.variants import parse_choice
+from posbench.options import checked
 
 Ids = NDArray[np.int64]
 
@@ -30,7 +36,7 @@ class KeyTokens:
 class Probe:
     """One row that a task asks for."""
 
-    task: str  # the row's `task`: the task's name, with a suffix where it has several rows per length
+    task: str  # the row's `task` without options: the task's name, with a suffix where it has several rows per length
     length: int  # tokens read
     targets: int  # how many of the window's last predictions are scored
     rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
@@ -43,18 +49,41 @@ def names() -> list[str]:
     return sorted(stem for stem in stems if not stem.startswith("_"))
 
 
-def of(name: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
+def options_of(name: str) -> dict[str, Any]:
+    """A task's options with their defaults."""
+    parameters = inspect.signature(_rows(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
     """The rows of a task.
 
     Args:
+        text: its name, or with options `shuffle:keep=16`; the options become part of the rows' `task`.
         lengths: the lengths evaluated, in tokens, ascending.
         targets: target tokens per block that the settings ask for.
         train_length: in tokens.
 
     Raises:
-        UserError: no task of that name.
+        UserError: no task of that name, or an option that it does not have, of another type or out of range.
     """
+    name, given = parse_choice(text, "shuffle:keep=16")
     if name not in names():
         raise UserError(f"unknown task '{name}'{did_you_mean(name, names())} (there are {', '.join(names())})")
-    found: list[Probe] = importlib.import_module(f"{__name__}.{name}").rows(lengths, targets, train_length)
-    return found
+    rows = _rows(name)
+    return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
+
+
+def expect(holds: bool, task: str, option: str, value: object, expected: str) -> None:
+    """Refuse an option's value in one line.
+
+    Raises:
+        OptionError: `holds` is false.
+    """
+    if not holds:
+        raise OptionError(option, f"is {value} for '{task}': expected {expected}")
+
+
+def _rows(name: str) -> Callable[..., list[Probe]]:
+    rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
+    return rows

@@ -7,16 +7,20 @@ The window of `fixed_target`, with its first N + 1 tokens overwritten by a copy 
                             copy     g tokens       targets
 
 Gain at length C = nll of repeat_control - nll of repeat, paired by target; g = C - 2N - 1, and a target is C - N tokens
-after its copy. No training: any language model has some of this skill. N is `evaluation.targets`, at most a quarter of
-the training length, so that the gap at 1x is one that training had.
+after its copy. No training: any language model has some of this skill. N is the option `size` or, without it,
+`evaluation.targets`, at most a quarter of the training length, so that the gap at 1x is one that training had.
 """
 
-from posbench.evaluation.probes import Ids, Probe
+from posbench.evaluation.probes import Ids, Probe, expect
 
 
-def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
+def rows(lengths: list[int], targets: int, train_length: int, *, size: int | None = None) -> list[Probe]:
     """Per length the probe, and the same targets without the first copy."""
-    size = max(1, min(targets, train_length // 4))
+    if size is None:
+        size = max(1, min(targets, train_length // 4))
+    else:
+        most = train_length // 2
+        expect(1 <= size <= most, "repeat", "size", size, f"1 to half the training length, {most}")
 
     def copied(ids: Ids) -> Ids:
         out = ids.copy()

@@ -6,22 +6,27 @@
 
 All three score the same targets and are paired. nll of shuffle - nll of fixed_target at C is what the order of distant
 tokens is worth; nll of fixed_target at L - nll of shuffle is what the distant tokens are worth without their order.
-The permutation is one and the same in every window of a length.
+The permutation is one and the same in every window of a length. The option `keep` lets another number of tokens stay
+than L; at least those that are scored.
 """
 
 import functools
 
 import numpy as np
 
-from posbench.evaluation.probes import Ids, Probe
+from posbench.evaluation.probes import Ids, Probe, expect
 
 
-def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """One probe for each length beyond the training length."""
+def rows(lengths: list[int], targets: int, train_length: int, *, keep: int | None = None) -> list[Probe]:
+    """One probe for each length beyond what stays."""
+    if keep is None:
+        keep = train_length
+    else:
+        expect(keep >= targets, "shuffle", "keep", keep, f"at least evaluation.targets, {targets}")
     return [
-        Probe("shuffle", length, targets, rewrite=functools.partial(_shuffled, distant=length - train_length))
+        Probe("shuffle", length, targets, rewrite=functools.partial(_shuffled, distant=length - keep))
         for length in lengths
-        if length > train_length
+        if length > keep
     ]
 
 
