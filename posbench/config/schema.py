@@ -79,7 +79,7 @@ class DataConfig:
     """Which text, and how it becomes tokens."""
 
     name: str  # what runs, tables and figures call it
-    source: Literal["builtin", "text", "hub"]  # the standard library, files of this machine, HuggingFace
+    source: Literal["builtin", "text", "hub", "task"]  # the standard library, files of this machine, HuggingFace, made
     path: str | None  # text: a file, folder or glob
     dataset: str | None  # hub: its name there, or a local folder with a copy
     subset: str | None  # hub: its configuration
@@ -90,6 +90,7 @@ class DataConfig:
     max_documents: int | None  # per split; None = all
     tokenizer: str  # bpe, bytes, or the path of a tokenizer.json
     vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
+    task: dict[str, Any] | None = None  # task: its name and options
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)

@@ -31,6 +31,8 @@ class RowKey(NamedTuple):
     task: str | None
     split: str
     checkpoint_step: int
+    problem_length: int | None = None
+    offset: int | None = None
 
 
 EVALUATION_KEY = RowKey._fields
@@ -44,9 +46,9 @@ class EvaluationRow:
     The order of the columns is that of the file.
     """
 
-    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task
+    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task; problems, of a task that was trained on
     length: int  # tokens of context
-    length_ratio: float  # length / training length
+    length_ratio: float  # length / training length; of problems: problem_length / longest trained one
     stride: int | None = None  # tokens between the windows of `sliding`
     window: int | None = None  # keys each query saw, where attention was narrowed
     extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
@@ -55,6 +57,8 @@ class EvaluationRow:
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
+    problem_length: int | None = None  # in the task's own unit; None for text
+    offset: int | None = None  # positions that problems are shifted by; None for text
     status: str  # ok, undefined, too_short, failed
     reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
     dtype: str | None = None
@@ -66,8 +70,8 @@ class EvaluationRow:
     nll: float | None = None  # nats per token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    accuracy: float | None = None
-    exact_match: float | None = None
+    accuracy: float | None = None  # share of the scored tokens that are right
+    exact_match: float | None = None  # share of the problems whose every token is right
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None
     ci_over: str | None = None  # documents, segments; rows of earlier versions: None, of blocks
@@ -126,6 +130,7 @@ class BlockRow:
     nll_sum: float | None  # nats, over the block's targets
     n_tokens: int | None  # targets
     n_bytes: int | None
+    n_correct: int | None = None  # targets that were the most likely token; a block is a problem then
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
