@@ -27,7 +27,7 @@ from posbench.cli import doctor
 from posbench.comparison import load
 from posbench.config.schema import Config, to_container
 from posbench.data.batches import validation_batches
-from posbench.data.tokens import prepare
+from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
 from posbench.model import GPT, build
@@ -38,7 +38,7 @@ from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.step import Outcome, learning_rate, optimizer_for
-from posbench.training.train import VALIDATION_BLOCKS, train
+from posbench.training.train import train
 
 STEPS = 12
 

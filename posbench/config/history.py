@@ -13,6 +13,7 @@ from typing import Any
 # "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
 ADDED: dict[str, Any] = {
     "data.task": None,
+    "data.offset": 0,
     "encoding/canon.inner": "none",
     "encoding/canon.inner_options": {},
     "encoding/cca.inner": "none",

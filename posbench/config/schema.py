@@ -76,10 +76,10 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Which text, and how it becomes tokens."""
+    """Which text, and how it becomes tokens; or which synthetic task."""
 
     name: str  # what runs, tables and figures call it
-    source: Literal["builtin", "text", "hub", "task"]  # the standard library, files of this machine, HuggingFace, made
+    source: Literal["builtin", "text", "hub", "task"]  # the standard library, files here, HuggingFace, problems
     path: str | None  # text: a file, folder or glob
     dataset: str | None  # hub: its name there, or a local folder with a copy
     subset: str | None  # hub: its configuration
@@ -90,11 +90,17 @@ class DataConfig:
     max_documents: int | None  # per split; None = all
     tokenizer: str  # bpe, bytes, or the path of a tokenizer.json
     vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
-    task: dict[str, Any] | None = None  # task: its name and options
+    task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
+    offset: int = 0  # task: a problem's first token stands at a position from 0 to this
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)
         at_least(1, self, "data", "max_documents", "vocab_size")
+        at_least(0, self, "data", "offset")
+        if (self.source == "task") != (self.task is not None):
+            raise UserError(f"data.source is {self.source}, data.task {self.task}: a task is chosen by data=task/NAME")
+        if self.task is not None and not isinstance(self.task.get("name"), str):
+            raise UserError(f"data.task is {self.task}: expected its name and options")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +162,9 @@ class TrainingConfig:
 class EvaluationConfig:
     """Which rows an evaluation has. Nothing here makes another run."""
 
-    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position"], ...]
-    ratios: tuple[float, ...]  # lengths, in training lengths; ascending, from 1 on
+    protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position", "problems"], ...]
+    ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending, from 1 on
+    offsets: tuple[int, ...] = ()  # problems: also with positions that begin there, in tokens
     longest: float | None = None  # context that all targets have before them, in training lengths; None = last ratio
     windowed: bool  # also with attention cut to the training length
     sinks: int = 0  # also so cut, with this many first tokens seen by all; 0 = not
@@ -168,14 +175,14 @@ class EvaluationConfig:
     split: Literal["validation", "test"]
     documents: Literal["auto", "doc", "concat"]  # whether a context may cross a document's end
     targets: int  # fixed_target: tokens per block
-    blocks: int  # of targets
+    blocks: int  # of targets; problems: how many of each length
     batch_tokens: int  # tokens per forward pass
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
         at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")
         at_least(0, self, "evaluation", "sinks")
-        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios")
+        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets")
         at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
@@ -184,7 +191,9 @@ class EvaluationConfig:
             raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
-        for name in ("extensions", "tasks"):
+        if not all(1 <= offset <= LONGEST for offset in self.offsets):
+            raise UserError(f"evaluation.offsets is {list(self.offsets)}: expected positions from 1 to {LONGEST:,}")
+        for name in ("extensions", "tasks", "offsets"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise UserError(f"evaluation.{name} is {list(getattr(self, name))}: expected each once")
 
@@ -249,7 +258,8 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
         self.training.refuse_uneven(self.runtime.processes or 1)
-        if self.evaluation.targets > self.training.train_length:
+        self._refuse_other_protocols()
+        if self.data.task is None and self.evaluation.targets > self.training.train_length:
             raise UserError(
                 f"evaluation.targets is {self.evaluation.targets}: expected at most training.train_length, "
                 f"{self.training.train_length}"
@@ -259,6 +269,24 @@ class Config:
                 f"evaluation.stride is {self.evaluation.stride}: expected at most training.train_length, "
                 f"{self.training.train_length}"
             )
+
+    def _refuse_other_protocols(self) -> None:
+        """Text has no answers, and problems no text: each is measured in its own way."""
+        asked, name = self.evaluation, self.data.name
+        for protocol in asked.protocols:
+            if self.data.task is None and protocol == "problems":
+                raise UserError(
+                    f"evaluation.protocols has problems, but data '{name}' is text: expected data=task/copy or another "
+                    "task, or evaluation=extrapolation"
+                )
+            if self.data.task is not None and protocol != "problems":
+                raise UserError(
+                    f"evaluation.protocols has {protocol}, for text, but data '{name}' is a task: expected "
+                    "evaluation=problems, which experiment=tasks brings"
+                )
+        if self.data.task is not None and asked.tasks:
+            told = f"evaluation.tasks is {list(asked.tasks)}: probes are of text"
+            raise UserError(f"{told}, and data '{name}' is a task: expected []")
 
 
 def from_container(container: Mapping[str, Any]) -> Config:

@@ -11,13 +11,18 @@ from posbench.config.schema import DataConfig
 from posbench.errors import UserError
 
 ASKS_FOR = {"data.path": "text", "data.dataset": "hub"}  # key -> the choice of data that reads it
+_OF_TEXT = ("column", "max_documents", "tokenizer", "vocab_size")
 _UNREAD = {
     "builtin": ("path", "dataset", "subset", "revision", "column", "splits", "articles"),
     "text": ("dataset", "subset", "revision", "splits"),
     "hub": ("path",),
+    "task": ("path", "dataset", "subset", "revision", "splits", "articles", *_OF_TEXT),
 }
-_CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub"}
-_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False}  # as in _base.yaml; the others are null
+_OF_TASKS = ("task", "offset")
+_CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub", "task": "a task"}
+# As in _base.yaml; the others are null.
+_UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
+_UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
 _TEXT_FILE = re.compile(r"(?:/|\.{1,2}/|~).*|.*\.(?:txt|md|jsonl?|csv|tsv|parquet|gz|zst)")
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -28,7 +33,7 @@ def refuse_unread(data: DataConfig) -> None:
     Raises:
         UserError: the first such key, and what reads it.
     """
-    for name in _UNREAD[data.source]:
+    for name in (*_UNREAD[data.source], *(() if data.source == "task" else _OF_TASKS)):
         value = getattr(data, name)
         if value != _UNSET.get(name):
             told = f"data.{name} is {as_typed(value)}, which {_CALLED[data.source]} does not read"
@@ -37,6 +42,10 @@ def refuse_unread(data: DataConfig) -> None:
 
 def _reader(data: DataConfig, name: str) -> str:
     """What does read the key."""
+    if name in _OF_TASKS:
+        return "a task does, data=task/copy"
+    if name in ("max_documents", "tokenizer", "vocab_size"):
+        return "text does, a task has a vocabulary of its own"
     if name == "path":
         copy = f"a copy of '{data.dataset}' is data.dataset=FOLDER, " if data.source == "hub" else ""
         return f"{copy}text of your own is data=text data.path={data.path}"

@@ -6,13 +6,13 @@ one seed see the same data whatever their encoding.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError
 from posbench.kernels.cross_entropy import IGNORED
 
@@ -24,24 +24,35 @@ class Batch:
     ids: Tensor  # (B, T) int64
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
     n_scored: int  # labels that are scored, counted where the data is so that no device has to be waited for
+    positions: Tensor | None = None  # (B, T) int64; None = the encoding's own
 
     @classmethod
-    def of(cls, ids: Tensor, labels: Tensor) -> "Batch":
-        return cls(ids, labels, int((labels != IGNORED).sum()))
+    def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
+        return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
     def parts(self, count: int) -> "list[Batch]":
         """The same sequences in so many batches, equal in size if not in labels: some may have none to score."""
         if count == 1:
             return [self]
-        return [Batch.of(*part) for part in zip(self.ids.chunk(count), self.labels.chunk(count), strict=True)]
+        columns = [column for column in (self.ids, self.labels, self.positions) if column is not None]
+        return [Batch.of(*part) for part in zip(*(column.chunk(count) for column in columns), strict=True)]
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; towards CUDA in one copy, from pinned memory, for which the host does not wait."""
         if device.type != "cuda":
-            return Batch(self.ids.to(device), self.labels.to(device), self.n_scored)
+            positions = None if self.positions is None else self.positions.to(device)
+            return Batch(self.ids.to(device), self.labels.to(device), self.n_scored, positions)
         both = torch.stack((self.ids, self.labels)).int()  # half the bytes; no vocabulary needs more
         ids, labels = machine.sent(both.pin_memory(), device).long()
-        return Batch(ids, labels, self.n_scored)
+        positions = None if self.positions is None else machine.sent(self.positions.pin_memory(), device)
+        return Batch(ids, labels, self.n_scored, positions)
+
+
+class Stream(Protocol):
+    """Text as one stream of token ids, such as a split of `tokens.Tokens`."""
+
+    @property
+    def ids(self) -> np.ndarray: ...
 
 
 class TrainingBatches:
@@ -55,7 +66,7 @@ class TrainingBatches:
         UserError: less text than one block and its last label.
     """
 
-    def __init__(self, split: TokenSplit, train_length: int, batch_size: int, seed: int) -> None:
+    def __init__(self, split: Stream, train_length: int, batch_size: int, seed: int) -> None:
         _require(split, train_length, "training")
         self._ids = split.ids
         self._train_length = train_length
@@ -83,7 +94,7 @@ class TrainingBatches:
         return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
 
 
-def validation_batches(split: TokenSplit, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
+def validation_batches(split: Stream, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
     """Yield the same blocks each time: at most `limit`, spread evenly over the split.
 
     Raises:
@@ -101,7 +112,7 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
     return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
-def _require(split: TokenSplit, length: int, name: str) -> None:
+def _require(split: Stream, length: int, name: str) -> None:
     if len(split.ids) < length + 1:
         raise UserError(
             f"the {name} text has {len(split.ids)} tokens: a block of {length} needs {length + 1}; "

@@ -1,5 +1,7 @@
 """Text to token ids and back: byte-level BPE trained here, raw bytes, or a `tokenizer.json`, of the hub as well.
 
+A synthetic task has words of its own.
+
 One separator, `<|endoftext|>`, begins every document. The same characters inside a document are ordinary text: data
 must not be able to end a document. Byte-level BPE: Sennrich et al. (2016), arXiv:1508.07909, on bytes as in GPT-2.
 """
@@ -123,6 +125,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def raw_bytes() -> Tokenizer:
     """Return the tokenizer whose ids 0 to 255 are the bytes themselves; the separator is 256."""
     return Tokenizer(_byte_level(models.BPE(vocab={c: i for i, c in enumerate(_byte_alphabet())}, merges=[])))
+
+
+def of_symbols(symbols: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer of a task: each symbol is a word and has its place among them as id.
+
+    Args:
+        symbols: different words, the separator first. Other words are refused where text is encoded.
+    """
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(inner)
 
 
 def find(setting: str) -> tuple[Tokenizer, str | None]:

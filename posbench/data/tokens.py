@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from posbench import files
-from posbench.config.schema import Config, DataConfig
+from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import apart, corpus
+from posbench.data.batches import Batch, TrainingBatches, validation_batches
 from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
 from posbench.errors import UserError
 
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 BATCH_CHARACTERS = 2**22  # encoded at a time
+VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 _LARGEST_META = 2**20  # bytes
 
 
@@ -53,6 +55,16 @@ class Tokens:
     test: TokenSplit
     tokenizer: Tokenizer
     record: dict[str, Any]
+
+    def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
+        """What a configuration trains on, by update."""
+        per_step = training.batch_size * training.accumulation
+        return TrainingBatches(self.train, training.train_length, per_step, seed)
+
+    def validation_batches(self, training: TrainingConfig) -> list[Batch]:
+        """A fixed part of the validation text, in blocks of the training length."""
+        length = training.train_length
+        return list(validation_batches(self.validation, length, training.batch_size, VALIDATION_BLOCKS))
 
 
 def prepare(config: DataConfig, cache: Path) -> Tokens:
@@ -102,7 +114,8 @@ def prepare_all(configs: Iterable[Config]) -> None:
     """
     seen: list[tuple[DataConfig, str | None]] = []
     for config in configs:
-        if (needed := (config.data, config.runtime.cache)) not in seen:
+        needed = (config.data, config.runtime.cache)
+        if config.data.task is None and needed not in seen:
             seen.append(needed)
             prepare(config.data, cache_folder(config.runtime.cache))
 

@@ -67,7 +67,7 @@ def evaluate(
 
     planned = measurements(settings, evaluation.split, subject.train_length)
     for measurement, row in [(measurement, _described(evaluation, measurement)) for measurement in planned]:
-        if any(_same(row, other, settings) for other in known):
+        if any(same(row, other, settings) for other in known):
             continue
         yield _measured(evaluation, measurement, row, nll_of) if row.status == "ok" else (row, [])
 
@@ -75,8 +75,13 @@ def evaluate(
 def describe(row: EvaluationRow) -> str:
     """A row in one line, protocol and unit beside the number."""
     where = f"{row.curve_name} at {row.length} tokens ({row.length_ratio:g}x)"
+    if row.problem_length is not None:
+        where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
         return f"{where}: {row.status}, {row.reason}"
+    if row.accuracy is not None and row.exact_match is not None:
+        right = f"{row.accuracy:.1%} of tokens right, {row.exact_match:.1%} of problems"
+        return f"{where}: {right}, {row.nll:.4f} nats/token"
     perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
     return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
 
@@ -128,7 +133,7 @@ def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
     return targets.where(chosen), chosen
 
 
-def _same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
+def same(row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig) -> bool:
     """Whether `other`, as read from a file, is this row. What `row` does not know before its passes does not count.
 
     A precision that is named counts. With `auto` it does not: another machine may have another one.

@@ -13,14 +13,16 @@ from posbench import machine
 from posbench.config import size
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
-from posbench.data import tokens as data
+from posbench.data.prepared import prepare
+from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
-from posbench.evaluation import curve, picture
+from posbench.evaluation import curve, picture, problems
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of, headline_split
+from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model import GPT
 from posbench.processes import World
@@ -92,7 +94,7 @@ def evaluate_run(
         if step < config.training.steps:
             told = "%s is not finished: it is evaluated as it stands after step %d of %d"
             logger.warning(told, run.folder, step, config.training.steps)
-        tokens = data.prepare(_with_own_tokenizer(config.data, folder), data.cache_folder(config.runtime.cache))
+        tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = with_weights(folder, config, tokens.tokenizer, weights).to(chosen)
         if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
@@ -119,7 +121,7 @@ def evaluate_into(
     run: Run,
     tracker: tracking.Tracker,
     model: GPT,
-    tokens: Tokens,
+    tokens: Tokens | TaskData,
     config: Config,
     step: int,
     device: torch.device,
@@ -147,8 +149,8 @@ def evaluate_into(
 
 
 def evaluation_of(
-    name: str, model: GPT, tokens: Tokens, config: Config, step: int, device: torch.device, world: World
-) -> Evaluation:
+    name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
+) -> Evaluation | TaskEvaluation:
     """What a configuration asks to be evaluated of its model, called `name`, as it stands after so many updates.
 
     Raises:
@@ -158,6 +160,9 @@ def evaluation_of(
     precision = config.training.precision if settings.precision == "auto" else settings.precision
     dtype = machine.resolve_precision(precision, device)
     subject = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    if isinstance(tokens, TaskData):
+        dtype_name = machine.dtype_name(dtype)
+        return TaskEvaluation(subject, tokens.task, settings, step, dtype_name, device, world)
     return Evaluation(
         subject=subject,
         split=getattr(tokens, settings.split),
@@ -172,14 +177,14 @@ def evaluation_of(
     )
 
 
-def evaluated(asked: Evaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
+def evaluated(asked: Evaluation | TaskEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
     """The rows that are not known, with their blocks, as they are computed.
 
     Raises:
         RunFailed: memory ran out; what may fit is said.
     """
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
-        yield from evaluate(asked, known)
+        yield from problems.evaluate(asked, known) if isinstance(asked, TaskEvaluation) else evaluate(asked, known)
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:

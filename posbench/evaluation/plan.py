@@ -77,7 +77,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     rows: list[Measurement] = []
     for protocol in settings.protocols:
         if protocol == "fixed_target":
-            for variant, length in _varied(settings, lengths, train_length):
+            for variant, length in varied(settings, lengths, train_length):
                 rows.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
         elif protocol == "per_position":
             rows += _by_position(plan("nonoverlap", settings.targets, max(longest, lengths[-1])))
@@ -89,7 +89,7 @@ def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: in
     return rows
 
 
-def _varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
+def varied(settings: EvaluationConfig, lengths: list[int], train_length: int) -> list[tuple[Variant, int]]:
     """Plain, the baselines at the lengths where they differ from it, and the extensions at all lengths."""
     variants = [AS_TRAINED]
     if settings.windowed:
@@ -117,7 +117,7 @@ def _of_probe(
 ) -> list[Measurement]:
     rows = []
     _, colon, options = text.partition(":")
-    for variant, length in _varied(settings, lengths, train_length):
+    for variant, length in varied(settings, lengths, train_length):
         for probe in probes.of(text, [length], settings.targets, train_length):
             task, select = probe.task, None
             planned = plan("fixed_target", probe.targets)

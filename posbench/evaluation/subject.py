@@ -4,6 +4,7 @@ Whatever implements `Subject` is evaluated like our own models: a model of anoth
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,7 @@ from posbench.evaluation.protocols import Integers
 from posbench.evaluation.variants import Variant
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 @runtime_checkable
@@ -42,6 +44,39 @@ class Subject(Protocol):
             Undefined: the model does not exist at that length, or has no such extension; a result.
             UserError: the extension is mistyped.
         """
+
+
+@runtime_checkable
+class Solver(Subject, Protocol):
+    """A language model that also answers problems. What a `Solver` is varied to is one, too."""
+
+    def answers(self, ids: Integers, scored: Bools, first: int) -> "Answers":
+        """What it makes of problems.
+
+        Args:
+            ids: (B, C + 1); of a problem its first C tokens are read and its last C predicted.
+            scored: (B, C), which predictions belong to the answer.
+            first: number of the first of these problems, as for `nll`.
+        """
+
+    def shifted(self, offset: int) -> "Solver":
+        """This model with positions that begin at `offset`.
+
+        Raises:
+            Undefined: it draws its positions itself.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """An entry for each scored prediction: problem by problem, in the order of the tokens."""
+
+    nll: Floats  # nats
+    correct: Bools  # the likeliest token was the right one
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Answers]") -> "Answers":
+        return cls(np.concatenate([part.nll for part in parts]), np.concatenate([part.correct for part in parts]))
 
 
 @dataclasses.dataclass(frozen=True)

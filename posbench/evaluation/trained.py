@@ -3,14 +3,16 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.encodings.base import check_length
+from posbench.encodings.base import Encoding, check_length
+from posbench.errors import Undefined
 from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Floats, Varied
+from posbench.evaluation.subject import Answers, Bools, Floats, Varied
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
 from posbench.model import GPT, Reading
@@ -30,6 +32,7 @@ class TrainedGPT:
     dtype: torch.dtype  # of matrix products
     seed: int = 0  # of random positions
     reading: Reading = dataclasses.field(default_factory=Reading)
+    offset: int = 0  # the first token's position
 
     @torch.inference_mode()
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
@@ -45,6 +48,17 @@ class TrainedGPT:
         nll = _nll(self.model, hidden.float().flatten(0, 1), targets.flatten())
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
+    @torch.inference_mode()
+    def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
+        problems = machine.sent(torch.from_numpy(ids), self.device)
+        chosen = machine.sent(torch.from_numpy(np.flatnonzero(scored)), self.device)
+        with machine.autocast(self.device, self.dtype):
+            hidden = self.model.hidden(problems[:, :-1], self._positions(problems[:, :-1], first), reading=self.reading)
+        hidden, labels = hidden.flatten(0, 1)[chosen].float(), problems[:, 1:].flatten()[chosen]
+        nll = _nll(self.model, hidden, labels)
+        likeliest = torch.cat([self.model.logits(states).argmax(-1) for states in torch.split(hidden, HEAD_ROWS)])
+        return Answers(nll.cpu().double().numpy(), (likeliest == labels).cpu().numpy())
+
     def varied(self, variant: Variant, length: int) -> Varied:
         encoding = self.model.encoding
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
@@ -55,11 +69,22 @@ class TrainedGPT:
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
         return Varied(dataclasses.replace(self, reading=reading), facts)
 
+    def shifted(self, offset: int) -> "TrainedGPT":
+        if "positions" in self._encoding.hooks:
+            raise Undefined(f"'{self._encoding.name}' draws positions itself: there are none to shift")
+        return dataclasses.replace(self, offset=offset)
+
+    @property
+    def _encoding(self) -> Encoding:
+        return self.model.encoding if self.reading.encoding is None else self.reading.encoding
+
     def _positions(self, ids: Tensor, first: int) -> Tensor | None:
-        """Positions (B, T) of encodings with their own, each window's from a stream named after it."""
-        encoding = self.model.encoding if self.reading.encoding is None else self.reading.encoding
+        """Positions (1, T) that are shifted; (B, T) of encodings with their own, each window's from its own stream."""
+        encoding = self._encoding
         if "positions" not in encoding.hooks:
-            return None
+            return (
+                torch.arange(self.offset, self.offset + ids.shape[1], device=ids.device)[None] if self.offset else None
+            )
         numbers = range(first, first + len(ids))
         streams = [generator(self.seed, "evaluation", ids.shape[1], number, device=ids.device) for number in numbers]
         drawn = [encoding.positions(window[None], stream) for window, stream in zip(ids, streams, strict=True)]

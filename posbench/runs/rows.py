@@ -46,19 +46,19 @@ class EvaluationRow:
     The order of the columns is that of the file.
     """
 
-    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task; problems, of a task that was trained on
-    length: int  # tokens of context
-    length_ratio: float  # length / training length; of problems: problem_length / longest trained one
+    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task, problems
+    length: int  # tokens of context; of problems, tokens read
+    length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
     stride: int | None = None  # tokens between the windows of `sliding`
     window: int | None = None  # keys each query saw, where attention was narrowed
     extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
     extension_options: dict[str, Any] | None = None  # what it did
-    task: str | None = None
+    task: str | None = None  # a probe; of problems the task, with the option that a test varies: passkey:depth=0.5
+    problem_length: int | None = None  # in what the task counts; None = text, not problems
+    offset: int | None = None  # of problems: the position of their first token
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
-    problem_length: int | None = None  # in the task's own unit; None for text
-    offset: int | None = None  # positions that problems are shifted by; None for text
     status: str  # ok, undefined, too_short, failed
     reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
     dtype: str | None = None
@@ -70,11 +70,11 @@ class EvaluationRow:
     nll: float | None = None  # nats per token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    accuracy: float | None = None  # share of the scored tokens that are right
-    exact_match: float | None = None  # share of the problems whose every token is right
+    accuracy: float | None = None  # of problems: share of the scored tokens that were the likeliest
+    exact_match: float | None = None  # share of the problems of which all were
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None
-    ci_over: str | None = None  # documents, segments; rows of earlier versions: None, of blocks
+    ci_over: str | None = None  # documents, segments, problems; rows of earlier versions: None, of blocks
     bigram_nll: float | None = None  # nats per token of a bigram model of the training tokens, on the same targets
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
@@ -115,22 +115,23 @@ class EvaluationRow:
 
     @property
     def curve_name(self) -> str:
-        """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall` ..."""
-        parts = [self.protocol, self.task, self.extension, WINDOWED if self.window else None]
+        """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall`, `problems_copy` ..."""
+        shifted = f"from_{self.offset}" if self.offset else None
+        parts = [self.protocol, self.task, shifted, self.extension, WINDOWED if self.window else None]
         name = "_".join(part for part in parts if part)
         return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockRow:
-    """One block of a row's targets. None: the file has no such number there."""
+    """One block of a row's targets; of problems, one problem. None: the file has no such number there."""
 
     block: int | None  # from 0 on, in the order of the text
     document: int | None = None  # that its first target stands in, from 0 on in the split: what intervals go by
     nll_sum: float | None  # nats, over the block's targets
     n_tokens: int | None  # targets
     n_bytes: int | None
-    n_correct: int | None = None  # targets that were the most likely token; a block is a problem then
+    n_correct: int | None = None  # of a problem: targets that were the likeliest token
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":

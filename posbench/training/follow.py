@@ -8,7 +8,8 @@ import logging
 
 from posbench import machine
 from posbench.config.schema import Config
-from posbench.data import tokens as data
+from posbench.data.prepared import prepare
+from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped
 from posbench.evaluation.job import evaluated, evaluation_of
@@ -16,7 +17,7 @@ from posbench.model import build
 from posbench.processes import World
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.step import Learner, learner_for, learning_rate, update
-from posbench.training.train import Standing, batches_of, due, validate
+from posbench.training.train import Standing, due, validate
 
 
 def follow(config: Config, world: World) -> None:
@@ -32,7 +33,7 @@ def follow(config: Config, world: World) -> None:
     machine.set_threads(config.runtime.threads or world.threads)
     with ended_in_words():
         world.from_first()  # the first has made what the others read
-        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        tokens = prepare(config.data, config.runtime.cache)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             _fit(learner_for(model, config, device, dtype, world), tokens, config)
@@ -42,7 +43,7 @@ def follow(config: Config, world: World) -> None:
             pass
 
 
-def _fit(learner: Learner, tokens: Tokens, config: Config) -> None:
+def _fit(learner: Learner, tokens: Tokens | TaskData, config: Config) -> None:
     training, world = config.training, learner.world
     step, weights, optimizer, scale = _standing(world)
     if weights is not None:
@@ -51,7 +52,7 @@ def _fit(learner: Learner, tokens: Tokens, config: Config) -> None:
         learner.optimizer.load_state_dict(optimizer)
     if learner.scale is not None:
         learner.scale.resume(scale or {})
-    batches = batches_of(tokens, config)
+    batches = tokens.batches(training, config.seed)
     with stop_signals(second_interrupts=True) as world.received:
         while step < training.steps:
             learner.model.train()

@@ -189,7 +189,8 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
         # So many such parts would make the batch. Divided by, for that is exact where parts are equal; a share is not.
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype):
-            loss = learner.forward(part.ids, part.labels, n_scored=part.n_scored, generator=draw) / times
+            given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
+            loss = learner.forward(part.ids, part.labels, **given) / times
         (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     if learner.world.size > 1:

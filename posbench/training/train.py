@@ -12,23 +12,26 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
 from posbench.config import size
 from posbench.config.schema import Config, TrainingConfig
-from posbench.data import tokens as data
-from posbench.data.batches import Batch, TrainingBatches, validation_batches
+from posbench.data.batches import Batch, TrainingBatches
+from posbench.data.prepared import prepare
+from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.sync import send
-from posbench.model import build, parameter_counts
+from posbench.kernels.cross_entropy import IGNORED
+from posbench.model import GPT, build, parameter_counts
 from posbench.processes import World
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, held_config
@@ -45,7 +48,6 @@ from posbench.training.step import Learner, LossScale, Outcome, begin_update, le
 logger = logging.getLogger(__name__)
 
 _SPENT = ("train_seconds", "cpu_seconds", "peak_memory_bytes")  # what a checkpoint knows of the attempts before it
-VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
@@ -74,9 +76,9 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads or world.threads)
     with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
-        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+        tokens = prepare(config.data, config.runtime.cache)
         world.from_first()  # from now on the others find it in the cache
-    batches = batches_of(tokens, config)
+    batches = tokens.batches(config.training, config.seed)
     with (
         Run.open(folder, config, command, restart=restart) as run,
         tracking.mirror(config, run) as tracker,
@@ -117,13 +119,6 @@ def _tell_the_agent(config: Config, run: Run) -> None:
         logger.warning("W&B's sweep does not learn of it: %s", error)
 
 
-def batches_of(tokens: Tokens, config: Config) -> TrainingBatches:
-    """What a configuration trains on, by update."""
-    training = config.training
-    per_step = training.batch_size * training.accumulation
-    return TrainingBatches(tokens.train, training.train_length, per_step, config.seed)
-
-
 def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
     """Whether what is left of the training is computed as what was done of it; where it is not, a warning says so.
 
@@ -161,8 +156,8 @@ class _Where(TypedDict):
 
 def _fit(
     learner: Learner,
-    batches: TrainingBatches,
-    tokens: Tokens,
+    batches: TrainingBatches | ProblemBatches,
+    tokens: Tokens | TaskData,
     config: Config,
     run: Run,
     tracker: Tracker,
@@ -232,7 +227,7 @@ def _fit(
                     }
                 )
             if due(runtime.validate_every_steps, step, total):
-                log({"validation/nll": validate(learner, tokens, training)})
+                log({f"validation/{name}": value for name, value in validate(learner, tokens, training).items()})
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 save()
             if stopped and step < total:
@@ -258,9 +253,16 @@ def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
 
 
 @torch.inference_mode()
-def validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> float:
-    """Mean nll in nats per token over a fixed part of the validation text, at the training length."""
+def validate(learner: Learner, tokens: Tokens | TaskData, training: TrainingConfig) -> dict[str, float]:
+    """`nll`, the mean in nats per token over a fixed part of the validation data, at the training length.
+
+    Of problems, those of the longest trained length, also `accuracy`, the share of the scored tokens that are the
+    likeliest, and `exact_match`, the share of problems of which all are.
+    """
     learner.model.eval()
+    batches = tokens.validation_batches(training)
+    if isinstance(tokens, TaskData):
+        return _answers(learner, batches)
 
     def loss(batch: Batch) -> Tensor:
         batch = batch.to(learner.device)
@@ -268,12 +270,28 @@ def validate(learner: Learner, tokens: Tokens, training: TrainingConfig) -> floa
             nll: Tensor = learner.model(batch.ids, batch.labels, n_scored=batch.n_scored)
         return nll.cpu()
 
-    text, length = tokens.validation, training.train_length
-    batches = list(validation_batches(text, length, training.batch_size, VALIDATION_BLOCKS))
     n_scored = [batch.n_scored for batch in batches]
     # In units of the largest: equal batches all have exactly 1.
     weights = torch.tensor(n_scored) / max(n_scored)
-    return float((torch.stack(learner.world.mapped(loss, batches)) * weights).sum() / weights.sum())
+    return {"nll": float((torch.stack(learner.world.mapped(loss, batches)) * weights).sum() / weights.sum())}
+
+
+def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
+    model = cast(GPT, learner.model)
+
+    def counted(batch: Batch) -> Tensor:
+        """Sum of nll, and numbers of right tokens and of problems that are all right."""
+        batch = batch.to(learner.device)
+        with machine.autocast(learner.device, learner.dtype):
+            hidden = model.hidden(batch.ids)
+        logits, scored = model.logits(hidden.float()), batch.labels != IGNORED
+        nll = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        right = (logits.argmax(-1) == batch.labels) & scored
+        return torch.stack((nll, right.sum(), (right == scored).all(1).sum())).cpu()
+
+    nll, right, whole = torch.stack(learner.world.mapped(counted, batches)).sum(0).tolist()
+    tokens, problems = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
+    return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / problems}
 
 
 class Standing(NamedTuple):

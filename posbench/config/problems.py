@@ -1,0 +1,44 @@
+"""The synthetic task of a configuration, and what it needs of the rest."""
+
+from posbench import encodings, tasks
+from posbench.config import size
+from posbench.config.schema import Config, DataConfig
+from posbench.config.shape import shape_of
+from posbench.errors import UserError
+from posbench.tasks.base import Task
+
+
+def task_of(data: DataConfig) -> Task:
+    """The task of data that is one.
+
+    Raises:
+        UserError: unknown task, or an option that it does not have, of the wrong type or value.
+    """
+    assert data.task is not None
+    options = {key: value for key, value in data.task.items() if key != "name"}
+    return tasks.build(data.task["name"], options)
+
+
+def check(config: Config) -> None:
+    """Refuse a task that cannot be trained as the configuration says; text passes.
+
+    Raises:
+        UserError: an option of the task, problems longer than a training sequence, or positions that cannot be shifted.
+    """
+    data, room = config.data, config.training.train_length
+    if data.task is None:
+        return
+    task = task_of(data)
+    needed = task.size(task.longest) + data.offset
+    if needed > room:
+        shifted = f" from position {data.offset}" if data.offset else ""
+        told = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
+        raise UserError(f"{told} take {needed} tokens, expected at least as many")
+    if data.offset and size.fits(config) and draws_positions(config):
+        raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' draws positions itself, expected 0")
+
+
+def draws_positions(config: Config) -> bool:
+    """Whether the encoding chooses the positions of its tokens, so that none can be given to it."""
+    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+    return "positions" in encoding.hooks

@@ -1,0 +1,134 @@
+"""Problems of a synthetic task: fresh ones to train on, and fixed ones to validate and test on.
+
+A training batch is a pure function of (seed, step), as for text. A row of it is one problem, whose length is drawn
+evenly from those that are trained; the separator fills the rest, and only predictions of the answer are scored:
+
+    ids      <|endoftext|>  s7  s2  =   s7  s2  <|endoftext|>  <|endoftext|> ...
+    labels         -        -   -   s7  s2  <|endoftext|>  -        -        ...
+
+What is tested is drawn from a seed of its own, the same for every run, so that all runs answer the same problems.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from posbench.config.problems import task_of
+from posbench.config.schema import DataConfig, TrainingConfig
+from posbench.data.batches import Batch
+from posbench.data.tokenizer import Tokenizer, of_symbols
+from posbench.kernels.cross_entropy import IGNORED
+from posbench.randomness import derive
+from posbench.tasks.base import Problems, Task
+
+logger = logging.getLogger(__name__)
+
+FIXED_SEED = 0  # of all problems that are not trained on, in streams that no training reads
+VALIDATION_PROBLEMS = 256  # of the longest trained length, that answers during training are counted on
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """A task as data to train on, and what `run.json` records of it under `data`; beside `tokens.Tokens`, of text."""
+
+    task: Task
+    offset: int  # a training problem's first token stands at a position from 0 to this
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+    def batches(self, training: TrainingConfig, seed: int) -> "ProblemBatches":
+        """What a configuration trains on, by update."""
+        per_step = training.batch_size * training.accumulation
+        return ProblemBatches(self.task, training.train_length, per_step, seed, self.offset)
+
+    def validation_batches(self, training: TrainingConfig) -> list[Batch]:
+        """Fixed problems of the longest trained length, the same each time."""
+        problems = fixed(self.task, "validation", self.task.longest, VALIDATION_PROBLEMS)
+        ids, labels = (torch.from_numpy(part) for part in _read(problems))
+        parts = zip(torch.split(ids, training.batch_size), torch.split(labels, training.batch_size), strict=True)
+        return [Batch.of(*part) for part in parts]
+
+
+def prepare(config: DataConfig) -> TaskData:
+    """The data of a configuration whose data is a task.
+
+    Raises:
+        UserError: an option of the task is wrong.
+    """
+    task = task_of(config)
+    record = {"name": config.name, "sha256": _digest(task, config.offset), "task": config.task, "offset": config.offset}
+    logger.info("data '%s': problems of length %d to %d", config.name, task.shortest, task.longest)
+    return TaskData(task, config.offset, of_symbols(task.symbols), record)
+
+
+class ProblemBatches:
+    """Fresh problems for every update.
+
+    Args:
+        train_length: tokens per row.
+        batch_size: rows of an update.
+        seed: of the problems alone.
+        offset: each row's positions begin at 0 to this.
+    """
+
+    def __init__(self, task: Task, train_length: int, batch_size: int, seed: int, offset: int = 0) -> None:
+        self._task = task
+        self._train_length = train_length
+        self._batch_size = batch_size
+        self._seed = seed
+        self._offset = offset
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        rng = np.random.default_rng(derive(self._seed, "problems", step))
+        lengths = rng.integers(self._task.shortest, self._task.longest, self._batch_size, endpoint=True)
+        ids = np.zeros((self._batch_size, self._train_length), np.int64)
+        labels = np.full_like(ids, IGNORED)
+        for length in np.unique(lengths):
+            rows = np.flatnonzero(lengths == length)
+            read, answers = _read(self._task.problems(rng, int(length), len(rows)))
+            ids[rows, : read.shape[1]] = read
+            labels[rows, : read.shape[1]] = answers
+        batch = Batch.of(torch.from_numpy(ids), torch.from_numpy(labels))
+        if not self._offset:
+            return batch
+        first = torch.from_numpy(rng.integers(0, self._offset, self._batch_size, endpoint=True))
+        # No row has a token of its problem beyond the last position, only of what fills it.
+        positions = (first[:, None] + torch.arange(self._train_length)).clamp(max=self._train_length - 1)
+        return dataclasses.replace(batch, positions=positions)
+
+
+def fixed(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:
+    """Problems that are the same for every run.
+
+    Args:
+        split: validation or test.
+        variant: what is varied of the task, which names the draw.
+    """
+    stream = derive(FIXED_SEED, "fixed problems", split, task.name, variant, length)
+    return task.problems(np.random.default_rng(stream), length, count)
+
+
+def sha256(problems: Problems) -> str:
+    """Identity of problems; rows that share it are paired."""
+    digest = hashlib.sha256(str(problems.ids.shape).encode())
+    for part in (problems.ids, problems.scored):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def _read(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
+    """What is read and what should follow: (count, size) int64 each."""
+    return problems.ids[:, :-1], np.where(problems.scored, problems.ids[:, 1:], IGNORED)
+
+
+def _digest(task: Task, offset: int) -> str:
+    """Identity of the data: the options, and test problems of the trained lengths."""
+    said = json.dumps({**dataclasses.asdict(task), "name": task.name, "offset": offset}, sort_keys=True)
+    tested = [sha256(fixed(task, "test", length, 64)) for length in sorted({task.shortest, task.longest})]
+    return hashlib.sha256("\n".join([said, *tested]).encode()).hexdigest()
