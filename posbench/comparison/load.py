@@ -16,6 +16,7 @@ from posbench import files
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
+from posbench.evaluation.answers import Answers, answers_of
 from posbench.evaluation.headline import Levels, headline_split, levels_of
 from posbench.runs import jsonl
 from posbench.runs.folder import load_config, load_record
@@ -35,13 +36,14 @@ _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which t
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """A run folder's content. `levels` are those of its headline."""
+    """A run folder's content. `levels` are those of its headline; of a run on a task there are none, but `answers`."""
 
     folder: Path
     record: dict[str, Any]
     config: Config
     rows: list[EvaluationRow]
     levels: Levels
+    answers: Answers | None = None
 
     @property
     def split(self) -> str:
@@ -88,7 +90,12 @@ class Group:
     """Schemes that may be compared, and what sets them apart from the other groups of the report."""
 
     schemes: list[Scheme]
-    settings: dict[str, str]  # only keys that differ between groups
+    settings: dict[str, str]  # only keys that differ between groups of text, or of this task
+
+    @property
+    def task(self) -> str | None:
+        """The name of the task that the runs were trained on; None for text."""
+        return _task(self.runs[0])
 
     @property
     def runs(self) -> list[RunData]:
@@ -114,12 +121,13 @@ def read(folder: Path) -> RunData:
     Raises:
         UserError: its files cannot be read as what they should be.
     """
-    rows = evaluation_rows(folder)
+    rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
     config, record = load_config(folder), load_record(folder)
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, evaluation_blocks(folder), config))
+    answers = answers_of(folder, rows, blocks, config) if config.data.task is not None else None
+    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), answers)
 
 
 def _shown(value: Any) -> Any:
@@ -135,17 +143,29 @@ def _shown(value: Any) -> Any:
 
 
 def groups(runs: list[RunData]) -> list[Group]:
-    """Runs sorted into sets that may be compared: those with results first, of them the largest."""
+    """Runs sorted into sets that may be compared: of text before tasks, those with results first, then the largest."""
     sets: dict[str, list[RunData]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: _corpus(run) is None):
         sets[_home(run, list(sets))].append(run)
-    ordered = sorted(sets.items(), key=lambda item: (not any(run.levels for run in item[1]), -len(item[1]), item[0]))
+    ordered = sorted(sets.items(), key=lambda item: (*_rank(item[1]), item[0]))
     settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
-    differing = _differing(settings)
-    return [
-        Group(_schemes(members), {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in differing})
-        for setting, (_, members) in zip(settings, ordered, strict=True)
-    ]
+    found = []
+    for setting, (_, members) in zip(settings, ordered, strict=True):
+        task = _task(members[0])
+        alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if _task(others[0]) == task]
+        differing = {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in _differing(alike)}
+        found.append(Group(_schemes(members), differing))
+    return found
+
+
+def _rank(members: list[RunData]) -> tuple[str, bool, int]:
+    results = any(run.levels or (run.answers and run.answers.at) for run in members)
+    return _task(members[0]) or "", not results, -len(members)
+
+
+def _task(run: RunData) -> str | None:
+    task = run.config.data.task
+    return None if task is None else spelt_out(str(task.get("name")))
 
 
 def _home(run: RunData, known: list[str]) -> str:
@@ -209,6 +229,7 @@ def _asked(run: RunData) -> dict[str, Any]:
     """What must be equal in the configurations of runs that are compared: model, initialisation, budget."""
     plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
     settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
+    settings |= {f"data.task.{key}": value for key, value in flat(run.config.data.task or {}).items()}
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
 

@@ -211,6 +211,25 @@ def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
     return Interval(mean, math.sqrt(variance), df, n_seeds, n_units, kind)
 
 
+def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
+    """Of a share of independent trials: 95 % at least, whatever the share is.
+
+    Source: Clopper & Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of the
+    binomial".
+
+    Raises:
+        ValueError: no trials, or more successes than those.
+    """
+    from scipy import special
+
+    if not 0 <= successes <= trials or not trials:
+        raise ValueError(f"{successes} of {trials} is no share")
+    failures = trials - successes
+    low = float(special.betaincinv(successes, failures + 1, 0.025)) if successes else 0.0
+    high = float(special.betaincinv(successes + 1, failures, 0.975)) if failures else 1.0
+    return low, high
+
+
 def _by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
     """(seeds, units) sums and (units,) tokens, and what a unit is."""
     counts, documents = each[0].counts, each[0].documents

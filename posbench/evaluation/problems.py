@@ -24,7 +24,7 @@ from posbench.errors import Undefined
 from posbench.evaluation import intervals, plan
 from posbench.evaluation.evaluate import same
 from posbench.evaluation.subject import Answers, Solver
-from posbench.evaluation.variants import AS_TRAINED, Variant, parse_extension
+from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
 from posbench.processes import World
 from posbench.runs.jsonl import plain
 from posbench.runs.rows import BlockRow, EvaluationRow
@@ -102,7 +102,7 @@ def evaluate(
 
 
 def _varied(task: Task, variant: str) -> Task:
-    return task.varied(**parse_extension(f"{task.name}:{variant}")[1]) if variant else task
+    return task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
 
 
 def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) -> tuple[Solver, dict[str, Any] | None]:

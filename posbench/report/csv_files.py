@@ -1,10 +1,18 @@
-"""`runs.csv` and `evaluation.csv`: every run and every row, with what tells runs of one encoding apart."""
+"""Every run and every row as CSV, with what tells runs of one encoding apart; of tasks the schemes, too.
+
+`runs.csv` and `evaluation.csv` are of text and of tasks. `tasks.csv`: a line per scheme and place that a task was
+tested at; `problems.csv`: the same per run, with 95 % intervals over problems.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from posbench.comparison import problems
 from posbench.comparison.load import Group, RunData
+from posbench.comparison.problems import At, Standing
+from posbench.evaluation import answers
+from posbench.evaluation.answers import Answer, Place
 from posbench.evaluation.headline import headline
 from posbench.report import text
 from posbench.runs.rows import COLUMNS
@@ -18,15 +26,92 @@ _RUN_COLUMNS = [
 ]  # fmt: skip
 
 
+# What only runs on tasks have; a report of text alone has no such columns.
+_OF_TASKS = ("problem_length", "offset")
+_PLACE = ["variant", "problem_length", "length_ratio", "offset", "status"]
+_SCHEME_COLUMNS = [
+    "task", "set", "label", "encoding", "learned", "seeds", "learned_low", "learned_high", "steps_to_gate", "ranked",
+    *_PLACE, "seeds_measured", "accuracy_median", "accuracy_min", "accuracy_max", "exact_match_median",
+    "exact_match_min", "exact_match_max",
+]  # fmt: skip
+_PROBLEM_COLUMNS = [
+    *_NAMES, "task", "set", "seed_learned", "steps_to_gate", *_PLACE, "n_problems", "accuracy", "accuracy_low",
+    "accuracy_high", "exact_match", "exact_match_low", "exact_match_high", "targets_sha256",
+]  # fmt: skip
+
+
 def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
-    """Write both files, a line per run and a line per evaluation row; the runs are those of the groups."""
+    """Write the files, a line per run and a line per evaluation row; the runs are those of the groups."""
     labels = {run.folder: scheme.label for group in groups for scheme in group.schemes for run in scheme.runs}
     sets = {run.folder: number for number, group in enumerate(groups, start=1) for run in group.runs}
     names = {run.folder: {**_names(run), "label": labels[run.folder], "set": sets[run.folder]} for run in runs}
-    lines = ({**_facts(run), **names[run.folder]} for run in runs)
-    text.write(folder / "runs.csv", text.csv_text(_RUN_COLUMNS, lines))
+    on_tasks = [group for group in groups if group.task is not None]
+    lines = [{**_facts(run), **names[run.folder]} for run in runs]
+    measured = list(dict.fromkeys(name for run in runs if run.answers for name in answers.headline(run.answers)))
+    text.write(folder / "runs.csv", text.csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
     rows = ({**row.to_json(), **names[run.folder]} for run in runs for row in run.rows)
-    text.write(folder / "evaluation.csv", text.csv_text([*_NAMES, *COLUMNS], rows))
+    columns = [column for column in COLUMNS if on_tasks or column not in _OF_TASKS]
+    text.write(folder / "evaluation.csv", text.csv_text([*_NAMES, *columns], rows))
+    if on_tasks:
+        of_schemes = [line for group in on_tasks for line in _of_schemes(group, sets)]
+        text.write(folder / "tasks.csv", text.csv_text(_SCHEME_COLUMNS, of_schemes))
+        of_runs = [{**names[run.folder], **line} for group in on_tasks for run in group.runs for line in _of_run(run)]
+        text.write(folder / "problems.csv", text.csv_text(_PROBLEM_COLUMNS, of_runs))
+
+
+def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:
+    found = []
+    for one in problems.standings(group):
+        low, high = one.interval or (None, None)
+        known = {
+            "task": group.task, "set": sets[one.scheme.runs[0].folder], "label": one.scheme.label,
+            "encoding": one.scheme.name, "learned": one.learned, "seeds": one.seeds, "learned_low": low,
+            "learned_high": high, "steps_to_gate": one.steps, "ranked": one.ranked,
+        }  # fmt: skip
+        found += [
+            {**known, **_of_place(place, one.at[place].status), **_spreads(one, at)} for place, at in one.at.items()
+        ]
+    return found
+
+
+def _spreads(one: Standing, at: At) -> dict[str, Any]:
+    """Of the learned seeds."""
+    found: dict[str, Any] = {"problem_length": at.problem_length, "seeds_measured": 0}
+    for name in ("accuracy", "exact_match"):
+        if spread := getattr(at, name):
+            found |= {"seeds_measured": spread.seeds, f"{name}_median": spread.median}
+            found |= {f"{name}_min": spread.low, f"{name}_max": spread.high}
+    return found
+
+
+def _of_run(run: RunData) -> list[dict[str, Any]]:
+    if run.answers is None:
+        return []
+    known = {
+        "task": run.config.data.task and run.config.data.task.get("name"),
+        "seed_learned": problems.learned(run),
+        "steps_to_gate": run.answers.steps_to_gate,
+    }
+    return [{**known, **_of_place(place, one.status), **_measured(one)} for place, one in run.answers.at.items()]
+
+
+def _of_place(place: Place, status: str) -> dict[str, Any]:
+    return {"variant": place.variant, "length_ratio": place.ratio, "offset": place.offset, "status": status}
+
+
+def _measured(one: Answer) -> dict[str, Any]:
+    interval, exact = one.interval or (None, None), one.exact_interval or (None, None)
+    return {
+        "problem_length": one.row.problem_length,
+        "n_problems": one.row.n_blocks,
+        "accuracy": one.accuracy,
+        "accuracy_low": interval[0],
+        "accuracy_high": interval[1],
+        "exact_match": one.exact_match,
+        "exact_match_low": exact[0],
+        "exact_match_high": exact[1],
+        "targets_sha256": one.row.targets_sha256,
+    }
 
 
 def _names(run: RunData) -> dict[str, Any]:
@@ -46,6 +131,8 @@ def _facts(run: RunData) -> dict[str, Any]:
     return {
         **run.record,
         **headline(run.levels, run.config.training.train_length),
+        **(answers.headline(run.answers) if run.answers else {}),
+        "task": run.config.data.task and run.config.data.task.get("name"),
         "study": run.config.study,
         "parameters": run.parameters("total"),
         "encoding_parameters": run.parameters("encoding"),

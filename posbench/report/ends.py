@@ -100,10 +100,11 @@ def _lead(axis: "Axes", line: Line, end: float, height: float) -> None:
     at = (height - box.y0) / box.height
     axis.plot(
         to, at, transform=axis.transAxes, clip_on=False, color=line.style.colour, marker=line.style.mark or "None",
-        markersize=5, markeredgewidth=0,
+        markerfacecolor="white" if line.hollow else line.style.colour, markersize=5,
+        markeredgewidth=1.0 if line.hollow else 0,
     )  # fmt: skip
     inside = axis.get_ylim()[0] <= line.points[-1][1] <= axis.get_ylim()[1]
-    if line.undefined_at or line.seeds or not inside:
+    if line.undefined_at or line.seeds or line.hollow or not inside:
         return
     start = (_pixels(axis, line.points[-1])[0] - box.x0) / box.width
     bend = 1 + _pixels_of(axis, 2) / box.width

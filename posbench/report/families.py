@@ -1,21 +1,32 @@
 """How many schemes are spread over the rows of a picture: by where they act on the forward pass."""
 
 import math
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
-from posbench.comparison.summary import Summary
+from posbench.comparison.load import Scheme
 from posbench.portrait import places
 
+
+class OfScheme(Protocol):
+    """What is said of a scheme."""
+
+    @property
+    def scheme(self) -> Scheme: ...
+
+
+Found = TypeVar("Found", bound=OfScheme)
 MOST_TOGETHER = 8  # schemes that can be told apart in one panel
 
 
-def rows(summaries: list[Summary]) -> list[tuple[str, list[Summary]]]:
+def rows(summaries: Sequence[Found]) -> list[tuple[str, list[Found]]]:
     """Titles and schemes of the rows: one without a title while the schemes can be told apart, else one per family.
 
     A family of more than that is split evenly, and a family of one is drawn with its neighbour where there is room.
     """
     if len(summaries) <= MOST_TOGETHER:
-        return [("", summaries)]
-    joined: list[tuple[str, list[Summary]]] = []
+        return [("", list(summaries))]
+    joined: list[tuple[str, list[Found]]] = []
     for title, members in _by_family(summaries):
         alone = joined and min(len(members), len(joined[-1][1])) == 1
         if alone and len(members) + len(joined[-1][1]) <= MOST_TOGETHER:
@@ -25,14 +36,14 @@ def rows(summaries: list[Summary]) -> list[tuple[str, list[Summary]]]:
     return [row for title, members in joined for row in _split(title, members)]
 
 
-def _by_family(summaries: list[Summary]) -> list[tuple[str, list[Summary]]]:
-    found: dict[str, list[Summary]] = {family: [] for family in places.FAMILIES}
+def _by_family(summaries: Sequence[Found]) -> list[tuple[str, list[Found]]]:
+    found: dict[str, list[Found]] = {family: [] for family in places.FAMILIES}
     for one in summaries:
         found[places.family(one.scheme.name)].append(one)
     return [(family, members) for family, members in found.items() if members]
 
 
-def _split(title: str, members: list[Summary]) -> list[tuple[str, list[Summary]]]:
+def _split(title: str, members: list[Found]) -> list[tuple[str, list[Found]]]:
     pieces = math.ceil(len(members) / MOST_TOGETHER)
     if pieces == 1:
         return [(title, members)]

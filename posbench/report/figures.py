@@ -66,9 +66,13 @@ class Row:
 
 def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
     """Write `curves.png`, `.svg` and `.pdf` of a group into a folder; nothing if no run has a curve."""
+    return write(of_group(group, summaries), folder)
+
+
+def write(figure: "Figure | None", folder: Path) -> list[Path]:
+    """Write `curves.png`, `.svg` and `.pdf` of a picture into a folder; nothing of none."""
     import matplotlib
 
-    figure = of_group(group, summaries)
     if figure is None:
         return []
     with matplotlib.rc_context(SETTINGS):

@@ -13,7 +13,7 @@ from posbench.comparison.summary import Measure, Point, Summary
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.headline import REACH_LIMIT
 from posbench.report import tables
-from posbench.report.tables import FEW, ONE, Value
+from posbench.report.tables import FEW, ONE, Table, Value
 from posbench.runs.rows import PLAIN
 from posbench.terminal.exits import one_line
 
@@ -23,6 +23,7 @@ CHARACTER, SEPARATION = 4.3, 3.0  # points, of \footnotesize; of half the room b
 DEFAULT = "nll_1x,rise_4x,rise_16x,reach"
 _AT_RATIO = re.compile(r"(nll|rise)_(\d{1,6}(?:\.\d{1,6})?)x")
 _NUMBER = re.compile(r"(≥ |<|)([+-]?[\d.,]+)(x?)(?: ±([\d.]+))?(.*)")
+_MULTIPLE = re.compile(r"[\d.]+x\b")
 _SPELT = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "#": r"\#", "$": r"\$", "%": r"\%", "&": r"\&", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≥": r"$\geq$", "†": r"$^\dagger$",
@@ -152,20 +153,39 @@ def table(group: Group, summaries: list[Summary], names: str | None, title: str,
     longest = max((len(word) for one in summaries for word in one.scheme.label.split()), default=0)
     wide = "*" if CHARACTER * longest + sum(one.width for one in shown) > COLUMN else ""
     alike = len({one.n_done for one in summaries if one.n_done}) <= 1
+    return _environment(
+        behind, title, _caption(group, summaries, shown, alike), wide, "".join(one.alignment for one in shown),
+        [one.column.head for one in shown],
+        [_row(number, one, shown, alike) for number, one in enumerate(summaries)],
+    )  # fmt: skip
+
+
+def of_table(table: Table, caption: str, title: str, behind: str) -> str:
+    """A table of the report as a file, its first column the scheme, without anything in bold."""
+    texts = [[table.columns[at], *(row[at].text for row in table.rows)] for at in range(len(table.columns))]
+    widths = [2 * SEPARATION + CHARACTER * max(map(len, column)) for column in texts]
+    cells = [[latex(row[0].text), *(_cell(value, False, False) for value in row[1:])] for row in table.rows]
+    rows = [re.sub(r"(?<=\d)-(?=\d)", "--", " & ".join(row)).replace("$[", "$ [") for row in cells]  # from .. to
+    alignment = "".join("r" if right else "l" for right in table.numeric[1:])
+    heads = [head.replace("x", TIMES, 1) if _MULTIPLE.match(head) else head for head in table.columns[1:]]
+    return _environment(behind, title, caption, "*" if sum(widths) > COLUMN else "", alignment, heads, rows)
+
+
+def _environment(
+    behind: str, title: str, caption: str, wide: str, alignment: str, heads: list[str], rows: list[str]
+) -> str:
     lines = [
         *_comment(behind),
         rf"\begin{{table{wide}}}",
         r"  \centering\footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"  \caption{{{latex(_caption(group, summaries, shown, alike))}}}",
+        rf"  \caption{{{latex(caption)}}}",
         r"  \smallskip",
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', title)}}}",
-        r"  \begin{tabularx}{\linewidth}{@{}>{\raggedright\arraybackslash}X"
-        + "".join(one.alignment for one in shown)
-        + "@{}}",
+        rf"  \begin{{tabularx}}{{\linewidth}}{{@{{}}>{{\raggedright\arraybackslash}}X{alignment}@{{}}}}",
         r"    \toprule",
-        "    " + " & ".join(["scheme", *(latex(one.column.head) for one in shown)]) + r" \\",
+        "    " + " & ".join(["scheme", *map(latex, heads)]) + r" \\",
         r"    \midrule",
-        *(f"    {_row(number, one, shown, alike)}" + r" \\" for number, one in enumerate(summaries)),
+        *(f"    {row}" + r" \\" for row in rows),
         r"    \bottomrule",
         r"  \end{tabularx}",
         rf"\end{{table{wide}}}",

@@ -15,7 +15,7 @@ HUGE = 2.0  # nats per token above the lowest: such a line leaves the picture ra
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One scheme in one panel; points are (multiple of the training length, nats per token)."""
+    """One scheme in one panel; points are (multiple of the training length, nats per token or a share)."""
 
     label: str
     style: Style
@@ -23,6 +23,7 @@ class Line:
     band: list[tuple[float, Interval]]
     seeds: list[list[tuple[float, float]]]  # of each seed, where they part in two groups that a mean would hide
     undefined_at: float | None  # the first multiple at which the scheme is undefined
+    hollow: bool = False  # drawn without a line: what has not learned its task
 
     @property
     def top(self) -> float:

@@ -18,6 +18,7 @@ from markupsafe import Markup
 import posbench
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.summary import Curve, Point, Summary
+from posbench.config.history import without_neutral
 from posbench.config.schema import to_container
 from posbench.evaluation.intervals import Interval
 from posbench.report import families, lines, styles
@@ -40,6 +41,29 @@ class Part:
     tables: list[Table]
     notes: list[str]
     data: Markup  # the curves
+    on_task: bool = False
+
+    @property
+    def views(self) -> list[tuple[str, str]]:
+        """What the curves can show: the key of it in `data`, and its name."""
+        if self.on_task:
+            return [("level", "answer tokens"), ("exact", "whole answers")]
+        return [("level", "level"), ("rise", "rise against 1x")]
+
+    @property
+    def shows(self) -> str:
+        return "accuracy against problem length" if self.on_task else "nll against context length"
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the page with what is written beside the page."""
+
+    part: Part
+    shown: int  # of its tables, those that the terminal has, too: the first ones
+    latex: str  # its table for a paper
+    pictures: list[Path]
+    shows: str  # what the pictures do, in words
 
 
 def render(
@@ -47,6 +71,7 @@ def render(
 ) -> str:
     """The whole page."""
     script, sheet = (_own(name) for name in ("page.js", "page.css"))
+    task_script = _own("task.js") if any(part.on_task for part in parts) else Markup()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
     environment.filters |= {"line": one_line, "keep_indent": _keep_indent}
     template = environment.from_string((_HERE / "page.html.jinja").read_text(encoding="utf-8"))
@@ -60,6 +85,8 @@ def render(
         version=posbench.__version__,
         script=script,
         script_hash=_hash(script),
+        task_script=task_script,
+        task_script_hash=_hash(task_script),
         style=sheet,
         style_hash=_hash(sheet),
     )
@@ -141,7 +168,7 @@ def _numbers(mean: float | None, band: Interval | None) -> list[float] | None:
 
 def _run(run: RunData) -> dict[str, Any]:
     record = run.record
-    plain = yaml.safe_dump(to_container(run.config), sort_keys=False, allow_unicode=True)
+    plain = yaml.safe_dump(without_neutral(to_container(run.config)), sort_keys=False, allow_unicode=True)
     versions, git = record.get("versions"), record.get("git")
     facts = {
         **(versions if isinstance(versions, dict) else {}),

@@ -75,9 +75,9 @@ def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         _precision(group, summaries, least),
         _extensions(group, summaries),
         _others(summaries),
-        _learning_rates(group),
+        learning_rates(group),
     ]
-    return [table.filled() for table in [*tables, _not_done(group)] if table.rows]
+    return [table.filled() for table in [*tables, not_done(group)] if table.rows]
 
 
 def properties(measured: list[Properties]) -> Table:
@@ -290,7 +290,7 @@ def _mean(rows: list[EvaluationRow]) -> Value:
     return Value(f"{mean:.3f}{spread}", mean)
 
 
-def _not_done(group: Group) -> Table:
+def not_done(group: Group) -> Table:
     rows = [
         [Value(run.folder.name), Value(run.outcome), Value(str(run.record.get("message") or ""))]
         for run in group.runs
@@ -422,7 +422,7 @@ def _first(one: Summary, fact: Callable[[RunData], float | None]) -> float | Non
 # -- learning rates ----------------------------------------------------------------------------------------------------
 
 
-def _learning_rates(group: Group) -> Table:
+def learning_rates(group: Group) -> Table:
     columns = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
     rows = [
         [

@@ -1,0 +1,167 @@
+"""What a run that was trained on a task can do: how many answers are right by problem length, and whether it learned.
+
+All of it is of the newest checkpoint, of the model as it was trained, on the fixed test problems. A place is where it
+was tested: the task itself or a variant, a problem length, and what positions were shifted by. Files may come from
+strangers: a share that is none is missing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from posbench.config.schema import Config
+from posbench.evaluation.intervals import clopper_pearson
+from posbench.runs.jsonl import number, read_jsonl
+from posbench.runs.names import METRICS
+from posbench.runs.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, newest_of_split
+
+PROTOCOL = "problems"
+GATE = 0.99  # share of right tokens at every trained length from which on a run has learned the task
+RESAMPLES = 2000
+MOST_PROBLEMS = 4096  # that are resampled; a test has hundreds
+
+Integers = NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where a run was tested."""
+
+    variant: str  # options that differ from those trained on, such as depth=0.5; "" for none
+    ratio: float  # problem length / longest trained one
+    offset: int  # that all positions were shifted by
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+    """The answers at one place."""
+
+    row: EvaluationRow
+    correct: Integers | None  # right tokens per problem; None where the file lacks them
+    tokens: Integers | None  # of its answer
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right tokens, each predicted from the true ones before it."""
+        return _share(self.row.accuracy) if self.row.status == "ok" else None
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of problems whose every token is right."""
+        return _share(self.row.exact_match) if self.row.status == "ok" else None
+
+    @property
+    def status(self) -> str:
+        """As the row has it; `failed` where there is no number."""
+        return "failed" if self.row.status == "ok" and self.accuracy is None else self.row.status
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of the accuracy of this very checkpoint, over problems; None where they are not known.
+
+        The percentile bootstrap over problems, whose tokens are right or wrong together. Where all are right, or none
+        is, it would have no width; the bound is then that of the share of such problems (Clopper & Pearson).
+        """
+        if self.correct is None or self.tokens is None or not 2 <= len(self.tokens) <= MOST_PROBLEMS:
+            return None
+        if self.correct.sum() == self.tokens.sum():
+            return clopper_pearson(len(self.tokens), len(self.tokens))
+        if not self.correct.any():
+            return clopper_pearson(0, len(self.tokens))
+        drawn = _resamples(len(self.tokens))
+        low, high = np.quantile((drawn @ self.correct) / (drawn @ self.tokens), (0.025, 0.975))
+        return float(low), float(high)
+
+    @property
+    def exact_interval(self) -> tuple[float, float] | None:
+        """95 % of the share of problems whose every token is right (Clopper & Pearson)."""
+        if self.correct is None or self.tokens is None:
+            return None
+        return clopper_pearson(int((self.correct == self.tokens).sum()), len(self.tokens))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answers:
+    """All that a run was tested on, and how soon it had learned."""
+
+    at: dict[Place, Answer]
+    steps_to_gate: int | None  # of the first validation that reached it; None: none did
+
+    @property
+    def learned(self) -> bool | None:
+        """Whether the gate is reached at every trained length that was tested; None where the longest was not."""
+        trained = [answer for place, answer in self.at.items() if place.ratio <= 1 and place[::2] == ("", 0)]
+        if not any(answer.row.length_ratio == 1 for answer in trained):
+            return None
+        return all(answer.accuracy is not None and answer.accuracy >= GATE for answer in trained)
+
+
+def answers_of(
+    folder: Path, rows: list[EvaluationRow], blocks: Mapping[BlocksKey, Sequence[BlockRow]], config: Config
+) -> Answers:
+    """Those of a run folder, on the split that its configuration names, else another that was tested.
+
+    Raises:
+        UserError: its metrics cannot be read.
+    """
+    own = [row for row in rows if row.protocol == PROTOCOL and row.kind == PLAIN]
+    splits = {row.split for row in own}
+    split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
+    at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest_of_split(own, split)}
+    return Answers(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
+
+
+def place_of(row: EvaluationRow) -> Place:
+    return Place((row.task or "").partition(":")[2], row.length_ratio, row.offset or 0)
+
+
+def steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first step whose validation reached the gate, by the rows of `metrics.jsonl`; None if none did.
+
+    Of rows of one step, as a continued run has them, the later one counts.
+    """
+    by_step = {number(row.get("step")): _share(number(row.get("validation/accuracy"))) for row in metrics}
+    reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
+    return int(min(reached)) if reached else None
+
+
+def headline(answers: Answers) -> dict[str, float | None]:
+    """A run in a few numbers by name.
+
+    `learned`: 1 or 0. `steps_to_gate`. `nll_1x` in nats per token of the answers, `accuracy_<r>x` and
+    `exact_match_<r>x` as shares, at r times the longest trained problems.
+    """
+    plain = {place.ratio: one for place, one in answers.at.items() if place.ratio >= 1 and place[::2] == ("", 0)}
+    found: dict[str, float | None] = {
+        "learned": None if answers.learned is None else float(answers.learned),
+        "steps_to_gate": answers.steps_to_gate,
+        "nll_1x": plain[1.0].row.nll if 1.0 in plain and plain[1.0].status == "ok" else None,
+        "accuracy_1x": None,
+        "exact_match_1x": None,
+    }
+    found |= {f"accuracy_{ratio:.3g}x": one.accuracy for ratio, one in plain.items()}
+    return found | {f"exact_match_{ratio:.3g}x": one.exact_match for ratio, one in plain.items()}
+
+
+def _answer(row: EvaluationRow, blocks: Sequence[BlockRow]) -> Answer:
+    pairs = [(block.n_correct, block.n_tokens) for block in blocks]
+    known = [(right, of) for right, of in pairs if right is not None and of is not None and 0 <= right <= of >= 1]
+    if not known or len(known) < len(pairs):
+        return Answer(row, None, None)
+    correct, tokens = np.array(known, dtype=np.int64).T
+    return Answer(row, correct, tokens)
+
+
+@functools.lru_cache(maxsize=1)
+def _resamples(count: int) -> NDArray[np.float64]:
+    """(RESAMPLES, count): how often each problem is drawn, the same for every run."""
+    rng = np.random.default_rng(0)
+    return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(np.float64)
+
+
+def _share(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= 1 else None

@@ -1,0 +1,156 @@
+"""What the figures of a set of runs rest on, and what a reader has to know beside them."""
+
+import shlex
+import sys
+from typing import Any
+
+from posbench.comparison import rates
+from posbench.comparison.load import Group, RunData
+from posbench.config.schema import flat
+from posbench.evaluation.answers import GATE
+from posbench.evaluation.intervals import documents_of
+from posbench.runs.redaction import redact
+from posbench.runs.rows import PLAIN, EvaluationRow
+
+
+def of_text(group: Group) -> str:
+    """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units."""
+    config = group.runs[0].config
+    data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
+    rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
+    sentences = [
+        f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
+        f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
+        f"{_trained_by(group)}.",
+        *(_protocol(rows) if rows else []),
+        f"Command: {_command()}",
+    ]
+    return " ".join(sentences)
+
+
+def _protocol(rows: list[EvaluationRow]) -> list[str]:
+    return [
+        f"Protocol fixed_target: the same {_all(rows, 'n_tokens')} target tokens in {_all(rows, 'n_blocks')} blocks "
+        f"at every context length, from {_all(rows, 'n_documents')} documents ({_all(rows, 'documents')}), evaluated "
+        f"in {_all(rows, 'dtype')}.",
+        "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
+        f"original text, {_all(rows, 'n_bytes')}.",
+        "Bands: 95 %; of levels over seeds on this text, which all schemes share; of rises over seeds and documents, "
+        "of a single run over documents. Dashed: attention narrowed to the training length; grey: for comparison; "
+        "arrow: leaves the picture, its highest value is said; stop sign: undefined.",
+    ]
+
+
+def notes_on_text(group: Group) -> list[str]:
+    notes = []
+    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.get((PLAIN, group.train_length)))]
+    documents = next((documents_of(one) for one in blocks if one), None)
+    if documents and documents.warning:
+        notes.append(documents.warning)
+    if any(one and one.documents is None for one in blocks):
+        notes.append(
+            "Some runs were evaluated by an earlier version, which did not say in which document a block stands: where "
+            "a cell says so their intervals are over blocks, which makes them too narrow, or over seeds on this very "
+            "text. 'posbench evaluate' gives them new ones."
+        )
+    measured = [level.row for run in group.runs if run.done for level in run.levels.values() if level.row.measured]
+    if len(precisions := sorted({str(row.dtype) for row in measured})) > 1:
+        notes.append(
+            f"Evaluated in {_listed(precisions)}: levels of different precision are not subtracted from each other. "
+            "evaluation.precision=fp32 gives all of them one."
+        )
+    if group.reference is None:
+        notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
+    levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]
+    if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
+        notes.append(
+            "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
+            "run, and runs are paired only where their target tokens are equal."
+        )
+    return [*notes, *_learning_rates(group)]
+
+
+def _learning_rates(group: Group) -> list[str]:
+    """Where they differ, and what is known of better ones."""
+    found: dict[float, list[str]] = {}
+    for scheme in group.schemes:
+        found.setdefault(scheme.runs[0].config.training.learning_rate, []).append(scheme.label)
+    each = "; ".join(f"{rate:g} for {', '.join(labels)}" for rate, labels in found.items())
+    tuned = _tuned(group)
+    return [*([f"Learning rates differ: {each}."] if len(found) > 1 else []), *([tuned] if tuned else [])]
+
+
+def _tuned(group: Group) -> str:
+    """Whose learning rate is the best of those tried, and whose is not; empty where nothing was tried."""
+    known = rates.of_schemes(group)
+    if not any(found.tried for _, found in known):
+        return ""
+    said = {
+        "the best of those tried": [scheme.label for scheme, found in known if found.best == found.ran],
+        "not the best": [scheme.label for scheme, found in known if found.best not in (None, found.ran)],
+        "not tuned": [scheme.label for scheme, found in known if found.best is None],
+    }
+    each = "; ".join(f"{what} for {', '.join(labels)}" for what, labels in said.items() if labels)
+    return f"Learning rates, by nll on validation text at the training length: {each}."
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def of_task(group: Group) -> str:
+    """What every figure of a task rests on: options, budget, seeds, test problems, precision; what a picture shows."""
+    config = group.runs[0].config
+    options = flat({key: value for key, value in (config.data.task or {}).items() if key != "name"})
+    rows = [one.row for run in group.runs if run.answers for one in run.answers.at.values() if one.status == "ok"]
+    said = f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else ""
+    sentences = [
+        f"Task {group.task}{said}: problems of trained lengths drawn anew at every step; tested on the same "
+        f"{_all(rows, 'n_blocks')} problems of each length, answered in {_all(rows, 'dtype')}.",
+        f"{config.training.steps:,} steps of {config.training.batch_size * config.training.accumulation} problems, "
+        f"{_trained_by(group)}.",
+        "Picture: a dot per seed, a line through the median of those that learned; hollow: did not learn; thin line: "
+        f"the gate, {100 * GATE:g} %; stop sign: undefined.",
+        f"Command: {_command()}",
+    ]
+    return " ".join(sentences)
+
+
+def notes_on_task(group: Group) -> list[str]:
+    notes = []
+    tested = [(place, one) for run in group.runs if run.done and run.answers for place, one in run.answers.at.items()]
+    measured = [(place, one.row) for place, one in tested if one.status == "ok"]
+    if len(precisions := sorted({str(row.dtype) for _, row in measured})) > 1:
+        notes.append(f"Answered in {_listed(precisions)}: accuracies of different precision are not tested.")
+    problems = {(place, row.targets_sha256) for place, row in measured}
+    if len(problems) > len({place for place, _ in measured}):
+        notes.append("Not all runs were tested on the same problems: where they differ nothing is tested.")
+    return [*notes, *_learning_rates(group)]
+
+
+def _trained_by(group: Group) -> str:
+    config = group.runs[0].config
+    return (
+        f"seeds {_listed(sorted({run.config.seed for run in group.runs}))}; {config.model.n_layers} layers, width "
+        f"{config.model.d_model}, {config.model.n_heads} heads; initialisation {config.model.init}; "
+        f"learning rate {_listed(sorted({run.config.training.learning_rate for run in group.runs}))}"
+    )
+
+
+# -- what both say -----------------------------------------------------------------------------------------------------
+
+
+def _all(rows: list[EvaluationRow], column: str) -> str:
+    values = [getattr(row, column) for row in rows]
+    return ", ".join(sorted({_listed([value]) for value in values if value is not None})) or "unknown"
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _command() -> str:
+    return redact(shlex.join(["posbench", *sys.argv[1:]]))
+
+
+def _knows_data(run: RunData) -> bool:
+    return isinstance(run.record.get("data"), dict)

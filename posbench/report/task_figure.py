@@ -1,0 +1,156 @@
+"""A task as a picture: accuracy by problem length, one dot per seed, a line through the median of those that learned.
+
+Two panels: answer tokens and whole answers. What has not learned is hollow and has no line; there are no bands, since
+seeds part in groups that a band would hide. Schemes stand a little beside each other, so that equal ones are seen.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posbench.comparison.load import Group, RunData
+from posbench.comparison.problems import Standing, learned
+from posbench.evaluation.answers import GATE, Answer, Place
+from posbench.report import ends, families, figures, styles
+from posbench.report.figures import DARK, NAME_LINE, SETTINGS, write
+from posbench.report.lines import Line
+from posbench.report.styles import Style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+PANELS = {"accuracy": "Answer tokens right", "exact_match": "Whole answers right"}  # by column of a row
+WIDTH, LOW, HIGH = 6.4, 2.6, 4.2  # inches, of a panel; of one row among many, and of the only one
+ASIDE = 0.022  # doublings between two schemes beside each other
+LABEL = 0.34  # inches that a length below the axis takes
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A scheme in a panel: its line, and the dots of its seeds, (multiple, share, whether that seed learned)."""
+
+    line: Line
+    dots: list[tuple[float, float, bool]]
+
+
+def save(group: Group, found: Sequence[Standing], folder: Path) -> list[Path]:
+    """Write `curves.png`, `.svg` and `.pdf` of a task into a folder; nothing if no run was tested."""
+    return write(of_group(group, found), folder)
+
+
+def of_group(group: Group, found: Sequence[Standing], kind: "type[Figure] | None" = None) -> "Figure | None":
+    """The picture of a task, a figure of a `kind` of its own if one is given; None if no run was tested."""
+    import matplotlib
+
+    shown = [one for one in found if any(seeds(one, "accuracy"))]
+    with matplotlib.rc_context(SETTINGS):
+        return _draw(group, shown, kind) if shown else None
+
+
+def seeds(one: Standing, column: str) -> list[tuple[RunData, dict[float, float]]]:
+    """Per run its shares by multiple of the longest trained problem: of the task itself, not shifted."""
+    found = []
+    for run in one.scheme.runs:
+        if learned(run) is None or run.answers is None:
+            continue
+        shares = {place.ratio: getattr(answer, column) for place, answer in run.answers.at.items() if is_plain(place)}
+        found.append((run, {ratio: share for ratio, share in shares.items() if share is not None}))
+    return [(run, shares) for run, shares in found if shares]
+
+
+def is_plain(place: Place) -> bool:
+    return not place.variant and not place.offset
+
+
+def lengths(found: Sequence[Standing]) -> dict[float, int | None]:
+    """Problem lengths by their multiples of the longest trained one, ascending."""
+    runs = [run for one in found for run in one.scheme.runs if run.answers]
+    spots: list[tuple[Place, Answer]] = [item for run in runs if run.answers for item in run.answers.at.items()]
+    return dict(sorted((place.ratio, one.row.problem_length) for place, one in spots if is_plain(place)))
+
+
+def _draw(group: Group, shown: list[Standing], kind: "type[Figure] | None") -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
+    rows, layout = families.rows(shown), ConstrainedLayoutEngine()
+    heights = [max(LOW if title else HIGH, NAME_LINE * 2.2 * (len(members) + 1)) for title, members in rows]
+    figure = (kind or Figure)(figsize=(WIDTH * len(PANELS), sum(heights) + 0.9), dpi=figures.DPI, layout=layout)
+    FigureCanvasAgg(figure)  # measures texts
+    axes = figure.subplots(len(rows), len(PANELS), squeeze=False, height_ratios=heights)
+    named = []
+    for (title, members), panels in zip(rows, axes, strict=True):
+        for axis, column in zip(panels, PANELS, strict=True):
+            drawn = [
+                _drawn(one, column, looks[one.scheme.label], ASIDE * (at - (len(members) - 1) / 2))
+                for at, one in enumerate(members)
+            ]
+            named.append(_panel(axis, [one for one in drawn if one.dots]))
+            _length_axis(axis, lengths(shown))
+        panels[0].set_title(title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
+    for axis, heading in zip(axes[0], PANELS.values(), strict=True):
+        axis.annotate(
+            heading, (0, 1), xycoords="axes fraction", xytext=(0, 24 if len(rows) > 1 else 6),
+            textcoords="offset points", fontsize=SETTINGS["axes.titlesize"],
+        )  # fmt: skip
+    for axis in axes[-1]:
+        axis.set_xlabel("problem length (log scale)\ndotted: the longest trained")
+    layout.execute(figure)
+    figure.set_layout_engine(None)  # what is placed now stays where it is
+    for axis, shown_lines, names in named:
+        ends.place(axis, shown_lines, names)
+    return figure
+
+
+def _drawn(one: Standing, column: str, look: Style, aside: float) -> Drawn:
+    by_run = seeds(one, column)
+    dots = [(ratio * 2**aside, share, bool(learned(run))) for run, shares in by_run for ratio, share in shares.items()]
+    counted = [shares for run, shares in by_run if learned(run) or not one.ranked]
+    ratios = sorted({ratio for shares in counted for ratio in shares})
+    medians = [(r * 2**aside, float(np.median([s[r] for s in counted if r in s]))) for r in ratios]
+    label = one.scheme.label if one.ranked else f"{one.scheme.label}, not learned"
+    return Drawn(Line(label, look, medians, [], [], one.undefined_at, hollow=not one.ranked), dots)
+
+
+def _panel(axis: "Axes", drawn: list[Drawn]) -> "tuple[Axes, list[Line], list[Text]]":
+    """Dots and lines of schemes, and their names, which have no height yet."""
+    axis.set_ylim(-0.04, 1.04)
+    for one in drawn:
+        look = one.line.style
+        if not one.line.hollow:
+            axis.plot(*zip(*one.line.points, strict=True), color=look.colour, linewidth=1.5, zorder=2)
+        for taught in (True, False):
+            if own := [(ratio, share) for ratio, share, passed in one.dots if passed is taught]:
+                x, y = zip(*own, strict=True)
+                axis.scatter(
+                    x, y, marker=look.mark, s=20, linewidth=0.9, edgecolor=look.colour,
+                    facecolor=look.colour if taught else "white", alpha=0.85, zorder=3, clip_on=False,
+                )  # fmt: skip
+    axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
+    axis.set_ylabel("%")
+    lines = [one.line for one in drawn]
+    return axis, lines, [ends.name(axis, line) for line in lines]
+
+
+def _length_axis(axis: "Axes", known: dict[float, int | None]) -> None:
+    """Every tested length a tick; where two would touch, the whole multiple has the label."""
+    ratios = list(known)
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(ratios[0] / 1.25, ratios[-1] * 1.25)
+    per_doubling = 0.6 * WIDTH / np.log2(ratios[-1] * 1.25**2 / ratios[0])  # inches, beside names and units
+    labelled: list[float] = []
+    for ratio in sorted(ratios, key=lambda ratio: (ratio != 1, ratio != int(ratio), -ratio)):
+        if all(abs(np.log2(ratio / other)) * per_doubling >= LABEL for other in labelled):
+            labelled.append(ratio)
+    texts = [f"{known[ratio] or ''}\n{ratio:.2g}x" if ratio in labelled else "" for ratio in ratios]
+    axis.set_xticks(ratios, texts)
+    axis.minorticks_off()
+    axis.axvline(1, color=DARK, linewidth=1.1, linestyle=":")
+    axis.axhline(GATE, color="#BBBBBB", linewidth=0.8)

@@ -1,0 +1,302 @@
+"""The tables of a task, and its answer in words: who learned it first, how far that goes second."""
+
+import math
+from collections.abc import Sequence
+
+from posbench.comparison import problems
+from posbench.comparison.load import Group, RunData
+from posbench.comparison.problems import ENDPOINTS, TRAINED, At, Spread, Standing, Tested
+from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.evaluation.answers import GATE, Answer, Place
+from posbench.report import tables
+from posbench.report.tables import Table, Value
+
+NOT_LEARNED = "not learned"
+GATE_SAID = f"{100 * GATE:g} %"
+
+
+def main_tables(group: Group, found: list[Standing]) -> list[Table]:
+    """What the terminal shows: who learned and how accurate it is by length, whole answers, and the tests."""
+    shown = [_learned(group, found), _exact(found)]
+    shown += [_against(group, found)] if any(one.against for one in found) else []
+    return [table.filled() for table in shown if table.rows]
+
+
+def more_tables(group: Group, found: list[Standing]) -> list[Table]:
+    """What only the written report shows."""
+    more = [_variants(found), _runs(found), tables.learning_rates(group), tables.not_done(group)]
+    return [table.filled() for table in more if table.rows]
+
+
+def answer(found: list[Standing]) -> list[str]:
+    """Two to four sentences: who learned, who did not, and the order at the first endpoint with a number."""
+    ranked = [one for one in found if one.ranked]
+    unlearned = [one for one in found if not one.ranked and one.seeds]
+    learned = ", ".join(f"{one.scheme.label} {one.learned} of {one.seeds}" for one in ranked)
+    others = ", ".join(f"{one.scheme.label}{_at_longest(one)}" for one in unlearned)
+    sentences = [
+        f"Seeds that learned: {learned}." if ranked else "",
+        f"Not learned, and so not ranked (tokens right at the longest trained length): {others}." if others else "",
+        _beyond(ranked),
+        _few_seeds(ranked or found),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _beyond(ranked: list[Standing]) -> str:
+    for ratio in ENDPOINTS:
+        at = [(one, one.at.get(Place("", ratio, 0))) for one in ranked]
+        known = sorted(
+            ((spot.accuracy.median, one.scheme.label) for one, spot in at if spot and spot.accuracy), reverse=True
+        )
+        if known:
+            undefined = [one.scheme.label for one, spot in at if spot and spot.status == "undefined"]
+            each = ", ".join(f"{label} {_percent(median)}" for median, label in known)
+            none = f"; undefined there: {', '.join(undefined)}" if undefined else ""
+            return f"Tokens right at {ratio:g} times that length, median: {each}{none}."
+    return ""
+
+
+def _few_seeds(found: list[Standing]) -> str:
+    seeds = min((one.seeds for one in found if one.seeds), default=SEEDS_FOR_A_CLAIM)
+    if seeds >= SEEDS_FOR_A_CLAIM:
+        return ""
+    if seeds == 1:
+        return f"With one seed this speaks for these checkpoints only; a verdict takes {SEEDS_FOR_A_CLAIM} seeds."
+    return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}."
+
+
+# -- for a paper -------------------------------------------------------------------------------------------------------
+
+
+def for_paper(found: list[Standing]) -> Table:
+    """Who learned, and token accuracy at the longest trained length and its doublings."""
+    places = [place for place in columns_of(found) if not place.offset and math.log2(place.ratio).is_integer()]
+    columns = ["scheme", "learned", *map(heading, places)]
+    rows = []
+    for one in found:
+        count = Value(f"{one.learned}/{one.seeds}" if one.seeds else "")
+        rows.append([Value(one.scheme.label), count, *(accuracy(one, place) for place in places)])
+    return Table("", columns, rows).filled()
+
+
+def caption_for_paper(group: Group, found: list[Standing]) -> str:
+    title = _title(group)
+    several = any("[" in value.text for row in for_paper(found).rows for value in row)
+    right = f"% of answer tokens right{', median [least-most] over the seeds that learned' if several else ''}"
+    return (
+        f"{title[:1].upper()}{title[1:]}. Learned: seeds with a token accuracy of at least {GATE_SAID} at every "
+        f"trained length. {right}, by multiples of the longest trained problem."
+    )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def columns_of(found: Sequence[Standing]) -> list[Place]:
+    """What the tables by length show of the task itself: the longest trained problems, longer ones, shifted ones."""
+    return [place for place in problems.places(found) if not place.variant and place.ratio >= 1]
+
+
+def heading(place: Place) -> str:
+    """2x; 1x shifted by 64."""
+    return f"{place.ratio:.3g}x" + (f" shifted by {place.offset}" if place.offset else "")
+
+
+def _learned(group: Group, found: list[Standing]) -> Table:
+    places = columns_of(found)
+    columns = ["scheme", "learned", f"steps to {GATE_SAID}", *map(heading, places)]
+    rows = [
+        [Value(one.scheme.label), learned(one), steps(one), *(accuracy(one, place) for place in places)]
+        for one in found
+    ]
+    note = (
+        f"learned: seeds whose token accuracy is at least {GATE_SAID} at every trained length tested, with the 95 % "
+        "interval of their share (Clopper-Pearson); a seed that diverged has not. steps: to the first validation, at "
+        "the longest trained length, that reached it; median over seeds, with those that never got there as the "
+        "slowest; - where that is most. Accuracy: % of answer tokens right, each predicted from the true ones before "
+        "it; median [least-most] over the seeds that learned. Multiples of the longest trained problem; shifted: all "
+        "positions moved on, the problems no longer. Where fewer than half of the seeds learned, the accuracy at 1x is "
+        "the median of all, and nothing is ranked; ranked by the mean of the medians beyond 1x."
+    )
+    return Table(f"{_title(group)}: token accuracy, %", columns, rows, note, _spare(places, 3))
+
+
+def _exact(found: list[Standing]) -> Table:
+    places = columns_of(found)
+    rows = [[Value(one.scheme.label), *(exact_match(one, place) for place in places)] for one in found if one.ranked]
+    note = (
+        "% of problems whose every answer token is right, which is what greedy decoding gets right; median "
+        "[least-most] over the seeds that learned."
+    )
+    return Table("Whole answers right, %", ["scheme", *map(heading, places)], rows, note, _spare(places, 1))
+
+
+def _against(group: Group, found: list[Standing]) -> Table:
+    label = problems.reference(group).label
+    ratios = [f"at {ratio:g}x" for ratio in ENDPOINTS]
+    columns = ["scheme", "learned", "p", *(name for ratio in ratios for name in (ratio, "p")), "verdict"]
+    rows = []
+    for one in found:
+        if one.against is None:
+            continue
+        tests = [one.against.learned, *(one.against.accuracy.get(ratio) for ratio in ENDPOINTS)]
+        cells = [cell for test in tests for cell in (_points(test), _p(test))]
+        rows.append([Value(one.scheme.label), *cells, Value(one.against.verdict)])
+    note = (
+        f"Differences from {label} in percentage points. learned: of the share of seeds, Fisher's exact test. "
+        "Accuracy: of means over the seeds that learned, exact permutation test, two-sided; seeds are not paired, "
+        "since the gate keeps other seeds of either scheme. All were tested on the same problems: it speaks of other "
+        "seeds on these. All p of this table are adjusted together (Holm). n too small: no outcome of so many seeds "
+        f"could have a p below {problems.ALPHA:g} then, which takes {problems.seeds_needed(found)} of each scheme. "
+        f"Better and worse take a difference of {100 * problems.LEAST:g} point; not resolved is not equal. Verdicts "
+        f"need {SEEDS_FOR_A_CLAIM} seeds."
+    )
+    return Table(f"Against {label}", columns, rows, note, (6, 4, 2, 1))
+
+
+def _variants(found: list[Standing]) -> Table:
+    own = [place for place in problems.places(found) if place.variant]
+    spots = sorted({place[1:] for place in own}, key=lambda spot: (spot[1], spot[0]))
+    names = sorted({place.variant for place in own}, key=_natural)
+    rows = []
+    for one in found:
+        for name in names if one.ranked else []:
+            places = [Place(name, *spot) for spot in spots]
+            cells = [cell for place in places for cell in (accuracy(one, place), exact_match(one, place))]
+            rows.append([Value(one.scheme.label), Value(name), *cells])
+    heads = [head for spot in spots for head in (heading(Place("", *spot)), f"{heading(Place('', *spot))} whole")]
+    note = (
+        "The task with an option that was never trained on: % of answer tokens right, and of whole answers; median "
+        "[least-most] over the seeds that learned the task as it was trained. Exploratory."
+    )
+    return Table("Variants of the task", ["scheme", "variant", *heads], rows, note)
+
+
+def _natural(name: str) -> tuple[str, float, str]:
+    """Options of one name in the order of their numbers."""
+    key, _, value = name.partition("=")
+    try:
+        return key, float(value), value
+    except ValueError:
+        return key, math.inf, value
+
+
+def _runs(found: list[Standing]) -> Table:
+    places = [TRAINED, *(Place("", ratio, 0) for ratio in ENDPOINTS)]
+    rows = []
+    for one in found:
+        for run in one.scheme.runs:
+            if run.answers and run.answers.at:
+                cells = [of_run(run.answers.at.get(place)) for place in places]
+                reached = run.answers.steps_to_gate
+                rows.append(
+                    [
+                        Value(one.scheme.label),
+                        Value(str(run.config.seed), run.config.seed),
+                        Value(_yes(run)),
+                        Value("-") if reached is None else tables.whole(reached),
+                        *cells,
+                    ]
+                )
+    note = (
+        "Token accuracy, %, with its 95 % interval over problems (bootstrap; where every token is right, that of the "
+        "share of problems): it speaks for this very checkpoint on other such problems."
+    )
+    return Table("Every run", ["scheme", "seed", "learned", "steps", *map(heading, places)], rows, note)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def learned(one: Standing) -> Value:
+    """`4 of 5 (28-99 %)`, with what is not known beside it."""
+    if one.interval is None:
+        return Value(", ".join(f"{count} {outcome}" for outcome, count in one.outcomes.items()))
+    low, high = one.interval
+    lacking = len(one.scheme.runs) - one.seeds
+    open_ = f", {lacking} not known" if lacking else ""
+    return Value(f"{one.learned} of {one.seeds} ({100 * low:.0f}-{100 * high:.0f} %){open_}", one.learned / one.seeds)
+
+
+def steps(one: Standing) -> Value:
+    if not one.ranked or one.steps is None:
+        return Value("")
+    return Value("-") if math.isinf(one.steps) else tables.whole(one.steps)
+
+
+def accuracy(one: Standing, place: Place) -> Value:
+    """Of a scheme at a place; of one that is not ranked only that, and how accurate it is at the longest trained."""
+    if not one.ranked:
+        return Value(f"{NOT_LEARNED}{_at_longest(one)}" if place == TRAINED and one.seeds else "")
+    return _cell(one.at.get(place), "accuracy")
+
+
+def exact_match(one: Standing, place: Place) -> Value:
+    return _cell(one.at.get(place), "exact_match") if one.ranked else Value("")
+
+
+def _cell(at: At | None, column: str) -> Value:
+    if at is None:
+        return Value("")
+    return spread(getattr(at, column)) if at.status == "ok" else Value(at.status.replace("_", " "))
+
+
+def spread(found: Spread | None) -> Value:
+    """Percent: `97.2 [91.0-99.8]`."""
+    if found is None:
+        return Value("")
+    low, median, high = (f"{100 * value:.1f}" for value in (found.low, found.median, found.high))
+    return Value(median if low == high else f"{median} [{low}-{high}]", 100 * found.median)
+
+
+def of_run(one: Answer | None) -> Value:
+    """One run's accuracy with its interval."""
+    if one is None:
+        return Value("")
+    if one.accuracy is None:
+        return Value(one.status.replace("_", " "))
+    interval = one.interval
+    between = f" [{100 * interval[0]:.1f}-{100 * interval[1]:.1f}]" if interval else ""
+    return Value(f"{100 * one.accuracy:.1f}{between}", 100 * one.accuracy)
+
+
+def _at_longest(one: Standing) -> str:
+    """` (82 %)`, of all seeds at the longest trained length; empty where none of them was tested."""
+    return "" if one.untaught is None else f" ({_percent(one.untaught)})"
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that 99 % is what passes the gate."""
+    return f"{math.floor(round(100 * share, 6))} %"
+
+
+def _points(test: Tested | None) -> Value:
+    return Value("") if test is None else Value(f"{100 * test.difference:+.1f}", 100 * test.difference)
+
+
+def _p(test: Tested | None) -> Value:
+    if test is None:
+        return Value("")
+    return Value("n too small") if test.too_small else tables.p_value(test.p)
+
+
+def _yes(run: RunData) -> str:
+    return {True: "yes", False: "no", None: "not known"}[problems.learned(run)]
+
+
+def _title(group: Group) -> str:
+    lengths = {answer.row.problem_length for run in group.runs if run.answers for answer in _trained(run)}
+    known = sorted(length for length in lengths if length is not None)
+    return f"{group.task}, trained on problems up to {known[-1]}" if known else str(group.task)
+
+
+def _trained(run: RunData) -> list[Answer]:
+    return [answer for place, answer in run.answers.at.items() if place == TRAINED] if run.answers else []
+
+
+def _spare(places: list[Place], first: int) -> tuple[int, ...]:
+    """Columns a narrow terminal leaves out: the trained length and the endpoints are kept longest."""
+    important = [Place("", ratio, 0) for ratio in (*ENDPOINTS[::-1], 1.0)]
+    least = [at for at, place in enumerate(places) if place not in important]
+    return tuple(first + at for at in [*least, *(places.index(place) for place in important[:1] if place in places)])

@@ -1,0 +1,103 @@
+"""Run folders of tasks as posbench writes them, with answers whose shares are known. No model is trained."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, EncodingConfig, to_container
+
+LONGEST = 16
+RATIOS = (0.25, 0.625, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
+PROBLEMS, TOKENS = 100, 10  # a place: a thousand tokens, so that a share of three digits is exact
+OFFSET = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Skill:
+    """What a run is made to answer: shares of right tokens."""
+
+    trained: float = 1.0  # at every trained length, and with shifted positions
+    beyond: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # at the longer ones; undefined where there are no more
+    steps: int | None = 300  # of the first validation that reaches the gate
+    variants: dict[str, float] = dataclasses.field(default_factory=dict)  # at the longest trained length
+
+
+def task_config(template: Config, name: str = "copy", **options: Any) -> Config:
+    """A configuration like the template's, of a task."""
+    task = {"name": name, "shortest": 4, "longest": LONGEST, **options}
+    data = dataclasses.replace(template.data, name=name, source="task", task=task)
+    evaluation = dataclasses.replace(template.evaluation, protocols=("problems",))
+    return dataclasses.replace(template, study="fake", data=data, evaluation=evaluation)
+
+
+def write_task_run(
+    study: Path, config: Config, scheme: str, seed: int, skill: Skill | None, status: str = "done", **record: Any
+) -> Path:
+    """One run folder; `skill` None writes neither rows nor metrics, as of a run that failed."""
+    config = dataclasses.replace(config, seed=seed, encoding=EncodingConfig(scheme, {}))
+    folder = study / run_id(config)
+    folder.mkdir(parents=True)
+    text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(_record(config, status) | record))
+    if skill is not None:
+        rows, blocks = zip(*_places(config, skill), strict=True)
+        _write(folder / "evaluation.jsonl", rows)
+        _write(folder / "evaluation_blocks.jsonl", [line for lines in blocks for line in lines])
+        accuracies = [0.5 if skill.steps is None or step < skill.steps else 0.995 for step in range(100, 1001, 100)]
+        _write(
+            folder / "metrics.jsonl",
+            [{"step": 100 * n, "tokens": 100 * n, "validation/accuracy": a} for n, a in enumerate(accuracies, 1)],
+        )
+    return folder
+
+
+def _write(path: Path, lines: Any) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _places(config: Config, skill: Skill) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    assert config.data.task is not None
+    name, known = config.data.task["name"], dict(zip(RATIOS[3:], skill.beyond, strict=False))
+    places = [(name, ratio, 0, skill.trained if ratio <= 1 else known.get(ratio)) for ratio in RATIOS]
+    places.append((name, 1.0, OFFSET, skill.trained))
+    places += [(f"{name}:{variant}", 1.0, 0, share) for variant, share in skill.variants.items()]
+    return [_place(*place) for place in places]
+
+
+def _place(task: str, ratio: float, offset: int, share: float | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    row = {
+        "protocol": "problems", "length": int(2 * ratio * LONGEST + 2), "length_ratio": ratio, "stride": None,
+        "window": None, "extension": None, "task": task, "split": "test", "checkpoint_step": 1000,
+        "problem_length": int(ratio * LONGEST), "offset": offset, "dtype": "fp32",
+        "targets_sha256": hashlib.sha256(f"{task} {ratio}".encode()).hexdigest(),
+    }  # fmt: skip
+    if share is None:
+        return row | {"status": "undefined", "reason": "defined up to 16"}, []
+    wrong = round((1 - share) * PROBLEMS * TOKENS)
+    correct = [TOKENS - wrong // PROBLEMS - (n < wrong % PROBLEMS) for n in range(PROBLEMS)]
+    exact = sum(right == TOKENS for right in correct) / PROBLEMS
+    row |= {"status": "ok", "n_tokens": PROBLEMS * TOKENS, "n_blocks": PROBLEMS, "nll": 2 * (1 - share)}
+    row |= {"accuracy": sum(correct) / (PROBLEMS * TOKENS), "exact_match": exact}
+    key = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
+    shared = {name: row[name] for name in (*key, "problem_length", "offset", "targets_sha256")}
+    return row, [
+        {**shared, "block": n, "document": n, "nll_sum": 0.5, "n_tokens": TOKENS, "n_bytes": None, "n_correct": right}
+        for n, right in enumerate(correct)
+    ]
+
+
+def _record(config: Config, status: str) -> dict[str, Any]:
+    return {
+        "schema": 1, "id": run_id(config), "study": config.study, "encoding": config.encoding.name,
+        "seed": config.seed, "status": status, "reason": None, "message": None, "command": "posbench train",
+        "attempts": [], "parameters": {"total": 100_000, "encoding": 0, "non_embedding": 90_000},
+        "tokens": config.training.tokens, "train_seconds": 40.0,
+        "data": {"name": config.data.name, "revision": None, "sha256": "c0ffee" + "0" * 58, "split": None},
+        "tokenizer_sha256": "beef" + "0" * 60, "versions": {"posbench": "0.1.0"}, "git": {"commit": None},
+    }  # fmt: skip
