@@ -90,15 +90,21 @@ def evaluate(
     """
 
     @functools.cache
-    def problems_of(length: int, variant: str) -> Problems:
+    def problems_of(length: int, variant: str) -> Problems | Undefined:
         settings, task = evaluation.settings, _varied(evaluation.task, variant)
-        return data.fixed(task, settings.split, length, settings.blocks, variant)
+        try:
+            return data.fixed(task, settings.split, length, settings.blocks, variant)
+        except Undefined as error:
+            return error
 
     asked = measurements(evaluation.settings, evaluation.task, evaluation.subject.train_length)
     planned = [(one, problems_of(one.length, one.of_task)) for one in asked]
     for measurement, problems, row in [(one, posed, _described(evaluation, one, posed)) for one, posed in planned]:
         if not any(same(row, other, evaluation.settings) for other in known):
-            yield _measured(evaluation, measurement, row, problems) if row.status == "ok" else (row, [])
+            if row.status == "ok" and isinstance(problems, Problems):
+                yield _measured(evaluation, measurement, row, problems)
+            else:
+                yield row, []
 
 
 def _varied(task: Task, variant: str) -> Task:
@@ -118,9 +124,9 @@ def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) ->
     return (varied.subject.shifted(measurement.offset) if measurement.offset else varied.subject), varied.facts
 
 
-def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: Problems) -> EvaluationRow:
+def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: Problems | Undefined) -> EvaluationRow:
     """A row with everything that is known before its forward passes; whether there can be any is its status."""
-    task, size = evaluation.task, problems.scored.shape[1]
+    task, size = evaluation.task, evaluation.task.size(measurement.length)
     row = EvaluationRow(
         protocol="problems",
         length=size,
@@ -136,6 +142,8 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: P
         dtype=evaluation.dtype,
     )
     try:
+        if isinstance(problems, Undefined):
+            raise problems
         _, facts = _subject(evaluation, measurement, size)
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
