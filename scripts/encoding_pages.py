@@ -173,7 +173,7 @@ def _overview(names: list[str], measured: dict[str, Any]) -> str:
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
     parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](protocol.md) explains them.\n"]
     for name in probes.names():
-        parts.append(f"- `{name}`: {listing._task(name)['title']}")
+        parts.append(f"- `{name}`: {listing._probe(name)['title']}")
     return "\n".join(parts) + "\n"
 
 

@@ -16,7 +16,7 @@ import support
 import yaml
 from support import posbench
 
-from posbench import encodings
+from posbench import encodings, tasks
 from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
@@ -25,6 +25,7 @@ from posbench.config.schema import RuntimeConfig, load_saved
 from posbench.config.settings import settings
 from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
+from posbench.evaluation import probes
 from posbench.portrait import places
 from posbench.runs.rows import evaluation_rows
 from posbench.sweep import jobs
@@ -157,6 +158,10 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "train data=wikitext-2 data.da": ["data.dataset=", "data.dataset=Salesforce/wikitext"],
         "train encoding=layered/g": ["encoding=layered/gemma3", "encoding=layered/gemma4"],
         "train run": [f"runtime.{field.name}=" for field in dataclasses.fields(RuntimeConfig)],
+        "train data=task/cop": ["data=task/copy"],
+        "train data=task/copy data.task.voc": ["data.task.vocabulary=", "data.task.vocabulary=32"],
+        "train data=task/copy data.nam": ["data.name=", "data.name=copy"],
+        "train data=task/copy data.vocab": ["data.vocab_size=", "data.vocab_size=2048"],
         "train --cfg j": ["job"],
         "sweep sweep=s": ["sweep=six"],
         "sweep sw": ["sweep=compare", "sweep=rope_base", "sweep=six"],
@@ -455,6 +460,20 @@ def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pyt
     assert posbench("list") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "A longer input changes" in line]
     assert {line.split()[0] for line in lines} == {name for name, depends in told.items() if depends}
+
+
+def test_list_has_the_probes_and_the_tasks_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in told["probes"]] == probes.names()
+    assert next(row["options"] for row in told["probes"] if row["name"] == "shuffle") == {"keep": None}
+    assert [row["name"] for row in told["tasks"]] == [f"task/{name}" for name in tasks.names()]
+    assert all(row["title"] and row["source"] and row["deviates"] and row["options"] for row in told["tasks"])
+    (row,) = (row for row in told["tasks"] if row["name"] == "task/passkey")
+    assert "Mohtashami" in row["source"] and "f3  f0  key" in row["document"] and row["options"]["depth"] is None
+    assert posbench("list") == 0
+    said = capsys.readouterr().out.partition("\ntasks:\n")[2].partition("\ndata:\n")[0].splitlines()
+    assert [line.split()[0] for line in said[1:]] == [row["name"] for row in told["tasks"]]
 
 
 def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:

@@ -122,9 +122,11 @@ def _values(key: str) -> list[str]:
 
 
 def _options() -> list[str]:
-    """Keys of the encoding that the command line chooses."""
-    path = _choices("encoding")[_chosen("encoding", "rope")]
-    return [f"encoding.{name}" for name in _read(path) if name != "name"]
+    """Keys of the encoding and of the task that the command line chooses."""
+    encoding = _read(_choices("encoding")[_chosen("encoding", "rope")])
+    task = _read(_choices("data")[_chosen("data", "builtin")]).get("task") or {}
+    owners = {"encoding": encoding, "data.task": task}
+    return [f"{key}.{name}" for key, own in owners.items() for name in own if name != "name"]
 
 
 def _default(key: str) -> list[str]:
@@ -159,12 +161,13 @@ def _choices(group: str) -> dict[str, Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A YAML file of ours with those in its folder that it builds upon."""
+    """A YAML file of ours with those that it builds upon: of its folder, or written as /data/_base@_here_."""
     import yaml
 
     own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    bases = [name for name in own.get("defaults", []) if isinstance(name, str) and name != "_self_"]
-    return {key: value for base in bases for key, value in _read(path.parent / f"{base}.yaml").items()} | own
+    named = [name.partition("@")[0] for name in own.get("defaults", []) if isinstance(name, str) and name != "_self_"]
+    bases = [configs_dir() / name[1:] if name.startswith("/") else path.parent / name for name in named]
+    return {key: value for base in bases for key, value in _read(base.with_name(f"{base.name}.yaml")).items()} | own
 
 
 def _installed(module: str) -> bool:

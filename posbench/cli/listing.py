@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from posbench import encodings
+from posbench import encodings, tasks
 from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.evaluation import probes
@@ -42,7 +42,7 @@ def show(as_json: bool) -> None:
 
 
 def listing() -> dict[str, list[dict[str, Any]]]:
-    """Encodings, patterns of `layered`, extensions, tasks, data sets and experiments, each a list of rows."""
+    """Encodings, patterns of `layered`, extensions, probes, tasks, data and experiments, each a list of rows."""
     from posbench.extend.methods import METHODS
 
     return {
@@ -51,7 +51,8 @@ def listing() -> dict[str, list[dict[str, Any]]]:
             {**row, "name": f"layered/{row['name']}"} for row in _first_comments("encoding/layered")
         ],
         "extensions": [{"name": m.name, "title": m.title, "source": m.source} for m in METHODS.values()],
-        "tasks": [_task(name) for name in probes.names()],
+        "probes": [_probe(name) for name in probes.names()],
+        "tasks": [_task(name) for name in tasks.names()],
         "data": _first_comments("data"),
         "experiments": _first_comments("experiment"),
     }
@@ -89,9 +90,27 @@ def _section(document: str, label: str) -> str | None:
     return " ".join(found[1].split()) or None if found else None
 
 
-def _task(name: str) -> dict[str, Any]:
+def _probe(name: str) -> dict[str, Any]:
     document = importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__ or ""
-    return {"name": name, "title": document.partition("\n")[0].rstrip("."), "document": inspect.cleandoc(document)}
+    return {
+        "name": name,
+        "title": document.partition("\n")[0].rstrip("."),
+        "options": probes.options_of(name),
+        "document": inspect.cleandoc(document),
+    }
+
+
+def _task(name: str) -> dict[str, Any]:
+    """What is known of a synthetic task, which is chosen as data."""
+    document = inspect.cleandoc(sys.modules[tasks.load(name).__module__].__doc__ or "")
+    return {
+        "name": f"task/{name}",
+        "title": document.partition("\n")[0].rstrip("."),
+        "source": _section(document, "Source"),
+        "deviates": _section(document, "Deviates"),
+        "options": tasks.options_of(name),
+        "document": document,
+    }
 
 
 def _first_comments(group: str) -> list[dict[str, Any]]:
