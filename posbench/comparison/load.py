@@ -229,7 +229,9 @@ def _asked(run: RunData) -> dict[str, Any]:
     """What must be equal in the configurations of runs that are compared: model, initialisation, budget."""
     plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
     settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
-    settings |= {f"data.task.{key}": value for key, value in flat(run.config.data.task or {}).items()}
+    if run.config.data.task is not None:
+        task = flat({"data.task": run.config.data.task, "data.offset": run.config.data.offset})
+        settings |= {key: value for key, value in task.items() if key != "data.task.name"}
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
 

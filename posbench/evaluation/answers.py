@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.config.schema import Config
+from posbench.config.schema import LONGEST, Config
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import METRICS
@@ -109,6 +109,7 @@ def answers_of(
         UserError: its metrics cannot be read.
     """
     own = [row for row in rows if row.protocol == PROTOCOL and row.kind == PLAIN]
+    own = [row for row in own if 1 / LONGEST <= row.length_ratio <= LONGEST]
     splits = {row.split for row in own}
     split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
     at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest_of_split(own, split)}

@@ -5,10 +5,11 @@ import io
 from matplotlib.figure import Figure
 
 from posbench.comparison import load
-from posbench.comparison.load import RunData
+from posbench.comparison.load import Group, RunData
+from posbench.comparison.problems import standings
 from posbench.comparison.summary import summarise
 from posbench.errors import UserError
-from posbench.report import figures
+from posbench.report import figures, task_figure
 
 
 class Shown(Figure):
@@ -21,18 +22,29 @@ class Shown(Figure):
 
 
 def figure(runs: list[RunData]) -> Shown:
-    """The curves of runs.
+    """The curves of runs: nll by context, or of a task accuracy by problem length.
 
     Raises:
         UserError: they may not be compared, or none of them has ended.
     """
     found = load.groups(runs)
     if len(found) > 1:
-        values = {key: sorted({group.settings[key] for group in found}) for key in found[0].settings}
-        differ = "; ".join(f"{key}: {' or '.join(either)}" for key, either in values.items())
-        raise UserError(f"these runs may not be compared, they differ in {differ}: plot those of one kind")
-    made = figures.of_group(found[0], summarise(found[0]), Shown)
+        raise UserError(f"these runs may not be compared, they differ in {_differences(found)}: plot those of one kind")
+    (group,) = found
+    if group.task is not None:
+        made, needed = task_figure.of_group(group, standings(group), Shown), "tested on its problems"
+    else:
+        made, needed = figures.of_group(group, summarise(group), Shown), "evaluated with fixed_target"
     if made is None:
-        raise UserError("nothing to plot: expected a run that has ended and was evaluated with fixed_target")
+        raise UserError(f"nothing to plot: expected a run that has ended and was {needed}")
     assert isinstance(made, Shown)
     return made
+
+
+def _differences(found: list[Group]) -> str:
+    """`task: copy or passkey`; of one task, or of text, their settings."""
+    tasks = sorted({group.task or "none, text" for group in found})
+    values = (
+        {"task": tasks} if len(tasks) > 1 else {k: sorted({g.settings[k] for g in found}) for k in found[0].settings}
+    )
+    return "; ".join(f"{key}: {' or '.join(either)}" for key, either in values.items())

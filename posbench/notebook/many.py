@@ -10,6 +10,7 @@ import pandas as pd
 from posbench.comparison import load
 from posbench.comparison.load import RunData
 from posbench.errors import UserError
+from posbench.evaluation import answers
 from posbench.evaluation.headline import headline
 from posbench.notebook.run import LoadedRun
 from posbench.runs import finding
@@ -25,6 +26,7 @@ _KNOWN = (
     "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
     "data",
 )  # fmt: skip
+_ORDER = ("learned", "steps_to_gate", "nll", "rise", "reach", "accuracy", "exact_match")
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
@@ -36,7 +38,9 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     Returns:
         Besides what tells the runs apart: `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the
         same target tokens, at so many training lengths and above 1x; `reach`, the longest context in tokens up to which
-        the rise is at most 0.05, by its upper bound; `seconds` of training; `folder`.
+        the rise is at most 0.05, by its upper bound; `seconds` of training; `folder`. Where runs on tasks are among
+        them: `task`, `learned` (1 or 0), `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .., shares at so many
+        times the longest trained problem; their `nll_1x` is of the answers' tokens.
 
     Raises:
         UserError: a path that does not exist, or no run at all. A run that cannot be read is left out with a warning.
@@ -45,17 +49,24 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     labels = {
         run.folder: scheme.label for group in load.groups(read) for scheme in group.schemes for run in scheme.runs
     }
-    measured = {run.folder: headline(run.levels, run.config.training.train_length) for run in read}
+    measured = {
+        run.folder: answers.headline(run.answers)
+        if run.answers
+        else headline(run.levels, run.config.training.train_length)
+        for run in read
+    }
     names = sorted({name for values in measured.values() for name in values} | {"nll_1x"}, key=_measure_order)
     rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
-    frame = pd.DataFrame(rows, columns=[*_KNOWN, *names, "seconds", "folder"])
+    task = ["task"] if any(run.answers for run in read) else []
+    frame = pd.DataFrame(rows, columns=[*_KNOWN, *task, *names, "seconds", "folder"])
     return frame.astype({"parameters": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
 
 
 def plot(*runs: LoadedRun | str | Path) -> "Figure":
     """Curves of runs that may be compared: nll by context, and its rise on the same target tokens.
 
-    One line per scheme: several seeds of it are its band, and a third panel has each of them at 4x.
+    One line per scheme: several seeds of it are its band, and a third panel has each of them at 4x. Of a task: accuracy
+    by problem length, a dot per seed.
 
     Args:
         runs: what `load` or `train` returned, run folders, study folders or globs.
@@ -98,12 +109,13 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
         "tokens": run.config.training.tokens,
         "status": run.outcome,
         "data": data.get("sha256") if isinstance(data, dict) else None,
+        "task": (run.config.data.task or {}).get("name"),
         "seconds": number(run.record.get("train_seconds")),
         "folder": str(run.folder),
     }
 
 
 def _measure_order(name: str) -> tuple[int, float]:
-    """nll by length, then rises by length, then the reach."""
-    kind, _, ratio = name.partition("_")
-    return ("nll", "rise", "reach").index(kind), float(ratio.rstrip("x") or 0)
+    """What was learned; nll by length, then rises by length, then the reach; then answers by length."""
+    kind = next(kind for kind in _ORDER if name.startswith(kind))
+    return _ORDER.index(kind), float(name.removeprefix(kind).strip("_x") or 0)

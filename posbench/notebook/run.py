@@ -10,11 +10,12 @@ import pandas as pd
 from posbench.comparison.load import RunData, read
 from posbench.config.schema import Config
 from posbench.errors import UserError
+from posbench.evaluation import answers
 from posbench.evaluation.headline import headline
 from posbench.runs.finding import run_folders
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import CONFIG, METRICS
-from posbench.runs.rows import COLUMNS, EvaluationRow, evaluation_blocks
+from posbench.runs.rows import COLUMNS, PLAIN, EvaluationRow, evaluation_blocks
 from posbench.terminal.exits import spelt_out
 
 if TYPE_CHECKING:
@@ -26,7 +27,19 @@ if TYPE_CHECKING:
 
 # Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
 _FIRST = ("protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "perplexity", "extension", "status")
-_COUNTS = ("stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents", "peak_memory_bytes")  # None: missing
+_FIRST_OF_TASK = ("task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "nll", "status")
+_COUNTS = (
+    "problem_length",
+    "offset",
+    "stride",
+    "window",
+    "n_tokens",
+    "n_bytes",
+    "n_blocks",
+    "n_documents",
+    "peak_memory_bytes",
+)  # None: missing
+_SHOWN = ("nll_1x", "rise_4x", "rise_16x", "reach")  # of the headline, of a run on text
 
 
 def load(run: str | Path) -> "LoadedRun":
@@ -71,7 +84,12 @@ class LoadedRun:
 
     @functools.cached_property
     def headline(self) -> dict[str, float | None]:
-        """The run in a few numbers: `nll_1x` .. (nats per token), `rise_4x` .. (nats per token), `reach` (tokens)."""
+        """The run in a few numbers: `nll_1x` .. (nats per token), `rise_4x` .. (nats per token), `reach` (tokens).
+
+        Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .. (shares).
+        """
+        if self.data.answers:
+            return answers.headline(self.data.answers)
         return headline(self.data.levels, self.config.training.train_length)
 
     # -- what was measured -----------------------------------------------------------------------------------------
@@ -82,9 +100,14 @@ class LoadedRun:
         `length` is in tokens, `nll` and its 95 % interval `ci_low`, `ci_high` in nats per token. What is undefined is
         NaN; `status` and `reason` say why. `curve` names the rows that belong together: fixed_target, windowed,
         nonoverlap, fixed_target_yarn ...
+
+        Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
+        trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
         """
-        rows = sorted(self.data.rows, key=_headline_first)
-        columns = ["curve", *_FIRST, *(column for column in COLUMNS if column not in _FIRST)]
+        on_task = self.data.answers is not None
+        rows = sorted(self.data.rows, key=_task_first if on_task else _headline_first)
+        first = _FIRST_OF_TASK if on_task else _FIRST
+        columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
         frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=columns)
         return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
 
@@ -145,6 +168,8 @@ class LoadedRun:
     def plot(self) -> "Figure":
         """The curve beyond the training length, as in a report: its level, and its rise on the same target tokens.
 
+        Of a run on a task: accuracy by problem length.
+
         Raises:
             UserError: the run has not ended, or nothing was evaluated.
         """
@@ -165,12 +190,18 @@ class LoadedRun:
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
     def _numbers(self) -> list[tuple[str, float]]:
-        named = ((name, self.headline.get(name)) for name in ("nll_1x", "rise_4x", "rise_16x", "reach"))
+        names = ("accuracy_1x", "accuracy_2x", "accuracy_4x") if self.data.answers else _SHOWN
+        named = ((name, self.headline.get(name)) for name in names)
         return [(name, value) for name, value in named if value is not None]
 
 
 def _headline_first(row: EvaluationRow) -> tuple[bool, bool, str, int]:
     return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
+
+
+def _task_first(row: EvaluationRow) -> tuple[bool, bool, str, int, float]:
+    varied = ":" in (row.task or "") or row.kind != PLAIN
+    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
 
 
 def _say_what_it_is(folder: Path) -> None:

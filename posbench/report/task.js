@@ -24,6 +24,15 @@ class Problems extends Chart {
     return button;
   }
 
+  name(series, end, height) {
+    const group = super.name(series, end, height);
+    if (series.hollow) {
+      group.querySelector("path.lead")?.remove();
+      group.querySelector("path.point").replaceWith(this.dot(series, this.right + 13, height, false));
+    }
+    return group;
+  }
+
   dot(series, x, y, filled) {
     return element("path", { d: MARKS[series.mark], fill: filled ? series.ink : "var(--page)", stroke: series.ink,
       "stroke-width": 1.4, transform: `translate(${x} ${y}) scale(.8)` });
@@ -46,7 +55,7 @@ class Problems extends Chart {
       if (taken.some((other) => Math.abs(other - x) < LABEL)) continue;
       taken.push(x);
       parts.push(text(x, bottom + 18, "middle", `${length ?? ""}`),
-        text(x, bottom + 34, "middle", `${Number(ratio.toPrecision(2))}x`));
+        text(x, bottom + 34, "middle", `${Number(ratio.toPrecision(3))}x`));
     }
     const trained = this.x(1), gate = this.y(GATE);
     const unit = this.view === "level" ? "answer tokens right, %" : "whole answers right, %";
@@ -87,4 +96,7 @@ class Problems extends Chart {
   }
 }
 
-for (const figure of document.querySelectorAll("figure.problems")) new Problems(figure);
+for (const figure of document.querySelectorAll("figure.problems")) {
+  figure.style.margin = "0";
+  new Problems(figure);
+}

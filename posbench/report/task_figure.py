@@ -149,7 +149,7 @@ def _length_axis(axis: "Axes", known: dict[float, int | None]) -> None:
     for ratio in sorted(ratios, key=lambda ratio: (ratio != 1, ratio != int(ratio), -ratio)):
         if all(abs(np.log2(ratio / other)) * per_doubling >= LABEL for other in labelled):
             labelled.append(ratio)
-    texts = [f"{known[ratio] or ''}\n{ratio:.2g}x" if ratio in labelled else "" for ratio in ratios]
+    texts = [f"{known[ratio] or ''}\n{ratio:.3g}x" if ratio in labelled else "" for ratio in ratios]
     axis.set_xticks(ratios, texts)
     axis.minorticks_off()
     axis.axvline(1, color=DARK, linewidth=1.1, linestyle=":")

@@ -1,0 +1,407 @@
+"""Reports of runs on tasks: who learned, over which seeds a number is, what may be said of a difference."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_study import SCHEMES, demo_config, write_study
+from fake_tasks import OFFSET, PROBLEMS, TOKENS, Skill, task_config, write_task_run
+from scipy import stats
+
+import posbench
+from posbench import report
+from posbench.comparison import load, problems, statistics
+from posbench.comparison.load import Group
+from posbench.comparison.problems import Spread, Standing
+from posbench.config.schema import Config
+from posbench.errors import UserError
+from posbench.evaluation import answers
+from posbench.evaluation.answers import Answers, Place
+from posbench.evaluation.intervals import clopper_pearson
+from posbench.portrait import properties
+from posbench.report import figures, task_figure, task_page, task_tables
+from posbench.runs import finding
+
+TRAINED, DOUBLE = Place("", 1.0, 0), Place("", 2.0, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(properties, "measure", lambda names: [])
+        patch.setattr(figures, "DPI", 30)
+        yield
+
+
+@pytest.fixture(scope="module")
+def template() -> Config:
+    return demo_config()
+
+
+@pytest.fixture(scope="module")
+def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks, and of copy: five learn, four of five, two of five, none, one diverges; one ends where trained."""
+    folder = tmp_path_factory.mktemp("outputs") / "fake"
+    copy, passkey = task_config(template), task_config(template, "passkey")
+    for seed in range(5):
+        far = (1.0, 0.99, 0.9 - 0.01 * seed, 0.6, 0.3)
+        write_task_run(folder, copy, "alibi", seed, Skill(1.0, far, 200 + 100 * seed))
+        write_task_run(folder, copy, "rope", seed, Skill(0.995 if seed else 0.5, (0.5, 0.4, 0.2, 0.1, 0.1)))
+        write_task_run(folder, copy, "t5", seed, Skill(1.0 if seed < 2 else 0.7, steps=None))
+        write_task_run(folder, copy, "none", seed, Skill(0.829, steps=None))
+        write_task_run(folder, copy, "learned", seed, Skill(1.0, ()))
+    write_task_run(folder, copy, "path", 0, None, "failed", reason="diverged", message="loss is nan")
+    for seed in range(2):
+        variants = {"depth=1.0": 0.9, "depth=0.5": 0.8 + 0.1 * seed}
+        write_task_run(folder, passkey, "rope", seed, Skill(variants=variants))
+        write_task_run(folder, passkey, "none", seed, Skill(0.5, variants=variants))
+    return folder
+
+
+def groups(*paths: Path) -> list[Group]:
+    return load.groups([load.read(folder) for folder in finding.run_folders(paths)])
+
+
+@pytest.fixture(scope="module")
+def found(study: Path) -> dict[str, Standing]:
+    return {one.scheme.label: one for one in problems.standings(groups(study)[0])}
+
+
+@pytest.fixture(scope="module")
+def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    report.main([study], out)
+    return out
+
+
+def rows_of(table: task_tables.Table) -> dict[str, dict[str, str]]:
+    """The table's texts by scheme and column."""
+    return {
+        row[0].text: {column: cell.text for column, cell in zip(table.columns, row, strict=True)} for row in table.rows
+    }
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 5), (4, 5), (5, 5), (7, 10), (511, 512)])
+def test_the_interval_of_a_share_is_that_of_scipys_binomial_test(k: int, n: int) -> None:
+    expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
+    assert clopper_pearson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_interval_of_a_share_by_hand() -> None:
+    low, high = clopper_pearson(5, 5)
+    assert (low, high) == (pytest.approx(0.025**0.2), 1.0)  # all of five: p^5 = 0.025
+    assert clopper_pearson(0, 5) == (0.0, pytest.approx(1 - 0.025**0.2))
+    for wrong in ((1, 0), (-1, 3), (4, 3)):
+        with pytest.raises(ValueError, match="is no share"):
+            clopper_pearson(*wrong)
+
+
+def test_fishers_test_and_the_least_p_of_so_many_seeds_by_hand() -> None:
+    test = statistics.fisher((5, 5), (0, 5))
+    assert test.p == test.least == pytest.approx(2 / math.comb(10, 5))  # both tables of five against none
+    # 4 of 5 against 1 of 5, of C(10,5) = 252: as or less likely are 5,0 (1), 4,1 (25) and their mirrors.
+    assert statistics.fisher((4, 5), (1, 5)).p == pytest.approx(52 / 252)
+    assert statistics.fisher((1, 1), (0, 1)).least == 1.0
+    assert statistics.fisher((3, 3), (0, 5)).least == pytest.approx(1 / 56)
+
+
+def test_the_permutation_test_of_a_hand_counted_example() -> None:
+    # Of the six ways to choose two of 1, 2, 3, 4 as the first: the sum 7 is the highest, one way, and one mirrors it.
+    assert statistics.permutation([3.0, 4.0], [1.0, 2.0]).p == pytest.approx(2 / 6)
+    # Sums of two are 3 4 5 5 6 7: of at least 6 there are two, and twice that is four of six.
+    assert statistics.permutation([2.0, 4.0], [1.0, 3.0]).p == pytest.approx(4 / 6)
+    assert statistics.permutation([1.0] * 5, [0.0] * 5).p == pytest.approx(2 / 252)
+    assert statistics.permutation([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert statistics.permutation([1.0], [0.0, 0.1, 0.2]) == statistics.Exact(1.0, 0.5)
+
+
+def test_the_permutation_test_keeps_its_level_where_nothing_differs() -> None:
+    """Of all 252 ways to part ten values, at most one in twenty has a p of at most 0.05."""
+    values = np.random.default_rng(1).random(10)
+    ways = [list(chosen) for chosen in itertools.combinations(range(10), 5)]
+    p = [statistics.permutation(values[way], np.delete(values, way)).p for way in ways]
+    assert 0 < np.mean(np.array(p) <= 0.05) <= 0.05
+
+
+def test_how_many_seeds_the_adjusted_tests_take_is_said_by_the_tests_themselves() -> None:
+    one = Standing(None, {}, 0, 0, None, {}, None)  # type: ignore[arg-type]
+    for schemes in (2, 3, 8):
+        tests, needed = 3 * (schemes - 1), problems.seeds_needed([one] * schemes)
+        least = [statistics.permutation([0.0] * 1 + [1.0] * (n - 1), [0.5] * n).least for n in (needed - 1, needed)]
+        assert statistics.holm([least[0]] * tests)[0] >= 0.05 > statistics.holm([least[1]] * tests)[0]
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "learned"),
+    [
+        ({}, True),
+        ({"accuracy": 0.99}, True),
+        ({"accuracy": 0.9899999}, False),
+        ({"accuracy": None}, False),
+        ({"accuracy": 7.0}, False),  # no share: a stranger's
+        ({"status": "failed"}, False),
+    ],
+)
+@pytest.mark.parametrize("ratio", [0.25, 1.0])
+def test_the_gate_is_99_percent_at_every_trained_length(
+    found: dict[str, Standing], change: dict[str, Any], learned: bool, ratio: float
+) -> None:
+    known = found["alibi"].scheme.runs[0].answers
+    assert known is not None
+    place = Place("", ratio, 0)
+    row = dataclasses.replace(known.at[place].row, **change)
+    changed = Answers(known.at | {place: dataclasses.replace(known.at[place], row=row)}, None)
+    assert changed.learned is learned
+
+
+def test_neither_longer_nor_shifted_problems_nor_variants_are_part_of_the_gate(
+    template: Config, tmp_path: Path
+) -> None:
+    skill = Skill(1.0, (0.0,) * 5, variants={"depth=0.5": 0.0})
+    folder = write_task_run(tmp_path, task_config(template), "rope", 0, skill)
+    lines = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["accuracy"] = 0.0 if line["offset"] else line.get("accuracy")
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = load.read(folder).answers
+    assert known is not None and known.learned
+    assert known.at[Place("", 1.0, OFFSET)].accuracy == 0.0 == known.at[DOUBLE].accuracy
+    without = {place: one for place, one in known.at.items() if place.ratio != 1}
+    assert Answers(without, None).learned is None  # the longest trained length was not tested
+
+
+def test_steps_to_the_gate_are_those_of_the_first_validation_that_reached_it() -> None:
+    def rows(*shares: Any) -> list[dict[str, Any]]:
+        return [{"step": 100 * n, "validation/accuracy": share} for n, share in enumerate(shares, start=1)]
+
+    assert answers.steps_to_gate(rows(0.5, 0.99, 0.98, 1.0)) == 200
+    assert answers.steps_to_gate(rows(0.5, 0.9899)) is None
+    assert answers.steps_to_gate([*rows(0.5, 1.0, 1.0), {"step": 200, "validation/accuracy": 0.5}]) == 300  # continued
+    assert answers.steps_to_gate([{"step": "x", "validation/accuracy": 1.0}, *rows("y", math.inf, 3.0, None)]) is None
+
+
+# -- what is said of a scheme ------------------------------------------------------------------------------------------
+
+
+def test_medians_and_ranges_are_over_learned_seeds_alone(found: dict[str, Standing]) -> None:
+    rope, alibi = found["rope"], found["alibi"]
+    assert (rope.learned, rope.seeds) == (4, 5) and rope.ranked
+    assert rope.at[TRAINED].accuracy == Spread(0.995, 0.995, 0.995, 4)  # the seed of 0.5 is not in it
+    assert alibi.at[DOUBLE].accuracy == Spread(0.88, 0.86, 0.9, 5)
+    assert alibi.at[TRAINED].exact_match == Spread(1.0, 1.0, 1.0, 5)
+    assert (alibi.steps, rope.steps, found["none"].steps) == (400.0, 300.0, math.inf)
+
+
+def test_fewer_than_half_is_not_learned_last_and_without_further_numbers(study: Path) -> None:
+    group = groups(study)[0]
+    found = problems.standings(group)
+    assert [one.scheme.label for one in found] == ["alibi", "rope", "learned", "none", "t5", "path"]
+    table = rows_of(task_tables.main_tables(group, found)[0])
+    assert table["alibi"]["learned"] == "5 of 5 (48-100 %)" and table["rope"]["learned"] == "4 of 5 (28-99 %)"
+    assert table["alibi"]["2x"] == "88.0 [86.0-90.0]" and table["learned"]["2x"] == "undefined"
+    assert table["alibi"][f"1x shifted by {OFFSET}"] == "100.0" and table["alibi"]["steps to 99 %"] == "400"
+    assert table["none"]["1x"] == "not learned (82 %)"  # 82.9: never rounded to the gate
+    assert table["t5"]["learned"] == "2 of 5 (5-85 %)" and table["t5"]["1x"] == "not learned (70 %)"
+    for label in ("none", "t5", "path"):
+        assert all(not text for column, text in table[label].items() if column not in ("scheme", "learned", "1x"))
+    assert table["path"]["learned"] == "0 of 1 (0-98 %)"  # one that diverged has not learned
+    assert set(rows_of(task_tables.main_tables(group, found)[1])) == {"alibi", "rope", "learned"}
+    said = " ".join(task_tables.answer(found))
+    assert (
+        "alibi 5 of 5" in said and "none (82 %)" in said and "alibi 88 %, rope 20 %; undefined there: learned" in said
+    )
+
+
+def test_exactly_half_of_the_seeds_is_learned_and_runs_that_are_not_done_are_not_known(
+    template: Config, tmp_path: Path
+) -> None:
+    config = task_config(template)
+    for seed in range(2):
+        write_task_run(tmp_path, config, "rope", seed, Skill(1.0 if seed else 0.2))
+    write_task_run(tmp_path, config, "rope", 2, Skill(), "stopped")
+    (one,) = problems.standings(groups(tmp_path)[0])
+    assert one.ranked and (one.learned, one.seeds) == (1, 2)
+    assert task_tables.learned(one).text == "1 of 2 (1-99 %), 1 not known"
+
+
+# -- against the reference ---------------------------------------------------------------------------------------------
+
+
+def test_no_significance_is_claimed_where_so_few_seeds_cannot_reach_it(found: dict[str, Standing]) -> None:
+    """Five others, three tests each: 2 / 252 of the best case is 0.087 after the adjustment."""
+    against = {label: one.against for label, one in found.items()}
+    assert against["rope"] is None
+    alibi = against["alibi"]
+    assert alibi is not None and alibi.learned is not None and alibi.learned.too_small
+    assert alibi.accuracy[2.0].difference == pytest.approx(0.88 - 0.2) and alibi.accuracy[2.0].too_small
+    assert alibi.verdict == "n too small"
+    for label, verdict in {
+        "none": "not learned: not ranked",
+        "path": "not learned: not ranked; one seed: no verdict",
+        "learned": "undefined at 2x; undefined at 4x",
+    }.items():
+        assert (one := against[label]) is not None and one.verdict == verdict
+
+
+def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Config, tmp_path: Path) -> None:
+    config = task_config(template)
+    for seed in range(5):
+        write_task_run(tmp_path, config, "rope", seed, Skill(1.0, (0.5, 0.5, 0.2 + 0.01 * seed, 0.1, 0.1)))
+        write_task_run(tmp_path, config, "alibi", seed, Skill(1.0, (1.0, 1.0, 0.9, 0.105, 0.1)))
+    group = groups(tmp_path)[0]
+    found = problems.standings(group)
+    (against,) = [one.against for one in found if one.against]
+    assert against.learned is not None and against.learned.p == 1.0
+    assert against.accuracy[2.0].p == pytest.approx(3 * 2 / 252)  # Holm over three tests; at 4x 1/126 has two left
+    assert against.verdict == "better at 2x; differs by less than 1% at 4x"
+    rows = rows_of(task_tables.main_tables(group, found)[2])
+    assert (rows["alibi"]["at 2x"], rows["alibi"]["verdict"]) == ("+68.0", against.verdict)
+    for path in tmp_path.glob("alibi-*/evaluation.jsonl"):
+        path.write_text(re.sub(r'"targets_sha256": "\w+"', f'"targets_sha256": "{"0" * 64}"', path.read_text()))
+    (against,) = [one.against for one in problems.standings(groups(tmp_path)[0]) if one.against]
+    assert against.verdict == "other problems at 2x; other problems at 4x" and not against.accuracy
+    report.main([tmp_path])
+    assert "Not all runs were tested on the same problems" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_the_reference_is_rope_else_none_else_the_first(template: Config, tmp_path: Path) -> None:
+    for scheme, expected in (("fox", "fox"), ("alibi", "alibi"), ("none", "none"), ("rope", "rope")):
+        write_task_run(tmp_path, task_config(template), scheme, 0, Skill())
+        assert problems.reference(groups(tmp_path)[0]).label == expected
+
+
+def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> None:
+    run = found["alibi"].scheme.runs[0]
+    assert run.answers is not None
+    all_right, at_double = run.answers.at[TRAINED], run.answers.at[DOUBLE]
+    assert all_right.interval == pytest.approx((0.025 ** (1 / PROBLEMS), 1.0))
+    assert at_double.accuracy == 0.9 and at_double.interval == (0.9, 0.9)  # one wrong in every problem: no spread
+    far = run.answers.at[Place("", 1.5, 0)]  # a tenth of the problems have one wrong of ten
+    assert far.accuracy == pytest.approx(0.99) and far.interval is not None
+    fewest, most = stats.binom.ppf((0.025, 0.975), PROBLEMS, 0.1)  # such problems among as many drawn again
+    in_all = PROBLEMS * TOKENS
+    assert far.interval == pytest.approx((1 - most / in_all, 1 - fewest / in_all), abs=1 / in_all)
+    assert far.exact_interval == pytest.approx(clopper_pearson(90, PROBLEMS))
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_text(written: Path) -> None:
+    markdown = (written / "report.md").read_text()
+    assert re.findall("^## (.*)", markdown, re.MULTILINE) == ["Task copy", "Task passkey"]
+    assert "nll at 1x" not in markdown and "In distribution" not in markdown and "may be compared" not in markdown
+    assert "Variants of the task" in markdown.partition("## Task passkey")[2]
+    for row in ("| rope | depth=0.5 | 85.0 \\[80.0-90.0\\] | 0.0 |", "| rope | depth=1.0 | 90.0 | 0.0 |"):
+        assert row in markdown
+    assert "| none | depth" not in markdown  # not learned: nothing said of its variants
+    page = (written / "index.html").read_text()
+    assert page.count('<figure class="problems">') == 2 and '<figure class="chart">' not in page
+    for place in (written, written / "set-2"):
+        assert {path.name for path in place.glob("curves.*")} == {"curves.png", "curves.svg", "curves.pdf"}
+    table = (written / "table.tex").read_text()
+    assert r"none & 0/5 & not learned (82 \%)" in table and r"$88.0$ [86.0--90.0]" in table
+
+
+def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> None:
+    tasks, runs = csv_rows(written / "tasks.csv"), csv_rows(written / "problems.csv")
+    (alibi,) = [row for row in tasks if (row["label"], row["length_ratio"], row["task"]) == ("alibi", "2.0", "copy")]
+    assert (alibi["accuracy_median"], alibi["accuracy_min"], alibi["learned"]) == ("0.88", "0.86", "5")
+    assert len(runs) == 25 * 9 + 4 * 11
+    (seed,) = [row for row in csv_rows(written / "runs.csv") if row["run"].startswith("rope-s0") and row["set"] == "1"]
+    assert (seed["task"], seed["learned"], seed["accuracy_2x"]) == ("copy", "0.0", "0.2")
+    assert {row["problem_length"] for row in csv_rows(written / "evaluation.csv")} >= {"16", "32"}
+
+
+def test_text_beside_tasks_is_reported_as_it_is_alone(template: Config, study: Path, tmp_path: Path) -> None:
+    text = write_study(tmp_path / "text", template, {name: SCHEMES[name] for name in ("rope", "alibi")}, seeds=2)
+    report.main([text], tmp_path / "alone")
+    report.main([text, study], tmp_path / "both")
+    alone, both = ((tmp_path / name / "report.md").read_text() for name in ("alone", "both"))
+    assert [line for line in re.findall("^## (.*)", both, re.MULTILINE)] == ["Text", "Task copy", "Task passkey"]
+    section = both.partition("## Text\n\n")[2].partition("\n## Task")[0]
+    assert alone.partition("\n\n**")[2] == section.partition("**")[2].rstrip("\n") + "\n"
+    for name in ("table.tex", "curves.png"):
+        own, beside = ((tmp_path / place / name).read_bytes() for place in ("alone", "both"))
+        assert own.replace(b"fake}", b"") == beside.replace(b"fake-Text}", b"")
+    header = (tmp_path / "alone" / "evaluation.csv").read_text().partition("\n")[0]
+    assert "problem_length" not in header and not (tmp_path / "alone" / "tasks.csv").exists()
+    assert "class Problems" not in (tmp_path / "alone" / "index.html").read_text()
+
+
+def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
+    config = task_config(template, "passkey", **{"</script>": "|`x`\x1b[2J"})
+    folder = write_task_run(tmp_path, config, "rope", 0, Skill())
+    first, *rest = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    garbage = [
+        {"accuracy": "x"}, {"accuracy": -3}, {"exact_match": [1]}, {"task": None}, {"task": ":::"}, {"offset": -5},
+        {"problem_length": -2}, {"length_ratio": 1e-300}, {"length_ratio": -1}, {"length_ratio": 1e300},
+        {"n_blocks": "no"}, {"targets_sha256": 3}, {"task": "</script><b>:\x1b[2J"}, {"problem_length": "x"},
+    ]  # fmt: skip
+    lines = [first | one | {"stride": n} for n, one in enumerate(garbage)] + [first, *rest]
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    blocks = (folder / "evaluation_blocks.jsonl").read_text().replace('"n_correct": 10', '"n_correct": 99', 5)
+    (folder / "evaluation_blocks.jsonl").write_text(blocks)
+    (folder / "metrics.jsonl").write_text('{"step": [1], "validation/accuracy": {}}\n{"x": "\\u0000"}\n')
+    report.main([tmp_path])
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert page.count("</script>") == 3 and "\x1b" not in page  # the curves, and our two
+
+
+# -- pictures and data -------------------------------------------------------------------------------------------------
+
+
+def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_learn(study: Path) -> None:
+    group = groups(study)[0]
+    found = problems.standings(group)
+    figure = task_figure.of_group(group, found)
+    assert figure is not None
+    accuracy = figure.axes[0]
+    assert accuracy.get_xscale() == "log" and len(figure.axes) == 2
+    lines = [line for line in accuracy.lines if len(line.get_xdata()) == 8]
+    assert len(lines) == 2  # alibi and rope; learned ends at 1x, the others have none
+    assert sorted(round(float(line.get_ydata()[5]), 6) for line in lines) == [0.2, 0.88]
+    dots = [collection for collection in accuracy.collections if len(collection.get_offsets())]
+    hollow = sum(len(one.get_offsets()) for one in dots if one.get_facecolor()[0][:3].tolist() == [1, 1, 1])
+    assert sum(len(one.get_offsets()) for one in dots) == 4 * 5 * 8 + 5 * 3
+    assert hollow == 8 * (1 + 3 + 5)  # of rope, t5 and none
+    names = " ".join(text.get_text().replace("\n", " ") for text in accuracy.texts)
+    assert "none, not learned" in names and "learned undefined from 1.25x" in names
+    series = json.loads(task_page.curves(group, found))["series"]
+    (rope,) = [one for one in series if one["label"] == "rope"]
+    assert [point["seeds"]["level"] for point in rope["points"] if point["ratio"] == 2] == [
+        [[0.2, False]] + [[0.2, True]] * 4
+    ]
+
+
+def test_notebooks_have_task_runs_too(study: Path, tmp_path: Path) -> None:
+    frame = posbench.runs(study)
+    rope = frame[(frame["encoding"] == "rope") & (frame["seed"] == 1) & (frame["task"] == "copy")].iloc[0]
+    assert (rope["accuracy_2x"], rope["learned"], rope["steps_to_gate"]) == (0.2, 1.0, 300.0)
+    run = posbench.load(rope["folder"])
+    assert "accuracy_1x 0.995" in repr(run) and run.headline["exact_match_1x"] == 0.95
+    curve = run.curve()
+    assert list(curve["problem_length"][:8]) == [4, 10, 16, 20, 24, 32, 64, 128] and curve["offset"][8] == OFFSET
+    assert curve["accuracy"][5] == 0.2
+    labels = [axis.get_xlabel() for axis in run.plot().axes]
+    assert len(labels) == 2 and all("problem length" in label for label in labels)
+    with pytest.raises(UserError, match="they differ in task: copy or passkey"):
+        posbench.plot(study)
