@@ -229,6 +229,36 @@ def tokenizer_file(name: str) -> tuple[Path, str]:
     return file, file.parent.name
 
 
+def model_folder(name: str) -> tuple[Path, str]:
+    """The folder of a model on the hub, in the hub's own cache, and its commit. Downloaded are its configuration, its
+    tokenizer and its .safetensors files, and nothing else.
+
+    Args:
+        name: `EleutherAI/pythia-160m`, with a commit, tag or branch `EleutherAI/pythia-160m@main`.
+
+    Raises:
+        UserError: no such model or revision, or it can be neither reached nor found in the cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    repository, _, revision = name.partition("@")
+    away = _commit("model", repository, revision or None) is None
+    wanted = ["config.json", "tokenizer.json", "model.safetensors.index.json", "*.safetensors"]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repository, revision=revision or None, allow_patterns=wanted, local_files_only=away
+        )
+    except errors.LocalEntryNotFoundError:
+        raise UserError(
+            f"model '{repository}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the local "
+            "cache: connect once, or give a folder of this machine that save_pretrained of transformers has written"
+        ) from None
+    except (OSError, errors.HfHubHTTPError) as error:  # of the transfer
+        raise UserError(f"model '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
+    return Path(folder), Path(folder).name
+
+
 def _ask(dataset: str, revision: str | None) -> str | None:
     return _commit("dataset", dataset, revision)
 

@@ -45,17 +45,18 @@ class Tokenizer:
 
     Attributes:
         vocab_size: number of ids, the separator included.
-        separator: id of the token that begins a document.
+        separator: id of the token that begins a document; of a model from elsewhere, one of its own.
         sha256: of the tokenizer's JSON, which is all there is to it.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, separator: int | None = None) -> None:
         inner.no_padding()
         inner.no_truncation()
-        inner.add_special_tokens([SEPARATOR])
+        if separator is None:
+            inner.add_special_tokens([SEPARATOR])
         inner.encode_special_tokens = True
         self._inner = inner
-        self.separator: int = inner.get_vocab()[SEPARATOR]
+        self.separator: int = inner.get_vocab()[SEPARATOR] if separator is None else separator
         self.vocab_size: int = max(inner.get_vocab().values()) + 1
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
 
@@ -138,7 +139,7 @@ def of_symbols(symbols: Sequence[str]) -> Tokenizer:
     return Tokenizer(inner)
 
 
-def find(setting: str) -> tuple[Tokenizer, str | None]:
+def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | None]:
     """The tokenizer of a `tokenizer.json`, its folder, or a model on the HuggingFace hub, and the hub's commit.
 
     It may be a stranger's: of a folder or a model nothing but this one file is read, and nothing in it is run.
@@ -150,18 +151,21 @@ def find(setting: str) -> tuple[Tokenizer, str | None]:
     if path.is_dir() and not (path / "tokenizer.json").is_file():
         raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json, the only kind that is read")
     if path.exists() or not _ON_THE_HUB.fullmatch(setting) or setting.endswith(".json"):
-        return from_file(path / "tokenizer.json" if path.is_dir() else path), None
+        return from_file(path / "tokenizer.json" if path.is_dir() else path, separator), None
     from posbench.data import hub
 
     try:
         file, commit = hub.tokenizer_file(setting)
     except UserError as error:
         raise UserError(f"{error}{did_you_mean(setting, ('bpe', 'bytes'))}") from None
-    return from_file(file), commit
+    return from_file(file, separator), commit
 
 
-def from_file(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`; a separator is added if it has none.
+def from_file(path: Path, separator: int | None = None) -> Tokenizer:
+    """Read a `tokenizer.json`.
+
+    Args:
+        separator: id of the token that begins a document; None: `<|endoftext|>`, which is added if it is not there.
 
     Raises:
         UserError: no such file, too large, or not a tokenizer.
@@ -175,7 +179,7 @@ def from_file(path: Path) -> Tokenizer:
     content = files.read(path, LARGEST_FILE)
     with _library(f"'{path}' is not a tokenizer.json"), _rust_is_quiet():
         _refuse_holes(json.loads(content))
-        return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()))
+        return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()), separator)
 
 
 @contextlib.contextmanager

@@ -67,39 +67,40 @@ class Tokens:
         return list(validation_batches(self.validation, length, training.batch_size, VALIDATION_BLOCKS))
 
 
-def prepare(config: DataConfig, cache: Path) -> Tokens:
+def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
     """Return the tokens that a configuration means, from the cache or made now.
 
     Args:
         cache: folder shared by runs, see `cache_folder`.
+        separator: id of the token before each document, where a tokenizer from elsewhere is to have another than ours.
 
     Raises:
         UserError: there is no such text or tokenizer, or it cannot be read.
         RunFailed: no room in the cache (reason `disk`).
     """
-    own, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer)
+    own, revision = (None, None) if config.tokenizer in ("bpe", "bytes") else find(config.tokenizer, separator)
     source = corpus.locate(config, cache / "revisions")
-    folder = cache / "tokens" / _key(config, source, own)[:16]
+    folder = cache / "tokens" / _key(config, source, own, separator)[:16]
     added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
     with files.full_disk_as_failure(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_name(f"{folder.name}.lock")):
-        made = _kept(folder, added)
+        made = _kept(folder, added, separator)
         if made is None:
             with files.full_disk_as_failure(folder, source.size):
                 _write(config, source, own, folder)
-            made = _open(folder, added)
+            made = _open(folder, added, separator)
     told = "data '%s': %s training tokens, sha256 of the text %s"
     logger.info(told, config.name, f"{len(made.train.ids):,}", made.record["sha256"][:12])
     return made
 
 
-def _kept(folder: Path, added: dict[str, Any]) -> Tokens | None:
+def _kept(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens | None:
     """What a cache folder holds; a damaged one is removed, and so is what is no such folder."""
     if not os.path.lexists(folder):
         return None
     try:
-        return _open(folder, added)
+        return _open(folder, added, separator)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         logger.warning("token cache %s is damaged (%s): making it again", folder, error)
         files.delete(folder)
@@ -135,7 +136,7 @@ def cache_folder(setting: str | None) -> Path:
         return aside
 
 
-def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None) -> str:
+def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None, separator: int | None = None) -> str:
     """A digest of all that shapes the tokens: the text, how it is split, and the tokenizer."""
     shape: dict[str, Any] = {
         "format": FORMAT,
@@ -151,6 +152,8 @@ def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None
         shape |= {"vocab_size": config.vocab_size, "tokenizers": importlib.metadata.version("tokenizers")}
     elif own is not None:
         shape["tokenizer"] = own.sha256
+    if separator is not None:
+        shape["separator"] = separator
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
@@ -235,7 +238,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _open(folder: Path, added: dict[str, Any]) -> Tokens:
+def _open(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens:
     """Map a cache folder after checking every file against its recorded digest.
 
     Args:
@@ -250,7 +253,7 @@ def _open(folder: Path, added: dict[str, Any]) -> Tokens:
     for file, digest in meta["files"].items():
         if Path(file).name != file or files.sha256(folder / file).hex() != digest:
             raise ValueError(f"{file} is not what was written")
-    tokenizer = from_file(folder / "tokenizer.json")
+    tokenizer = from_file(folder / "tokenizer.json", separator)
     train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)
     return Tokens(train, validation, test, tokenizer, {**meta["record"], **added})
 
