@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
+from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.config.identity import NOT_IDENTITY
-from posbench.config.schema import Config, flat, to_container
+from posbench.config.schema import flat, to_container
 from posbench.errors import UserError
 from posbench.evaluation.answers import Answers, answers_of
 from posbench.evaluation.headline import Levels, headline_split, levels_of
 from posbench.runs import jsonl
-from posbench.runs.folder import load_config, load_record
+from posbench.runs.folder import load_any_config, load_record
 from posbench.runs.jsonl import number
 from posbench.runs.lock import died
 from posbench.runs.redaction import redact
@@ -40,7 +41,7 @@ class RunData:
 
     folder: Path
     record: dict[str, Any]
-    config: Config
+    config: AnyConfig
     rows: list[EvaluationRow]
     levels: Levels
     answers: Answers | None = None
@@ -49,6 +50,17 @@ class RunData:
     def split(self) -> str:
         """The text of its levels."""
         return headline_split(self.rows, self.config)
+
+    @property
+    def name(self) -> str:
+        """What its curve is called: its encoding, or the model that was trained elsewhere."""
+        config = self.config
+        return config.model.name if isinstance(config, TrainedElsewhere) else config.encoding.name
+
+    @property
+    def seed(self) -> int:
+        """By which runs are paired; that of a model from elsewhere, which stands alone, is not known."""
+        return self.config.seed or 0
 
     @property
     def done(self) -> bool:
@@ -82,7 +94,7 @@ class Scheme:
     @property
     def by_seed(self) -> dict[int, RunData]:
         """Runs that ended well; those that did not are counted elsewhere."""
-        return {run.config.seed: run for run in self.runs if run.done}
+        return {run.seed: run for run in self.runs if run.done}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +134,13 @@ def read(folder: Path) -> RunData:
         UserError: its files cannot be read as what they should be.
     """
     rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
-    config, record = load_config(folder), load_record(folder)
+    config, record = load_any_config(folder), load_record(folder)
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    answers = answers_of(folder, rows, blocks, config) if config.data.task is not None else None
+    answers = None
+    if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
+        answers = answers_of(folder, rows, blocks, config)
     return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), answers)
 
 
@@ -193,7 +207,7 @@ def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]
     """Those of runs that ask for what one before them asks for, of the same text."""
     seen, again = set(), []
     for run in runs:
-        key = json.dumps([_asked(run), text(run), _scheme_options(run), run.config.seed], sort_keys=True)
+        key = json.dumps([_asked(run), text(run), _scheme_options(run), run.seed], sort_keys=True)
         if key in seen:
             again.append(run)
         seen.add(key)
@@ -251,14 +265,14 @@ def _scheme_options(run: RunData) -> dict[str, Any]:
 def _schemes(members: list[RunData]) -> list[Scheme]:
     variants: dict[str, dict[str, list[RunData]]] = defaultdict(lambda: defaultdict(list))
     for run in members:
-        variants[run.config.encoding.name][json.dumps(_scheme_options(run), sort_keys=True)].append(run)
+        variants[run.name][json.dumps(_scheme_options(run), sort_keys=True)].append(run)
     schemes = []
     for name, by_options in variants.items():
         options = [json.loads(key) for key in by_options]
         differing = _differing(options)
         for chosen, same in zip(options, by_options.values(), strict=True):
             parts = [f"{key.rpartition('.')[2]}={_spelt(chosen.get(key))}" for key in differing]
-            same.sort(key=lambda run: run.config.seed)
+            same.sort(key=lambda run: run.seed)
             schemes.append(Scheme(name, " ".join([name, *parts]), same))
     return sorted(schemes, key=lambda scheme: scheme.label)
 

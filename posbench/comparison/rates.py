@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from posbench.comparison.load import Group, Scheme, listed, studies
+from posbench.config.elsewhere import TrainedElsewhere
 from posbench.config.identity import run_ids
 from posbench.config.schema import Config
 from posbench.runs.jsonl import number
@@ -52,11 +53,13 @@ class Rates:
 
 
 def of_schemes(group: Group) -> list[tuple[Scheme, Rates]]:
-    """Each scheme of a group, with what the records of the group's studies say of it."""
+    """Each scheme of a group that was trained here, with what the records of the group's studies say of it."""
     rows = [row for study in studies(group.runs) for row in listed(study / RECORD, "schemes")]
     found = []
     for scheme in group.schemes:
         config = scheme.runs[0].config
+        if isinstance(config, TrainedElsewhere):
+            continue
         found.append((scheme, Rates(config.training.learning_rate, tried(config, rows))))
     return found
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from posbench.config.elsewhere import TrainedElsewhere
 from posbench.config.history import without_neutral
 from posbench.config.schema import SAVED, Config, to_container
 
@@ -28,8 +29,10 @@ def run_id(config: Config, version: int = VERSIONS[0]) -> str:
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def run_ids(config: Config) -> tuple[str, ...]:
+def run_ids(config: Config | TrainedElsewhere) -> tuple[str, ...]:
     """All names that the run has gone by, the current one first."""
+    if isinstance(config, TrainedElsewhere):
+        return (config.id,)
     return tuple(run_id(config, version) for version in VERSIONS)
 
 
@@ -43,8 +46,10 @@ def run_folder(config: Config, study: Path | None = None) -> Path:
     return next((folder for folder in folders if (folder / SAVED).is_file()), folders[0])
 
 
-def is_one_run(one: Config, other: Config) -> bool:
+def is_one_run(one: Config | TrainedElsewhere, other: Config | TrainedElsewhere) -> bool:
     """Whether two configurations ask for the same weights, however their paths are spelt."""
+    if isinstance(one, TrainedElsewhere) or isinstance(other, TrainedElsewhere):
+        return run_ids(one) == run_ids(other)
     return run_id(_spelt(one, _relative)) == run_id(_spelt(other, _relative))
 
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from posbench.config.checks import above_zero, at_least, at_most_entries, fraction, plain_name
 from posbench.config.history import completed
@@ -298,15 +298,22 @@ def from_container(container: Mapping[str, Any]) -> Config:
     Raises:
         UserError: an unknown or missing key, a value of the wrong type or outside its range; one line.
     """
-    plain = completed(container)
+    return validate(Config, parted(completed(container)))
+
+
+def parted(plain: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it stands in YAML, the options of its encoding parted from the name.
+
+    Raises:
+        UserError: it has no encoding.
+    """
     encoding = plain.get("encoding")
     if not isinstance(encoding, Mapping):
         raise UserError(
             "missing key 'encoding'" if encoding is None else f"encoding is {encoding!r}: expected an encoding"
         )
     options = {key: value for key, value in encoding.items() if key != "name"}
-    plain["encoding"] = {"name": encoding.get("name"), "options": options}
-    return validate(Config, plain)
+    return {**plain, "encoding": {"name": encoding.get("name"), "options": options}}
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
@@ -331,18 +338,37 @@ def load_saved(path: Path) -> Config:
     Raises:
         UserError: the file cannot be read, is not plain data, or is not a configuration.
     """
-    from posbench.config import plain_yaml
-
-    container = plain_yaml.load(path)
-    if not isinstance(container, dict):
-        raise UserError(f"{path} is not a saved configuration: expected keys such as study, seed, encoding")
+    container = saved_container(path)
     try:
         return from_container(container)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def to_container(config: Config) -> dict[str, Any]:
+def saved_container(path: Path) -> dict[str, Any]:
+    """The content of a saved configuration, of whatever kind: plain data.
+
+    Raises:
+        UserError: the file cannot be read, or is not plain data with keys.
+    """
+    from posbench.config import plain_yaml
+
+    container = plain_yaml.load(path)
+    if not isinstance(container, dict):
+        raise UserError(f"{path} is not a saved configuration: expected keys such as study, seed, encoding")
+    return container
+
+
+class Configured(Protocol):
+    """A dataclass with an encoding, of a run or of a model from elsewhere."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def encoding(self) -> EncodingConfig: ...
+
+
+def to_container(config: Configured) -> dict[str, Any]:
     """The inverse of `from_container`: plain JSON types, encoding options flat beside the name."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     plain["encoding"] = {"name": config.encoding.name, **plain["encoding"]["options"]}

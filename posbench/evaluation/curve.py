@@ -6,9 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.evaluation import intervals
 from posbench.evaluation.headline import headline_split
-from posbench.runs.folder import load_config
+from posbench.runs.folder import load_any_config
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split
 from posbench.terminal import chart, console, exits, tables
 
@@ -40,13 +41,16 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     """
     out = console.stdout()
     plain = not console.carries_unicode(out)
-    config = load_config(folder)
+    config = load_any_config(folder)
     known = evaluation_rows(folder)
     split = split or headline_split(known, config)
     rows = newest_of_split(known, split)
-    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
+    trained = f"trained at {config.training.train_length} tokens"
+    title = f"{config.encoding.name}, seed {config.seed}: {trained}"
+    if isinstance(config, TrainedElsewhere):
+        title = f"{config.model.name}, {config.encoding.name}: {trained}"
     out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
-    for line in [*_not_finished(rows, config.training.steps), *_not_learned(rows)]:
+    for line in [*_not_finished(rows, config), *_not_learned(rows)]:
         out.print(line)
     series = [chart.Series(name, _points(rows, name), signs[plain], style) for name, (*signs, style) in SERIES.items()]
     if any(len(one.points) > 1 for one in series):
@@ -63,7 +67,10 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
 
 
-def _not_finished(rows: list[EvaluationRow], steps: int) -> list[str]:
+def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
+    if isinstance(config, TrainedElsewhere):
+        return []
+    steps = config.training.steps
     done = max((row.checkpoint_step for row in rows), default=steps)
     return [] if done >= steps else [f"Not finished: evaluated as it stood after step {done} of {steps}."]
 

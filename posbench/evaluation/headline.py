@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from posbench.config.elsewhere import AnyConfig
 from posbench.config.schema import Config
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import intervals
 from posbench.evaluation.intervals import Blocks, blocks_of
-from posbench.runs.folder import load_config
+from posbench.runs.folder import load_any_config
 from posbench.runs.rows import (
     PLAIN,
     BlockRow,
@@ -52,7 +53,7 @@ def headline_of(folder: Path) -> dict[str, float | None]:
     Raises:
         UserError: its files cannot be read as what they should be.
     """
-    config = load_config(folder)
+    config = load_any_config(folder)
     levels = levels_of(evaluation_rows(folder), evaluation_blocks(folder), config)
     return headline(levels, config.training.train_length)
 
@@ -113,7 +114,7 @@ class Level:
 Levels = dict[tuple[str, int], Level]  # by kind of curve (plain, windowed, an extension) and length
 
 
-def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: Config) -> Levels:
+def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]], config: AnyConfig) -> Levels:
     """The fixed_target levels on the split that the configuration names, of the newest checkpoint evaluated on it."""
     own = [row for row in rows if row.is_headline]
     return {
@@ -122,7 +123,7 @@ def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]]
     }
 
 
-def headline_split(rows: list[EvaluationRow], config: Config) -> str:
+def headline_split(rows: list[EvaluationRow], config: AnyConfig) -> str:
     """The text of the levels: the configured one, else another that was evaluated."""
     splits = {row.split for row in rows if row.is_headline}
     return config.evaluation.split if config.evaluation.split in splits else min(splits, default="")

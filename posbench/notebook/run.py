@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from posbench.comparison.load import RunData, read
-from posbench.config.schema import Config
+from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.errors import UserError
 from posbench.evaluation import answers
 from posbench.evaluation.headline import headline
@@ -69,7 +69,7 @@ class LoadedRun:
     def __init__(self, data: RunData) -> None:
         self.data = data
         self.folder = data.folder
-        self.config: Config = data.config
+        self.config: AnyConfig = data.config
         self.record: dict[str, Any] = data.record
 
     @property
@@ -150,11 +150,13 @@ class LoadedRun:
             device: cpu, cuda, cuda:1, mps or auto.
 
         Raises:
-            UserError: no complete checkpoint, or no such device.
+            UserError: no complete checkpoint, no such device, or a model that was trained elsewhere.
         """
         from posbench import machine
         from posbench.runs.trained import model_of
 
+        if isinstance(self.config, TrainedElsewhere):
+            raise UserError(f"{self.folder} holds results of {self.config.model.source}: transformers loads that model")
         return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
 
     def ids(self, text: str) -> "Tensor":

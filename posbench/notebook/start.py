@@ -57,10 +57,11 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
     """
     from posbench.config.overrides import apply
     from posbench.evaluation.job import evaluate_run
+    from posbench.runs.folder import load_config
     from posbench.terminal import console
 
     given = run if isinstance(run, LoadedRun) else load(run)
-    settings, device, threads = apply(given.config, _listed(overrides))
+    settings, device, threads = apply(load_config(given.folder), _listed(overrides))
     with console.log_shown(), _threads_kept():
         evaluate_run(given.folder, settings, device=device, threads=threads)
         return _told(load(given.folder))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench import files
+from posbench.config.elsewhere import TrainedElsewhere
 from posbench.errors import PosbenchError, UserError
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "C
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(texts)} sets by {keys}", *warnings]
-    measured, missing = _measured(sorted({run.config.encoding.name for run in runs}))
+    trained_here = (run for run in runs if not isinstance(run.config, TrainedElsewhere))
+    measured, missing = _measured(sorted({run.config.encoding.name for run in trained_here}))
     warnings = [*warnings, *missing]
     outcomes, title = tables.outcomes(runs), ", ".join(sorted({run.config.study for run in runs}))
     text.print_lines(console, [f"{title}: {outcomes}", *warnings])

@@ -6,7 +6,8 @@ from typing import Any
 
 from posbench.comparison import rates
 from posbench.comparison.load import Group, RunData
-from posbench.config.schema import flat
+from posbench.config.elsewhere import TrainedElsewhere
+from posbench.config.schema import Config, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
 from posbench.runs.redaction import redact
@@ -20,12 +21,29 @@ def of_text(group: Group) -> str:
     rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
-        f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
-        f"{_trained_by(group)}.",
+        _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
         *(_protocol(rows) if rows else []),
         f"Command: {_command()}",
     ]
     return " ".join(sentences)
+
+
+def _trained(config: Config, group: Group) -> str:
+    return (
+        f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
+        f"{_trained_by(config, group)}."
+    )
+
+
+def _elsewhere(config: TrainedElsewhere) -> str:
+    model, reading = config.model, config.reading
+    revision = f" at {model.revision[:12]}" if model.revision else ""
+    where = "before each document and first in every window" if reading.first else "before each document"
+    return (
+        f"{model.name} ({model.kind}, {model.source}{revision}, sha256 {model.sha256[:12]}) was trained elsewhere at "
+        f"{config.training.train_length} tokens of context; {model.n_layers} layers, width {model.d_model}, "
+        f"{model.n_heads} heads; token {reading.separator} {where}."
+    )
 
 
 def _protocol(rows: list[EvaluationRow]) -> list[str]:
@@ -74,7 +92,8 @@ def _learning_rates(group: Group) -> list[str]:
     """Where they differ, and what is known of better ones."""
     found: dict[float, list[str]] = {}
     for scheme in group.schemes:
-        found.setdefault(scheme.runs[0].config.training.learning_rate, []).append(scheme.label)
+        if rate := scheme.runs[0].config.training.learning_rate:
+            found.setdefault(rate, []).append(scheme.label)
     each = "; ".join(f"{rate:g} for {', '.join(labels)}" for rate, labels in found.items())
     tuned = _tuned(group)
     return [*([f"Learning rates differ: {each}."] if len(found) > 1 else []), *([tuned] if tuned else [])]
@@ -100,6 +119,7 @@ def _tuned(group: Group) -> str:
 def of_task(group: Group) -> str:
     """What every figure of a task rests on: options, budget, seeds, test problems, precision; what a picture shows."""
     config = group.runs[0].config
+    assert isinstance(config, Config)  # a task is trained on here
     options = flat({key: value for key, value in (config.data.task or {}).items() if key != "name"})
     rows = [one.row for run in group.runs if run.answers for one in run.answers.at.values() if one.status == "ok"]
     said = f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else ""
@@ -107,7 +127,7 @@ def of_task(group: Group) -> str:
         f"Task {group.task}{said}: problems of trained lengths drawn anew at every step; tested on the same "
         f"{_all(rows, 'n_blocks')} problems of each length, answered in {_all(rows, 'dtype')}.",
         f"{config.training.steps:,} steps of {config.training.batch_size * config.training.accumulation} problems, "
-        f"{_trained_by(group)}.",
+        f"{_trained_by(config, group)}.",
         "Picture: a dot per seed, a line through the median of those that learned; hollow: did not learn; thin line: "
         f"the gate, {100 * GATE:g} %; stop sign: undefined.",
         f"Command: {_command()}",
@@ -127,12 +147,12 @@ def notes_on_task(group: Group) -> list[str]:
     return [*notes, *_learning_rates(group)]
 
 
-def _trained_by(group: Group) -> str:
-    config = group.runs[0].config
+def _trained_by(config: Config, group: Group) -> str:
+    rates = sorted({run.config.training.learning_rate or 0.0 for run in group.runs})
     return (
-        f"seeds {_listed(sorted({run.config.seed for run in group.runs}))}; {config.model.n_layers} layers, width "
+        f"seeds {_listed(sorted({run.seed for run in group.runs}))}; {config.model.n_layers} layers, width "
         f"{config.model.d_model}, {config.model.n_heads} heads; initialisation {config.model.init}; "
-        f"learning rate {_listed(sorted({run.config.training.learning_rate for run in group.runs}))}"
+        f"learning rate {_listed(rates)}"
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posbench.errors import InUse
 from posbench.runs import checkpoint
-from posbench.runs.folder import Run, load_config, load_record
+from posbench.runs.folder import Run, load_any_config, load_record
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def clean(folders: list[Path]) -> tuple[int, list[Path]]:
             left.append(folder)
             continue
         try:
-            with Run.open(folder, load_config(folder), command=None) as run:
+            with Run.open(folder, load_any_config(folder), command=None) as run:
                 freed += checkpoint.keep_weights(run.folder)
         except InUse:
             left.append(folder)

@@ -11,7 +11,17 @@ from typing import Any
 
 import posbench
 
-_RECORDED_VERSIONS = ("torch", "numpy", "safetensors", "tokenizers", "datasets", "hydra-core", "pydantic", "wandb")
+_RECORDED_VERSIONS = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "datasets",
+    "hydra-core",
+    "pydantic",
+    "wandb",
+    "transformers",
+)
 
 
 def now() -> str:

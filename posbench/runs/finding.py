@@ -1,4 +1,4 @@
-"""Which run folders are meant by what a command line names: run folders, study folders, globs."""
+"""What a command line names: run folders, study folders, globs; or a model from elsewhere."""
 
 import glob
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from posbench.errors import UserError
 
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 _ASIDE = re.compile(r".+\.old-\d+")
 
 
@@ -23,6 +24,14 @@ def run_folders(paths: Collection[Path]) -> list[Path]:
     if not found:
         raise UserError(f"no run folder in {', '.join(map(str, paths))}: expected folders with a run.json in them")
     return sorted(found.values())
+
+
+def is_model(word: str) -> bool:
+    """Whether a word of a command line names a model of HuggingFace rather than runs: its folder, or its name there."""
+    path = Path(word)
+    if path.exists():
+        return (path / "config.json").is_file() and not (path / "run.json").exists()
+    return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
 
 
 def _globbed(paths: Iterable[Path]) -> Iterator[Path]:

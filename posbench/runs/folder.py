@@ -15,8 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from posbench import files
-from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id, run_ids
-from posbench.config.schema import Config, flat, load_saved, to_container
+from posbench.config import elsewhere
+from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
+from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
+from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
 from posbench.runs.facts import git_state, now, versions
 from posbench.runs.jsonl import append, drop_half_line, number, plain, rounded
@@ -35,9 +37,10 @@ class Run:
     """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
 
     def __init__(
-        self, folder: Path, config: Config, ids: tuple[str, ...], command: list[str] | None, lock: int
+        self, folder: Path, config: AnyConfig, ids: tuple[str, ...], command: list[str] | None, lock: int
     ) -> None:
         self.folder = folder
+        self._trains = isinstance(config, Config)
         self._ids = ids  # an earlier name holds where it is the folder's or the record's
         self._command = None if command is None else redact(shlex.join(command))
         self._lock = lock
@@ -47,11 +50,11 @@ class Run:
         self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
 
     @classmethod
-    def open(cls, folder: Path, config: Config, command: list[str] | None, restart: bool = False) -> "Run":
+    def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
         """Take ownership of a run folder, new or old.
 
         Args:
-            config: what the run is; written down if the folder is new.
+            config: what the run is, or a model from elsewhere; written down if the folder is new.
             command: the command line, for the record; None leaves the recorded one.
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
 
@@ -113,8 +116,6 @@ class Run:
             processes: that train together, of which this is the first.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
-        from posbench.model import BLOCK
-
         attempt = {
             "started": now(),
             "ended": None,
@@ -131,12 +132,20 @@ class Run:
             status="running",
             reason=None,
             message=None,
-            block=(self.record["block"] or 1) if _is_trained(self.folder) else BLOCK,
+            block=self._block(),
             command=self._command or self.record["command"],
             attempts=[*self.record["attempts"], attempt],
             versions=versions(),
             git=git_state(),
         )
+
+    def _block(self) -> int | None:
+        """The definition of the model's block; a model from elsewhere has none of ours."""
+        from posbench.model import BLOCK
+
+        if not self._trains:
+            return None
+        return (self.record["block"] or 1) if _is_trained(self.folder) else BLOCK
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
@@ -179,7 +188,7 @@ class Run:
                     "study, or with --restart, which moves this run aside"
                 )
 
-    def _first_record(self, config: Config) -> dict[str, Any]:
+    def _first_record(self, config: AnyConfig) -> dict[str, Any]:
         path = self.folder / RECORD
         new: dict[str, Any] = {
             "schema": _SCHEMA,
@@ -277,11 +286,24 @@ def load_config(folder: Path) -> Config:
     """The configuration of a run folder.
 
     Raises:
+        UserError: there is none, it is not one of posbench, or that of a model which was trained elsewhere.
+    """
+    config = load_any_config(folder)
+    if isinstance(config, TrainedElsewhere):
+        source = config.model.source
+        raise UserError(f"{folder} holds results of {source}, not a run: 'posbench evaluate {source}' adds to them")
+    return config
+
+
+def load_any_config(folder: Path) -> AnyConfig:
+    """The configuration of a run folder, or of a folder with results of a model from elsewhere.
+
+    Raises:
         UserError: there is none, or it is not one of posbench.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    return load_saved(folder / CONFIG)
+    return elsewhere.load_saved(folder / CONFIG)
 
 
 def load_record(folder: Path) -> dict[str, Any]:
@@ -324,7 +346,7 @@ def _is_trained(folder: Path) -> bool:
     return any((folder / "checkpoint").glob("step-*"))
 
 
-def refuse_secrets(config: Config) -> None:
+def refuse_secrets(config: AnyConfig) -> None:
     """What a configuration holds is written down and shown.
 
     Raises:
@@ -340,7 +362,7 @@ def _refuse_links(folder: Path) -> None:
         files.refuse_unusual(path)
 
 
-def held_config(folder: Path, config: Config) -> Config | None:
+def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
     """The configuration that a folder holds, which asks for the same weights; None for a new folder.
 
     Raises:
@@ -349,7 +371,7 @@ def held_config(folder: Path, config: Config) -> Config | None:
     _refuse_links(folder)
     if not (folder / CONFIG).exists():
         return None
-    held = load_config(folder)
+    held = load_any_config(folder)
     if not is_one_run(held, config):
         was, now = flat(to_container(held)), flat(to_container(config))
         changed = [
@@ -358,13 +380,13 @@ def held_config(folder: Path, config: Config) -> Config | None:
         shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise UserError(
-            f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
+            f"{folder} holds another run ({run_ids(held)[0]}): {shown}{more}; "
             "choose another folder, or --restart to move that run aside"
         )
     return held
 
 
-def _keep_config(folder: Path, config: Config) -> Config:
+def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
     """The configuration that the folder holds, this one where it is new."""
     import yaml
 
