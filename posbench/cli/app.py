@@ -208,18 +208,37 @@ def evaluate(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|key=value",
-            help="Run folders (outputs/STUDY/RUN), study folders or globs; then settings, such as length=128,256 "
-            "protocol=sliding extension=yarn:factor=4,ntk split=validation device=cpu.",
+            metavar="RUN|MODEL|key=value",
+            help="Run folders (outputs/STUDY/RUN), study folders or globs, or HuggingFace models (a folder or a name "
+            "on the hub); then settings, such as length=128,256 protocol=sliding extension=yarn:factor=4,ntk "
+            "split=validation device=cpu; of a model also data=NAME data.path=... train_length=N bos=window.",
             autocompletion=complete.evaluate,
         ),
     ],
 ) -> None:
-    """Evaluate finished runs beyond their training length; rows that exist are not computed again."""
+    """Evaluate finished runs, or HuggingFace models, beyond their training length.
+
+    Rows that exist are not computed again. Results of a model go to outputs/models/MODEL.
+    """
+    from posbench.runs import finding
+
+    if models := [word for word in words if "=" not in word and finding.is_model(word)]:
+        from posbench.huggingface import job as huggingface
+
+        huggingface.evaluate_models(models, _all_settings(words, models))
+        return
     folders, overrides = _runs_and_overrides("evaluate", words)
     from posbench.evaluation import job
 
     job.evaluate_runs(folders, overrides)
+
+
+def _all_settings(words: list[str], models: list[str]) -> list[str]:
+    """The words beside models, if they are settings."""
+    rest = [word for word in words if word not in models]
+    if other := next((word for word in rest if "=" not in word), None):
+        raise UserError(f"'{other}' is neither a model nor key=value: runs and models are evaluated each by themselves")
+    return rest
 
 
 def _runs_and_overrides(command: str, words: list[str]) -> tuple[list[Path], list[str]]:

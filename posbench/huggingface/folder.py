@@ -1,0 +1,245 @@
+"""A folder of a HuggingFace model, read as plain data: what it holds, and whether it can be evaluated.
+
+Such a folder may come from a stranger. Nothing in it is run, and no link in it is followed out of it; only
+`config.json`, `tokenizer.json` and `.safetensors` files are read, since pickled weights are programs. A model type that
+is not listed here is refused, and so are those that bring code of their own.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from posbench import files
+from posbench.data.tokenizer import LARGEST_FILE as LARGEST_TOKENIZER
+from posbench.errors import UserError, did_you_mean
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_LARGEST_CONFIG, _LARGEST_INDEX = 2**20, 2**25  # bytes
+_MOST_FILES = 1000  # of weights
+_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
+_PRECISIONS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+# Masks that old versions of the library saved as if they had been learned; it passes over them.
+_MASK = re.compile(r".*\b(attn|attention)\.(bias|masked_bias)")
+
+Position = Literal["rope", "learned", "alibi"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the library calls a kind of model, and how it knows where its tokens are."""
+
+    model: str  # the class
+    position: Position
+    length: str = "max_position_embeddings"  # key of config.json: longest input in training, or the table's size
+    narrows: Literal["mask", "masks", "no"] = "mask"  # takes a mask of ours, one per kind of layer, or none
+    fused: bool = True  # attention without a matrix of all scores
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "rope"),
+    "gpt_neox": Family("GPTNeoXForCausalLM", "rope"),
+    "mistral": Family("MistralForCausalLM", "rope"),
+    "olmo": Family("OlmoForCausalLM", "rope"),
+    "olmo2": Family("Olmo2ForCausalLM", "rope"),
+    "starcoder2": Family("Starcoder2ForCausalLM", "rope"),
+    "qwen2": Family("Qwen2ForCausalLM", "rope", narrows="masks"),
+    "qwen3": Family("Qwen3ForCausalLM", "rope", narrows="masks"),
+    "smollm3": Family("SmolLM3ForCausalLM", "rope", narrows="masks"),
+    "gemma2": Family("Gemma2ForCausalLM", "rope", narrows="masks", fused=False),
+    "gemma3_text": Family("Gemma3ForCausalLM", "rope", narrows="masks"),
+    "gpt2": Family("GPT2LMHeadModel", "learned", "n_positions"),
+    "opt": Family("OPTForCausalLM", "learned"),
+    "bloom": Family("BloomForCausalLM", "alibi", "seq_length", narrows="no", fused=False),
+    "mpt": Family("MptForCausalLM", "alibi", "max_seq_len", narrows="no", fused=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The tensors of a model's files, as their headers describe them."""
+
+    paths: tuple[Path, ...]
+    shapes: dict[str, tuple[int, ...]]
+    precision: str  # fp32, bf16 or fp16: that of most numbers
+
+    @property
+    def numbers(self) -> int:
+        """How many there are in all."""
+        return sum(_product(shape) for shape in self.shapes.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model folder that holds nothing but what it should."""
+
+    folder: Path
+    config: dict[str, Any]  # of config.json
+    weights: Weights
+
+    @property
+    def kind(self) -> str:
+        """Its `model_type`, a key of `FAMILIES`."""
+        return str(self.config["model_type"])
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.kind]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / TOKENIZER
+
+    def train_length(self) -> int | None:
+        """Tokens that it was trained on at a time, if its configuration says so.
+
+        Where RoPE was stretched, that is the length before: of which the stretched frequencies are a function.
+        """
+        ropes = [self.config.get("rope_parameters"), self.config.get("rope_scaling")]
+        ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
+        said = [rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)]
+        said += [self.config.get("original_max_position_embeddings"), self.config.get(self.family.length)]
+        return next((length for length in said if type(length) is int and length > 1), None)
+
+    def sha256(self) -> str:
+        """Digest of all that its results follow from: configuration, tokenizer, weights."""
+        digest = hashlib.sha256()
+        for path in (self.folder / CONFIG, self.tokenizer, *self.weights.paths):
+            digest.update(f"{path.name}\0".encode() + files.sha256(path))
+        return digest.hexdigest()
+
+
+def read(folder: Path) -> Checkpoint:
+    """Look at a model folder.
+
+    Raises:
+        UserError: something is missing, too large, a link, of a kind that is not read, or a program.
+    """
+    config = _object(_own(folder, CONFIG), _LARGEST_CONFIG)
+    _refuse_code(folder, config)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        near = did_you_mean(kind, FAMILIES) if isinstance(kind, str) else ""
+        raise UserError(f"{folder}: model_type is {kind!r}{near} (evaluated are {', '.join(FAMILIES)})")
+    if kind == "mpt" and (config.get("attn_config") or {}).get("alibi") is False:
+        raise UserError(f"{folder}: an mpt without ALiBi, which transformers computes as if it had it")
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} has no {TOKENIZER}, the only kind of tokenizer that is read")
+    _size_within(_own(folder, TOKENIZER), LARGEST_TOKENIZER)
+    return Checkpoint(folder, config, _weights(folder))
+
+
+def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
+    for key, why in (
+        ("auto_map", "it brings a program of its own, which is not run"),
+        ("quantization_config", "its weights are quantised: expected fp32, bf16 or fp16"),
+    ):
+        if config.get(key):
+            raise UserError(f"{folder}: {key} in {CONFIG}: {why}")
+    if (folder / "adapter_config.json").exists():
+        raise UserError(f"{folder} holds an adapter: merge it into its model first")
+
+
+# -- its weights -------------------------------------------------------------------------------------------------------
+
+
+def _weights(folder: Path) -> Weights:
+    if (folder / INDEX).exists():
+        listed = _object(_own(folder, INDEX), _LARGEST_INDEX).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise UserError(f"{folder / INDEX} has no weight_map of names")
+        names = sorted(set(listed.values()))
+        if strange := next((name for name in names if not _SHARD.fullmatch(name)), None):
+            raise UserError(f"{folder / INDEX} names the file {strange!r}: expected .safetensors files beside it")
+        if len(names) > _MOST_FILES:
+            raise UserError(f"{folder / INDEX} names {len(names):,} files: expected at most {_MOST_FILES:,}")
+    elif (folder / WEIGHTS).exists():
+        listed, names = None, [WEIGHTS]
+    else:
+        _refuse_without_weights(folder)
+    paths = tuple(_own(folder, name) for name in names)
+    shapes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
+    for path in paths:
+        for name, (kind, shape) in _header(path).items():
+            if name in shapes or (listed is not None and listed.get(name, path.name) != path.name):
+                raise UserError(f"{path}: tensor {name!r} is there twice, or in another file than {INDEX} says")
+            shapes[name] = shape
+            if kind in _PRECISIONS:
+                sizes[kind] = sizes.get(kind, 0) + _product(shape)
+            elif not _MASK.fullmatch(name):
+                raise UserError(f"{path}: tensor {name!r} is {kind}: expected {', '.join(_PRECISIONS)}")
+    if missing := sorted(set(listed or ()) - set(shapes)):
+        raise UserError(f"{folder}: {INDEX} lists {missing[0]!r}, which is in none of its files")
+    if not sizes:
+        raise UserError(f"{folder}: no numbers in {', '.join(names)}")
+    return Weights(paths, shapes, _PRECISIONS[max(sizes, key=lambda kind: sizes[kind])])
+
+
+def _refuse_without_weights(folder: Path) -> None:
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if pickled:
+        raise UserError(
+            f"{folder} holds its weights as {pickled[0]}, which is a program and not run: expected {WEIGHTS}; "
+            "save_pretrained of transformers writes it"
+        )
+    raise UserError(f"{folder} has no {WEIGHTS}")
+
+
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of each tensor of a file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is no whole .safetensors file: {str(error).splitlines()[0][:200]}") from None
+
+
+# -- files of a stranger -----------------------------------------------------------------------------------------------
+
+
+def _own(folder: Path, name: str) -> Path:
+    """A file of the folder. In the hub's own cache, files are links to blobs beside the snapshots.
+
+    Raises:
+        UserError: there is none, or it is a link to elsewhere or no file.
+    """
+    path = folder / name
+    try:
+        blobs = folder.resolve().parent.parent / "blobs"
+        if not path.is_symlink() or path.resolve(strict=True).parent != blobs:
+            path.lstat()
+            files.refuse_unusual(path)
+        elif not path.is_file():
+            raise UserError(f"{path} is no file: refused")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise UserError(f"{folder} has no {name}: {error.__class__.__name__}") from None
+    return path
+
+
+def _size_within(path: Path, most: int) -> None:
+    if (size := path.stat().st_size) > most:
+        raise UserError(f"{path} has {size:,} bytes: expected at most {most:,}")
+
+
+def _object(path: Path, most: int) -> dict[str, Any]:
+    try:
+        content = json.loads(files.read(path, most))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no JSON object")
+    return content
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    numbers = 1
+    for size in shape:
+        numbers *= size
+    return numbers

@@ -1,0 +1,414 @@
+"""Evaluate a HuggingFace model: what a folder or the hub holds, into a folder of results like a run's."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posbench import machine
+from posbench.config.elsewhere import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
+from posbench.config.overrides import apply, full_key, parted, value
+from posbench.config.schema import Config, EncodingConfig, EvaluationConfig
+from posbench.data import hub
+from posbench.data import tokens as data
+from posbench.data.tokens import Tokens
+from posbench.errors import PosbenchError, RunFailed, Stopped, Undefined, UserError
+from posbench.evaluation import curve, probes
+from posbench.evaluation.evaluate import Evaluation, describe
+from posbench.evaluation.job import evaluated
+from posbench.evaluation.plan import lengths_of, measurements
+from posbench.huggingface import folder as folders
+from posbench.huggingface import library, rope
+from posbench.huggingface.folder import Checkpoint
+from posbench.huggingface.subject import HuggingFaceModel, extension_of
+from posbench.runs.folder import Run
+from posbench.runs.rows import EvaluationRow
+from posbench.terminal import console, exits
+from posbench.terminal.signals import ended_in_words
+
+logger = logging.getLogger(__name__)
+
+STUDY = "models"  # the folder of results
+RATIOS = (1.0, 2.0, 4.0)  # lengths, in training lengths, where none are asked for
+OWN = ("train_length", "bos")  # what is asked of a model beside its text and its evaluation
+_TELL_EVERY_SECONDS = 10.0
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A model that can be evaluated."""
+
+    checkpoint: Checkpoint
+    source: str  # as it was asked for
+    revision: str | None  # hub: the commit
+
+    @property
+    def name(self) -> str:
+        """Of its folder of results: the last part of what it was asked for by."""
+        last = Path(self.source.partition("@")[0] if self.revision else self.source).resolve().name
+        return _NOT_A_NAME.sub("-", last)[:_LONGEST_NAME].strip(".-_") or "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is asked of a model, before its text has been read."""
+
+    base: Config  # of a run on that text: its data and runtime
+    settings: EvaluationConfig
+    device: torch.device
+    threads: int | None
+    train_length: int
+    first: bool | None  # whether the separator stands first in every window; None: as its tokenizer has it
+
+
+def evaluate_models(words: list[str], overrides: list[str]) -> None:
+    """Evaluate models, told on the terminal, and draw their curves; one that fails does not stop the others.
+
+    Args:
+        words: folders of models, and names on the hub.
+        overrides: settings as they are typed, the same for all.
+
+    Raises:
+        UserError: a model or a setting that cannot be used.
+        PosbenchError: some models were not evaluated; with a single one, its own error.
+    """
+    library.transformers()
+    console.log_to_terminal()
+    machine.keep_freed_memory()
+    failed = []
+    for word in words:
+        try:
+            folder, split = evaluate_model(word, overrides)
+            curve.print_curves(folder, split)
+        except PosbenchError as error:
+            if len(words) == 1 or isinstance(error, Stopped):
+                raise
+            exits.report(error)
+            failed.append(word)
+    if failed:
+        raise PosbenchError(f"{len(failed)} of {len(words)} models not evaluated: {', '.join(failed)}")
+
+
+def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
+    """Evaluate one model; only rows that are missing are computed.
+
+    Returns:
+        The folder of results, and which text it was evaluated on.
+
+    Raises:
+        UserError: the model, its tokenizer, the text or a setting cannot be used.
+        RunFailed: memory or the disk is full.
+        Stopped: a signal asked for an end; what was computed is kept.
+    """
+    found = find(word)
+    asked = asked_of(found.checkpoint, overrides)
+    machine.set_threads(asked.threads)
+    subject, results = _made(found, asked)
+    folder = Path(asked.base.runtime.outputs) / STUDY / results.id
+    command = ["posbench", "evaluate", word, *overrides]
+    with Run.open(folder, results, command) as run, _outcome_kept(run), ended_in_words():
+        run.log_to_file()
+        run.begin_attempt(str(asked.device), subject.precision, torch.get_num_threads())
+        cache = data.cache_folder(asked.base.runtime.cache)
+        tokens = data.prepare(results.data, cache, results.reading.separator)
+        _refuse_other(run, tokens, subject.config)
+        _record(run, subject, tokens, results.reading)
+        _evaluate_into(run, subject, tokens, asked)
+    return folder, asked.settings.split
+
+
+def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewhere]:
+    """The model as a subject, and what its folder of results is to say of it.
+
+    Raises:
+        UserError: it cannot be built, is too large, or a setting does not fit it.
+        RunFailed: it does not turn by the frequencies of its configuration, or memory ran out.
+    """
+    checkpoint, longest = found.checkpoint, _longest(asked)
+    config = library.configuration(checkpoint, longest)
+    precision = precision_of(checkpoint, asked.settings, asked.device)
+    library.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
+    _check(checkpoint, config, asked)
+    separator, first = separator_of(checkpoint, config)
+    reading = ReadingConfig(separator, first if asked.first is None else asked.first)
+    with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
+        model: Any = library.built(checkpoint, config, library.tensors_of(checkpoint), precision).to(asked.device)
+    turns = rope.turns_of(config, asked.train_length) if checkpoint.family.position == "rope" else []
+    if turns and not rope.agrees(model, turns, longest):
+        raise RunFailed(f"{checkpoint.folder}: transformers turns by other frequencies than its configuration says")
+    subject = HuggingFaceModel(
+        checkpoint=checkpoint,
+        model=model,
+        name=found.name,
+        train_length=asked.train_length,
+        device=asked.device,
+        precision=precision,
+        first_token=separator if reading.first else None,
+    )
+    return subject, _results(found, config, reading, asked)
+
+
+def find(word: str) -> Found:
+    """The model of a folder, or of a name on the hub, from its cache where it is there.
+
+    Raises:
+        UserError: there is none, or it holds what is not read.
+    """
+    if Path(word).exists():
+        return Found(folders.read(Path(word)), word, None)
+    folder, commit = hub.model_folder(word)
+    return Found(folders.read(folder), word, commit)
+
+
+def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
+    """What overrides ask of a model: its text, as in training; its evaluation, as of a finished run; and its own.
+
+    Raises:
+        UserError: an override that cannot be read, an unknown key or a value that does not fit.
+    """
+    from posbench.config import compose
+
+    own: dict[str, Any] = {}
+    text, rest = ["tracking=none"], []
+    for override in overrides:
+        key, typed = parted(override, "length=4096,8192")
+        if key in OWN:
+            own[key] = value(typed)
+        elif key in ("data.tokenizer", "data.vocab_size"):
+            raise UserError(f"{key} is the model's own: its {folders.TOKENIZER} is used")
+        elif key.partition(".")[0] == "data" or key in ("runtime.outputs", "runtime.cache"):
+            text.append(f"{full_key(key)}={typed}")
+        else:
+            rest.append(override)
+    length = own.get("train_length", checkpoint.train_length())
+    if type(length) is not int or length < 2:
+        said = "does not say what length it was trained at" if length is None else f"train_length is {length}"
+        raise UserError(f"{checkpoint.folder}: {said}: expected train_length=N, in tokens")
+    if own.get("bos") not in (None, "document", "window"):
+        raise UserError(f"bos is {own['bos']}: expected document or window")
+    base, _ = compose.single(text)
+    ratios = dataclasses.replace(base.evaluation, ratios=RATIOS)
+    training = dataclasses.replace(
+        base.training, train_length=length, batch_size=1, accumulation=1, tokens=length, warmup_tokens=0
+    )
+    base = dataclasses.replace(base, training=training, evaluation=ratios)
+    settings, device, threads = apply(base, rest)
+    return Asked(
+        base=base,
+        settings=settings,
+        device=machine.resolve(device or base.runtime.device),
+        threads=threads or base.runtime.threads,
+        train_length=length,
+        first=None if "bos" not in own else own["bos"] == "window",
+    )
+
+
+def _longest(asked: Asked) -> int:
+    """Tokens of the longest window that is read."""
+    settings, lengths = asked.settings, lengths_of(asked.settings, asked.train_length)
+    if "per_position" in settings.protocols:
+        lengths.append(round((settings.longest or 1) * asked.train_length))
+    if "key_tokens" in settings.tasks:
+        lengths.append(4 * asked.train_length)
+    return max(lengths)
+
+
+def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: torch.device) -> str:
+    """The precision that is asked for, or by `auto` that of the weights where the device does it well, else fp32."""
+    if settings.precision != "auto":
+        return settings.precision
+    if checkpoint.kind == "bloom":  # its biases would be rounded with the rest: positions far away collide
+        return "fp32"
+    fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
+    return checkpoint.weights.precision if fast[checkpoint.weights.precision] else "fp32"
+
+
+def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
+    """The token before each document, and whether the model's tokenizer begins every text with it.
+
+    It is the token that begins a text, by the tokenizer or else the configuration, or the one that ends a text.
+
+    Raises:
+        UserError: neither of them is there.
+    """
+    try:
+        tokenizer = json.loads(checkpoint.tokenizer.read_bytes())
+        ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+        begins = _begins(tokenizer.get("post_processor") or {}, ids)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{checkpoint.tokenizer} is not a tokenizer.json") from None
+    if begins is not None:
+        return begins, True
+    ends = config.eos_token_id[0] if isinstance(config.eos_token_id, list) and config.eos_token_id else None
+    for token in (config.bos_token_id, config.eos_token_id, ends):
+        if type(token) is int and 0 <= token < config.vocab_size:
+            return token, False
+    raise UserError(f"{checkpoint.folder}: no bos_token_id and no eos_token_id to begin a document with")
+
+
+def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
+    """The token that a tokenizer's post-processor puts before a single text."""
+    for step in processor.get("processors") or [processor]:
+        if step.get("type") == "TemplateProcessing" and step["single"] and "SpecialToken" in step["single"][0]:
+            name = step["single"][0]["SpecialToken"]["id"]
+            known = [*step["special_tokens"].get(name, {}).get("ids", []), ids.get(name)]
+            return known[0] if type(known[0]) is int else None
+    return None
+
+
+def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
+    """Refuse what is mistyped before any work is done for it; what does not exist becomes a row.
+
+    Raises:
+        UserError: an unknown probe or extension or a wrong option of one, or a reference.
+    """
+    if asked.settings.reference is not None:
+        raise UserError("evaluation.reference is a run: a model from elsewhere chooses its own key tokens")
+    for name in asked.settings.tasks:
+        probes.of(name, [], 1, 1)
+    for text in asked.settings.extensions:
+        for length in lengths_of(asked.settings, asked.train_length):
+            with contextlib.suppress(Undefined):
+                extension_of(checkpoint, config, text, length, asked.train_length)
+
+
+def _results(found: Found, config: Any, reading: ReadingConfig, asked: Asked) -> TrainedElsewhere:
+    position = found.checkpoint.family.position
+    options = {"parameters": config.rope_parameters} if position == "rope" else {}
+    return TrainedElsewhere(
+        study=STUDY,
+        encoding=EncodingConfig(position, json.loads(json.dumps(options))),
+        model=ModelElsewhere(
+            name=found.name,
+            source=os.path.normpath(found.source) if found.revision is None else found.source,
+            revision=found.revision,
+            sha256=found.checkpoint.sha256(),
+            kind=found.checkpoint.kind,
+            n_layers=config.num_hidden_layers,
+            n_heads=config.num_attention_heads,
+            d_model=config.hidden_size,
+        ),
+        reading=reading,
+        data=dataclasses.replace(
+            asked.base.data, tokenizer=str(found.checkpoint.tokenizer), vocab_size=int(config.vocab_size)
+        ),
+        training=TrainingElsewhere(asked.train_length),
+        evaluation=asked.settings,
+    )
+
+
+@contextlib.contextmanager
+def _outcome_kept(run: Run) -> Iterator[None]:
+    """Record how it ended. Results that were complete stay so, whatever becomes of an attempt to add to them."""
+    complete = run.record["status"] == "done"
+    try:
+        yield
+    except BaseException as error:
+        run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
+        stopped = isinstance(error, (Stopped, KeyboardInterrupt))
+        if complete:
+            run.finish("done")
+        else:
+            reason = "signal" if stopped else getattr(error, "reason", "error")
+            run.finish("stopped" if stopped else "failed", reason, str(error))
+        raise
+    run.finish("done")
+
+
+def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
+    """The folder's rows are of one text, and the model knows all of its tokens.
+
+    Raises:
+        UserError: the text has changed since, or the tokenizer is another model's.
+    """
+    known = run.record["data"]
+    before = known.get("sha256") if isinstance(known, dict) else None
+    if before not in (None, tokens.record["sha256"]):
+        raise UserError(
+            f"{run.folder} holds results on another text (sha256 {str(before)[:12]}) than is there now "
+            f"({tokens.record['sha256'][:12]}): bring that text back, or name the new one with data.name=NAME"
+        )
+    highest = max(int(split.ids.max(initial=0)) for split in (tokens.validation, tokens.test))
+    if highest >= config.vocab_size:
+        told = f"gives id {highest:,}, its table has {config.vocab_size:,} rows"
+        raise UserError(f"the tokenizer is not that of this model: it {told}")
+
+
+def _record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
+    begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
+    run.update(
+        data={**tokens.record, "separator": {**begins, "first_in_every_window": reading.first}},
+        tokenizer_sha256=tokens.tokenizer.sha256,
+        parameters={**run.record["parameters"], "total": sum(p.numel() for p in subject.model.parameters())},
+    )
+    told = "token %d (%r) stands before each document%s"
+    logger.info(told, begins["id"], begins["text"], " and first in every window" if reading.first else "")
+    told = "%s parameters, saved in %s, evaluated in %s"
+    count = f"{run.record['parameters']['total']:,}"
+    logger.info(told, count, subject.checkpoint.weights.precision, subject.precision)
+
+
+def _evaluate_into(run: Run, subject: HuggingFaceModel, tokens: Tokens, asked: Asked) -> None:
+    known = run.whole_rows()
+    split = getattr(tokens, asked.settings.split)
+    work = _Work(_tokens_to_read(asked, split, known))
+    evaluation = Evaluation(
+        subject=dataclasses.replace(subject, told=work.read),
+        split=split,
+        token_bytes=tokens.tokenizer.token_bytes,
+        settings=asked.settings,
+        checkpoint_step=0,
+        dtype=subject.precision,
+        device=asked.device,
+    )
+    started, n_rows = time.monotonic(), 0
+    try:
+        for row, blocks in evaluated(evaluation, known):
+            run.log_evaluation(row, blocks)
+            logger.info("%s", describe(row))
+            n_rows += 1
+    finally:
+        seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
+        peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(asked.device))
+        run.update(evaluate_seconds=round(seconds, 3), peak_memory_bytes=peak)
+    if not n_rows:
+        logger.info("all of it is there; nothing to do: %s", run.folder)
+
+
+def _tokens_to_read(asked: Asked, split: Any, known: list[EvaluationRow]) -> int:
+    """Tokens of the forward passes that rows which are not known need, at the most."""
+    there = {(row.protocol, row.length, row.stride, row.window, row.extension, row.task) for row in known}
+    passes = {
+        m.forward
+        for m in measurements(asked.settings, split, asked.train_length)
+        if (m.protocol, m.length, m.stride, m.forward.variant.window, m.forward.variant.name, m.task) not in there
+    }
+    return sum(window.length * len(window.starts) for forward in passes for window in forward.windows)
+
+
+class _Work:
+    """How much there is to read, told every few seconds with the time that is left."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.done = tokens, 0
+        self.began = self.told = time.monotonic()
+
+    def read(self, tokens: int) -> None:
+        self.done += tokens
+        passed = time.monotonic()
+        if passed - self.told < _TELL_EVERY_SECONDS or self.done >= self.tokens:
+            return
+        self.told = passed
+        left = datetime.timedelta(seconds=round((passed - self.began) * (self.tokens / self.done - 1)))
+        logger.info("%s of %s tokens read, about %s left", f"{self.done:,}", f"{self.tokens:,}", left)

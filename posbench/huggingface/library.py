@@ -1,0 +1,172 @@
+"""The library `transformers`, asked for no more than to build a model from what was read here.
+
+It gets a configuration of known keys and tensors that are in memory: no file, no name, nothing to look up or to run.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench import machine
+from posbench.errors import UserError
+from posbench.huggingface.folder import Checkpoint
+
+# Of every configuration, beside the keys that its own kind of model has.
+_COMMON = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "is_decoder")
+# What these keys were called, or where they stood, in configurations of earlier versions.
+_EARLIER = (
+    "rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct", "rope_local_base_freq",
+    "sliding_window_pattern", "n_embed", "num_attention_heads", "original_max_position_embeddings",
+)  # fmt: skip
+_DIFFERENCES = {
+    "missing_keys": "lack",
+    "unexpected_keys": "have, not used by it,",
+    "mismatched_keys": "have another shape of",
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def transformers() -> Any:
+    """The library.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("a HuggingFace model needs transformers: pip install 'posbench[hf]'") from None
+    return transformers
+
+
+def configuration(checkpoint: Checkpoint, longest: int) -> Any:
+    """The library's configuration object of a model.
+
+    Args:
+        longest: input in tokens that it will get; MPT's bias is made for that many.
+
+    Raises:
+        UserError: the library refuses it.
+    """
+    kind = getattr(transformers(), checkpoint.family.model).config_class
+    base = {field.name for field in dataclasses.fields(transformers().PreTrainedConfig)}
+    own = {field.name for field in dataclasses.fields(kind)} - base
+    known = {*own, *kind.attribute_map, *_COMMON, *_EARLIER}
+    given = {key: value for key, value in checkpoint.config.items() if key in known}
+    try:
+        with _quiet():
+            made = kind(**given)
+    except Exception as error:  # of whatever kind a check of the library raises
+        raise UserError(f"{checkpoint.folder}: transformers refuses its configuration: {_line(error)}") from None
+    if checkpoint.kind == "mpt":
+        made.max_seq_len = max(made.max_seq_len, longest)
+    made.use_cache = False
+    return made
+
+
+def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], precision: str) -> nn.Module:
+    """A model in eval mode, on the CPU; tensors that are of its precision already it shares.
+
+    Raises:
+        UserError: a tensor is missing, left over, or of another shape.
+    """
+    kind = getattr(transformers(), checkpoint.family.model)
+    try:
+        with _quiet():
+            model, found = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=_DTYPES[precision],
+                attn_implementation="sdpa" if checkpoint.family.fused else "eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, in one line
+            )
+    except Exception as error:
+        raise UserError(f"{checkpoint.folder}: transformers cannot build it: {_line(error)}") from None
+    for key, what in _DIFFERENCES.items():
+        if found[key]:
+            names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in found[key])
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(
+                f"{checkpoint.folder}: its weights are not of its configuration: they {what} {names[0]}{more}"
+            )
+    if found["error_msgs"]:
+        raise UserError(f"{checkpoint.folder}: its weights cannot be used: {_line(found['error_msgs'][0])}")
+    made: nn.Module = model.eval()
+    return made
+
+
+def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of its files, mapped into memory."""
+    from safetensors import safe_open
+
+    tensors: dict[str, Tensor] = {}
+    for path in checkpoint.weights.paths:
+        with safe_open(path, "pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    return tensors
+
+
+def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device: str, longest: int) -> None:
+    """Refuse what cannot be held, before any of it is made.
+
+    Raises:
+        UserError: a configuration of more layers or numbers than the files have, or more memory than there is.
+    """
+    weights = checkpoint.weights
+    if config.num_hidden_layers > len(weights.shapes):
+        told = f"{config.num_hidden_layers:,} layers and {len(weights.shapes):,} tensors"
+        raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+    kind = getattr(transformers(), checkpoint.family.model)
+    try:
+        with _quiet(), torch.device("meta"):
+            numbers = sum(parameter.numel() for parameter in kind(config).parameters())
+    except Exception as error:
+        raise UserError(f"{checkpoint.folder}: transformers cannot build it: {_line(error)}") from None
+    if numbers > 2 * weights.numbers:  # a head that is the token table may be counted twice
+        told = f"{numbers:,} numbers and its files {weights.numbers:,}"
+        raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+    held = numbers * (4 if precision == "fp32" else 2)
+    held += config.vocab_size * config.hidden_size * (0 if precision == "fp32" else 4)  # the head, in fp32
+    window = 16 * longest * config.hidden_size * 4
+    if not checkpoint.family.fused:
+        window += 3 * config.num_attention_heads * longest**2 * 4
+    limit = machine.memory_limit(device)
+    for needed, of in ((held, "its weights need"), (held + window, f"with a window of {longest:,} tokens it needs")):
+        if limit is not None and needed > limit[0]:
+            raise UserError(
+                f"{checkpoint.folder}: {of} about {needed / 2**30:,.1f} GiB in {precision}, there are "
+                f"{limit[0] / 2**30:,.1f} GiB ({limit[1]}): lower length or evaluation.precision; "
+                f"{machine.MEMORY}=GIB sets another limit"
+            )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's reports and bars: what they say is in the one line that comes of it."""
+    logger, shown = logging.getLogger("transformers"), transformers().utils.logging
+    level, bars = logger.level, shown.is_progress_bar_enabled()
+    logger.setLevel(logging.CRITICAL)
+    shown.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            shown.enable_progress_bar()
+
+
+def _line(error: object) -> str:
+    said = str(error).splitlines()
+    return " ".join(part.strip() for part in said[:2])[:300] if said else type(error).__name__

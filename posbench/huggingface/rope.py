@@ -1,0 +1,209 @@
+"""Context extensions of rotary models of transformers, as the configuration that the library is to build them by.
+
+What an extension does is defined once, in `posbench.extend`. Here it becomes `rope_parameters`; whether the library
+then turns by those very frequencies is looked at, in every rotary module and for every kind of layer.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from posbench import encodings
+from posbench.encodings._rotary import Rotary
+from posbench.encodings.base import Shape
+from posbench.errors import Undefined
+from posbench.extend import methods
+
+_TOLERANCE = 1e-5  # of cosines and sines: the library's frequencies are fp32
+_CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """How one kind of layer turns: what its rotary module is to give."""
+
+    rope: Rotary
+    layers: str | None  # the kind of layer, where a model has several bases; None: all
+
+
+def turns_of(config: Any, train_length: int) -> list[Turns]:
+    """A model's own RoPE as ours, of each kind of layer; those whose type is no plain one are left out.
+
+    Args:
+        config: the library's configuration object.
+    """
+    return [
+        Turns(_rope(config, parameters, train_length), layers)
+        for layers, parameters in _parts(config)
+        if parameters["rope_type"] == "default"
+    ]
+
+
+def extended(config: Any, method: str, length: int, train_length: int, options: dict[str, Any]) -> "Extension":
+    """An extension of a rotary model.
+
+    Where layers of a sliding window have a base of their own, they stay as they are: no distance in them is new.
+
+    Raises:
+        UserError: unknown method or a wrong option.
+        Undefined: the library has no configuration for it, or the model was stretched before.
+    """
+    (layers, parameters), *others = sorted(_parts(config), key=lambda part: part[0] != "full_attention")
+    plain = _rope(config, parameters, train_length)
+    made, facts = methods.extended(plain, method, length, train_length, **options)
+    if parameters["rope_type"] != "default":
+        raise Undefined(f"its own RoPE is of type '{parameters['rope_type']}', which an extension would replace")
+    if method not in _SPELT or facts.get("ramp") not in (None, _SPELT[method].ramp):
+        kind = f"{method} with ramp={facts['ramp']}" if method in _SPELT else method
+        raise Undefined(f"transformers has no configuration for '{kind}': it has {', '.join(_SPELT)}")
+    assert isinstance(made, Rotary)  # what has a spelling changes frequencies
+    spelt = {**parameters, **_SPELT[method].spell(plain, made, facts, train_length)}
+    new = copy.deepcopy(config)
+    new.max_position_embeddings = train_length  # what the library's `dynamic` grows from
+    new.rope_parameters = spelt if layers is None else {**new.rope_parameters, layers: spelt}
+    kept = [
+        Turns(_rope(config, their, train_length), name) for name, their in others if their["rope_type"] == "default"
+    ]
+    return Extension(new, [Turns(made, layers), *kept], {**facts, "rope_parameters": spelt})
+
+
+@dataclasses.dataclass(frozen=True)
+class Extension:
+    """An extended model before it is built."""
+
+    config: Any
+    turns: list[Turns]
+    facts: dict[str, Any]
+
+
+def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
+    """How far a model's rotary modules are from what they are to give: cosines and sines of one step, at the most.
+
+    Args:
+        length: of the input, in tokens, which some frequencies follow.
+    """
+    positions = torch.tensor([[1, length - 1]])
+    found = [0.0]
+    for rotary in modules(model):
+        device = next(buffer.device for _, buffer in rotary.named_buffers())
+        for each in turns:
+            kind = () if each.layers is None else (each.layers,)
+            with torch.no_grad():
+                cosine, sine = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions.to(device), *kind)
+            angle, factor = each.rope.inv_freq(_CPU), each.rope.attention_factor
+            wanted = torch.cat([angle.cos(), angle.sin()]) * factor
+            pairs = len(angle)
+            given = torch.cat([cosine[0, 0, :pairs], sine[0, 0, :pairs]]).cpu().double()
+            found.append(float((given - wanted).abs().max()))
+    return max(found)
+
+
+def agrees(model: nn.Module, turns: list[Turns], length: int) -> bool:
+    """Whether every rotary module turns as it is to turn, and there is one."""
+    return bool(list(modules(model))) and difference(model, turns, length) <= _TOLERANCE
+
+
+def modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The rotary modules of a model."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            yield module
+
+
+def rebuilt(model: nn.Module, config: Any) -> nn.Module:
+    """A model's rotary modules alone, built by another configuration: no weights are needed."""
+    return nn.ModuleList([type(module)(config=config) for module in modules(model)])
+
+
+def _parts(config: Any) -> list[tuple[str | None, dict[str, Any]]]:
+    """The rope_parameters of each kind of layer that turns; of a model with one kind, None and those."""
+    parameters: dict[str, Any] = config.rope_parameters
+    if "rope_type" in parameters:
+        return [(None, parameters)]
+    used = set(config.layer_types)
+    return [(layers, parameters[layers]) for layers in sorted(used) if isinstance(parameters.get(layers), dict)]
+
+
+def _rope(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    turning = int(width * parameters.get("partial_rotary_factor", 1.0))
+    shape = Shape(d_model=turning, n_heads=1, n_layers=1, train_length=train_length)
+    made = encodings.build("rope", shape, {"base": float(parameters["rope_theta"]), "layout": "half"})
+    assert isinstance(made, Rotary)
+    return made
+
+
+# -- how the library spells them ---------------------------------------------------------------------------------------
+
+
+def _pi(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    return {"rope_type": "linear", "factor": facts["factor"]}
+
+
+def _ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    stretched = facts["factor"] ** (plain.width / max(1, plain.width - 2))
+    return {"rope_type": "default", "rope_theta": plain.base * stretched}
+
+
+def _dynamic_ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    return {"rope_type": "dynamic", "factor": facts["factor"], "original_max_position_embeddings": train_length}
+
+
+def _yarn(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "factor": facts["factor"],
+        "beta_slow": facts["alpha"],
+        "beta_fast": facts["beta"],
+        "attention_factor": made.attention_factor,
+        "original_max_position_embeddings": train_length,
+    }
+
+
+def _llama3(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": facts["factor"],
+        "low_freq_factor": facts["low_freq_factor"],
+        "high_freq_factor": facts["high_freq_factor"],
+        "original_max_position_embeddings": train_length,
+    }
+
+
+def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    """Both lists are those of this length: which of them counts, the library finds by the length as we do."""
+    divisors: list[float] = (plain.inv_freq(_CPU) / made.inv_freq(_CPU)).tolist()
+    return {
+        "rope_type": "longrope",
+        "factor": facts["factor"],
+        "long_factor": divisors,
+        "short_factor": divisors,
+        "attention_factor": made.attention_factor,
+        "original_max_position_embeddings": train_length,
+    }
+
+
+def _abf(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": facts["base"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spelling:
+    spell: Callable[[Rotary, Rotary, dict[str, Any], int], dict[str, Any]]  # plain, made, facts, train_length
+    ramp: str | None = None  # the one that the library has
+
+
+_SPELT = {
+    "pi": _Spelling(_pi),
+    "ntk": _Spelling(_ntk),
+    "dynamic_ntk": _Spelling(_dynamic_ntk),
+    "ntk_by_parts": _Spelling(_yarn, "index"),
+    "yarn": _Spelling(_yarn, "index"),
+    "llama3": _Spelling(_llama3, "rotations"),
+    "longrope": _Spelling(_longrope),
+    "abf": _Spelling(_abf),
+}

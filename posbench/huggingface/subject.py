@@ -1,0 +1,148 @@
+"""A model of transformers as the subject of an evaluation."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench import encodings, machine
+from posbench.encodings.base import Shape
+from posbench.errors import RunFailed, Undefined
+from posbench.evaluation.protocols import Integers
+from posbench.evaluation.subject import Floats, Varied
+from posbench.evaluation.variants import Variant, parse_choice
+from posbench.extend import methods
+from posbench.huggingface import library, rope
+from posbench.huggingface.folder import Checkpoint
+
+HEAD_ROWS = 2048  # rows of fp32 logits held at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HuggingFaceModel:
+    """A model that was trained elsewhere. What is tried with it changes another one, which shares its weights."""
+
+    checkpoint: Checkpoint
+    model: Any  # the library's
+    name: str
+    train_length: int
+    device: torch.device  # where the model lies
+    precision: str  # fp32, bf16 or fp16
+    first_token: int | None = None  # stands first in every window, in the place of what the text has there
+    told: Callable[[int], None] = lambda tokens: None  # how many tokens a forward pass has read
+    window: int | None = None
+    sinks: int = 0
+    extension: rope.Extension | None = None
+    length: int = 0  # that the extension is for
+
+    @torch.no_grad()
+    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
+        windows = machine.sent(torch.from_numpy(ids), self.device)
+        inputs, targets = windows[:, :-1].clone(), windows[:, -scored:]
+        if self.first_token is not None:
+            inputs[:, 0] = self.first_token
+        read = self.reading.base_model(input_ids=inputs, use_cache=False, **self._narrowed(inputs.shape[1]))
+        hidden = read.last_hidden_state[:, -scored:].flatten(0, 1)
+        pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(targets.flatten(), HEAD_ROWS), strict=True)
+        nll = torch.cat([F.cross_entropy(self._logits(states), labels, reduction="none") for states, labels in pieces])
+        self.told(inputs.numel())
+        return nll.view(-1, scored).cpu().double().numpy()
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        family, config = self.checkpoint.family, self.config
+        table = config.max_position_embeddings if family.position == "learned" else length
+        if length > table:
+            raise Undefined(f"{self.checkpoint.kind} has a table of {table} positions, and none beyond")
+        if variant.window is not None and family.narrows == "no":
+            raise Undefined(f"transformers takes no mask of attention for {self.checkpoint.kind}")
+        facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
+        extension = None
+        if variant.extension is not None:
+            extension = self._extension(variant.extension, length)
+            facts = extension.facts
+        changed = dataclasses.replace(
+            self, window=variant.window, sinks=variant.sinks, extension=extension, length=length
+        )
+        return Varied(changed, facts)
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @functools.cached_property
+    def reading(self) -> Any:
+        """The model that reads: as it is, or built anew by the extension's configuration.
+
+        Raises:
+            RunFailed: built, it does not turn as it should.
+        """
+        if self.extension is None:
+            return self.model
+        weights = {name: tensor.to("cpu") for name, tensor in self.model.state_dict().items()}
+        made = library.built(self.checkpoint, self.extension.config, weights, self.precision)
+        for name, module in made.named_modules():  # on an accelerator, too, one set of weights
+            module._parameters.update(self.model.get_submodule(name)._parameters)
+        made = made.to(self.device)
+        if not rope.agrees(made, self.extension.turns, self.length):
+            raise RunFailed(f"transformers built {self.name} with other frequencies than those that were asked for")
+        return made
+
+    def _extension(self, text: str, length: int) -> rope.Extension:
+        """An extension whose frequencies the library gets right, as far as can be seen without weights."""
+        extension = extension_of(self.checkpoint, self.config, text, length, self.train_length)
+        if not rope.agrees(rope.rebuilt(self.model, extension.config), extension.turns, length):
+            raise Undefined(f"transformers computes other frequencies for '{text}' than its definition")
+        return extension
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """In fp32, whatever the model ran in."""
+        logits = F.linear(hidden.float(), *self._head)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @functools.cached_property
+    def _head(self) -> tuple[Tensor, Tensor | None]:
+        head = self.model.get_output_embeddings()
+        return head.weight.float(), None if head.bias is None else head.bias.float()
+
+    def _narrowed(self, length: int) -> dict[str, Any]:
+        """The arguments by which a query sees its window and the sinks only, where that is asked for."""
+        if self.window is None:
+            return {}
+        positions = torch.arange(length, device=self.device)
+        distance = positions[:, None] - positions
+        seen = (distance >= 0) & ((distance < self.window) | (positions < self.sinks))
+        own = getattr(self.config, "sliding_window", None)
+        local = seen if own is None else seen & (distance < own)
+        if self.checkpoint.family.narrows == "masks":
+            return {"attention_mask": {"full_attention": self._mask(seen), "sliding_attention": self._mask(local)}}
+        mask = {"attention_mask": self._mask(local)}
+        return mask | ({"position_ids": positions[None]} if self.checkpoint.kind == "opt" else {})
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """(1, 1, T, T), as the library's attention takes it."""
+        if self.checkpoint.family.fused:
+            return seen[None, None]
+        mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
+        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
+
+
+def extension_of(checkpoint: Checkpoint, config: Any, text: str, length: int, train_length: int) -> rope.Extension:
+    """What an extension makes of a model's configuration.
+
+    Raises:
+        UserError: it is mistyped.
+        Undefined: it does not exist for this model, or not in transformers.
+    """
+    method, options = parse_choice(text)
+    if checkpoint.family.position == "rope":
+        return rope.extended(config, method, length, train_length, options)
+    nothing = encodings.build("none", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
+    with contextlib.suppress(Undefined):  # what is mistyped is the user's mistake here, too
+        methods.extended(nothing, method, length, train_length, **options)
+    raise Undefined(f"{checkpoint.kind} has no rotary encoding, the only one that transformers extends")

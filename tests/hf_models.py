@@ -1,0 +1,100 @@
+"""Tiny random models of every family that is evaluated, as transformers itself saves them, each with a tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import pre_tokenizers
+
+VOCABULARY, LENGTH = 131, 48
+WIDE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+GROUPED = {**WIDE, "num_hidden_layers": 2, "intermediate_size": 64, "num_key_value_heads": 2}
+ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"]
+
+# model_type -> (configuration class, its arguments): windows, layers without RoPE, two bases, parts of heads, ties
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", GROUPED),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        {
+            **{k: v for k, v in GROUPED.items() if k != "num_key_value_heads"},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "mistral": ("MistralConfig", {**GROUPED, "sliding_window": 20}),
+    "olmo": ("OlmoConfig", {**GROUPED, **ENDS, "clip_qkv": 2.0}),
+    "olmo2": ("Olmo2Config", {**GROUPED, **ENDS}),
+    "starcoder2": ("Starcoder2Config", {**GROUPED, **ENDS}),
+    "qwen2": (
+        "Qwen2Config",
+        {**GROUPED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
+    "smollm3": ("SmolLM3Config", {**GROUPED, **ENDS, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
+    "gemma2": ("Gemma2Config", {**GROUPED, "head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8}),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        {
+            **GROUPED, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20, "query_pre_attn_scalar": 8,
+            "layer_types": WINDOWS,
+        },
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, **ENDS},
+    ),
+    "opt": ("OPTConfig", {**WIDE, **ENDS, "num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 16}),
+    "bloom": (
+        "BloomConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": LENGTH},
+    ),
+    "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
+}  # fmt: skip
+ROTARY = tuple(kind for kind in MODELS if kind not in ("gpt2", "opt", "bloom", "mpt"))
+
+
+def configuration(kind: str, **more: Any) -> Any:
+    import transformers
+
+    name, options = MODELS[kind]
+    return getattr(transformers, name)(**{**options, **more})
+
+
+def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any:
+    """Write a model with random weights, none of them at its initial value, and a tokenizer; returns the model.
+
+    Args:
+        begins: id of a token that the tokenizer puts before every text.
+    """
+    import transformers
+
+    from posbench.huggingface.folder import FAMILIES
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    model = getattr(transformers, FAMILIES[kind].model)(configuration(kind, **more)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    write_tokenizer(folder, begins)
+    return model
+
+
+def write_tokenizer(folder: Path, begins: int | None = None) -> None:
+    """Words w0 to w130; what is no such word is w3."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if begins is not None:
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"w{begins} $A", special_tokens=[(f"w{begins}", begins)]
+        )
+    made.save(str(folder / "tokenizer.json"))
+
+
+def write_text(path: Path, words: int = 9000) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCABULARY, (words,), generator=generator).tolist()
+    path.write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")

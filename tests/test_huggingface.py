@@ -1,0 +1,431 @@
+"""Models of HuggingFace: our numbers are the library's own, and what is wrong with a folder is said in one line."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hf_models import LENGTH, MODELS, ROTARY, VOCABULARY, configuration, save, write_text
+from safetensors.torch import load_file, save_file
+from support import posbench
+
+import posbench as library_of_ours
+from posbench.errors import RunFailed, Undefined, UserError
+from posbench.evaluation.subject import Subject
+from posbench.evaluation.variants import Variant
+from posbench.huggingface import folder as folders
+from posbench.huggingface import job, library, rope
+from posbench.huggingface.subject import HuggingFaceModel
+from posbench.runs.jsonl import read_jsonl
+
+transformers = pytest.importorskip("transformers")
+LONG = 2 * LENGTH
+IDS = np.random.default_rng(0).integers(0, VOCABULARY, (2, LONG + 1))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models, made as they are asked for."""
+    return tmp_path_factory.mktemp("shelf")
+
+
+def on(shelf: Path, kind: str) -> Path:
+    if not (shelf / kind).exists():
+        torch.manual_seed(0)
+        save(kind, shelf / kind)
+    return shelf / kind
+
+
+def subject(folder: Path, longest: int = LONG, **more: Any) -> HuggingFaceModel:
+    checkpoint = folders.read(folder)
+    config = library.configuration(checkpoint, longest)
+    model = library.built(checkpoint, config, library.tensors_of(checkpoint), "fp32")
+    return HuggingFaceModel(checkpoint, model, checkpoint.kind, LENGTH, CPU, "fp32", **more)
+
+
+def theirs(folder: Path, ids: np.ndarray, **changes: Any) -> np.ndarray:
+    """What the library's own loading and logits come to, with changes of the configuration."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    x = torch.from_numpy(ids)
+    with torch.no_grad():
+        logits = model(x[:, :-1]).logits
+    return F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none").numpy()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
+    folder = on(shelf, kind)
+    ids = IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS
+    changes = {"max_seq_len": LONG} if kind == "mpt" else {}
+    wanted = theirs(folder, ids, **changes)
+    ours = subject(folder)
+    assert isinstance(ours, Subject)
+    assert np.abs(ours.nll(ids, ids.shape[1] - 1, 0) - wanted).max() < 1e-5
+    assert np.abs(ours.nll(ids, 7, 0) - wanted[:, -7:]).max() < 1e-5
+    assert wanted.std() > 0.3  # the weights do something
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_past_a_table_a_length_is_undefined_before_any_forward_pass(shelf: Path, kind: str) -> None:
+    model = subject(on(shelf, kind))
+    model.varied(Variant(), LENGTH)
+    with pytest.raises(Undefined, match=f"table of {LENGTH} positions"):
+        model.varied(Variant(), LENGTH + 1)
+
+
+# -- baselines and extensions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("bloom", "mpt", "gpt2", "opt")])
+def test_a_window_that_sees_all_changes_nothing_and_a_narrow_one_is_the_librarys_own(shelf: Path, kind: str) -> None:
+    model = subject(on(shelf, kind))
+    plain = model.nll(IDS, LONG, 0)
+    wide = model.varied(Variant(window=LONG), LONG).subject.nll(IDS, LONG, 0)
+    assert np.abs(wide - plain).max() < 1e-5
+    narrow = model.varied(Variant(window=12), LONG).subject.nll(IDS, LONG, 0)
+    assert np.abs(narrow - plain)[:, :12].max() < 1e-5 and np.abs(narrow - plain)[:, 12:].mean() > 1e-3
+    if kind in ("mistral", "starcoder2"):
+        assert np.abs(narrow - theirs(on(shelf, kind), IDS, sliding_window=12)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+def test_sinks_are_the_first_keys_beside_the_window(shelf: Path, kind: str) -> None:
+    """A copy of the text whose tokens between sinks and window differ reads the same in a model of one layer."""
+    ids = IDS[:1, : LENGTH + 1]
+    model = subject(on(shelf, kind)).varied(Variant(window=8, sinks=3), LENGTH).subject
+    other = ids.copy()
+    other[0, 3:20] = (other[0, 3:20] + 1) % VOCABULARY  # two layers of a window of 8 see 14 tokens back
+    nll, without = model.nll(ids, 4, 0), model.nll(other, 4, 0)
+    assert np.abs(nll - without).max() < 1e-5
+    other[0, 1] = (other[0, 1] + 1) % VOCABULARY
+    assert np.abs(nll - model.nll(other, 4, 0)).max() > 1e-4
+
+
+EXTENSIONS: dict[str, dict[str, Any]] = {
+    "pi": {"rope_type": "linear", "factor": 2.0},
+    "dynamic_ntk:factor=2": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn:factor=4": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH},
+    "llama3": {
+        "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": LENGTH,
+    },
+    "abf:base=500000": {"rope_theta": 500000.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EXTENSIONS)
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "smollm3"])
+def test_an_extension_is_the_librarys_own_model_of_that_configuration(shelf: Path, kind: str, text: str) -> None:
+    folder = on(shelf, kind)
+    model = subject(folder)
+    own = transformers.AutoConfig.from_pretrained(folder).rope_parameters
+    wanted = theirs(folder, IDS, rope_parameters={**own, **EXTENSIONS[text]})
+    varied = model.varied(Variant(extension=text), LONG)
+    assert varied.facts is not None and varied.facts["rope_parameters"]["rope_theta"] > 1
+    got = varied.subject.nll(IDS, LONG, 0)
+    assert np.abs(got - wanted).max() < 1e-5
+    assert np.abs(got - model.nll(IDS, LONG, 0)).mean() > 1e-3  # and the model itself is as it was
+    assert np.abs(model.nll(IDS, LONG, 0) - theirs(folder, IDS)).max() < 1e-5
+    shared = {p.data_ptr() for p in model.model.parameters()}
+    assert {p.data_ptr() for p in varied.subject.reading.parameters()} <= shared  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_every_method_turns_every_rotary_family_as_it_is_defined_and_nothing_up_to_the_trained_length(
+    shelf: Path, kind: str
+) -> None:
+    model = subject(on(shelf, kind))
+    plain = model.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
+    turned = rope.turns_of(model.config, LENGTH)
+    assert rope.agrees(model.model, turned, LONG)
+    for method in ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope"):
+        longer = model.varied(Variant(extension=method), LONG).subject
+        assert not rope.agrees(longer.reading, turned, LONG), method  # type: ignore[attr-defined]
+        trained = model.varied(Variant(extension=method), LENGTH).subject.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
+        assert np.abs(trained - plain).max() < 1e-5, method
+
+
+def test_the_base_of_layers_with_a_window_is_left_alone(shelf: Path) -> None:
+    model = subject(on(shelf, "gemma3_text"))
+    made = model.varied(Variant(extension="pi"), LONG).subject.reading.model.rotary_emb  # type: ignore[attr-defined]
+    own = model.model.model.rotary_emb
+    assert torch.equal(made.sliding_attention_inv_freq, own.sliding_attention_inv_freq)
+    assert torch.allclose(made.full_attention_inv_freq, own.full_attention_inv_freq / 2)
+
+
+def test_frequencies_that_did_not_change_are_noticed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong override that has no effect: a configuration changed after the model was built."""
+    model = subject(on(shelf, "llama"))
+    extended = model.varied(Variant(extension="pi"), LONG).subject
+    built = library.built
+    monkeypatch.setattr(library, "built", lambda checkpoint, config, *rest: built(checkpoint, model.config, *rest))
+    with pytest.raises(RunFailed, match="other frequencies"):
+        extended.nll(IDS, LONG, 0)
+    monkeypatch.setattr(rope, "rebuilt", lambda built, config: built)
+    with pytest.raises(Undefined, match="other frequencies"):
+        model.varied(Variant(extension="pi"), LONG)
+
+
+def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shelf: Path) -> None:
+    llama, bloom = subject(on(shelf, "llama")), subject(on(shelf, "bloom"))
+    for model, text, said in (
+        (llama, "rerope", "no configuration for 'rerope'"),
+        (llama, "yarn:ramp=rotations", "ramp=rotations"),
+        (bloom, "yarn", "no rotary encoding"),
+    ):
+        with pytest.raises(Undefined, match=said):
+            model.varied(Variant(extension=text), LONG)
+    with pytest.raises(Undefined, match="no mask"):
+        bloom.varied(Variant(window=LENGTH), LONG)
+    for model in (llama, bloom):
+        for text in ("yran", "yarn:fctor=2", "yarn:factor=0.5" if model is llama else "yarn:factor=x"):
+            with pytest.raises(UserError) as caught:
+                model.varied(Variant(extension=text), LONG)
+            assert not isinstance(caught.value, Undefined)
+
+
+def test_a_model_that_was_stretched_before_is_not_stretched_again(tmp_path: Path) -> None:
+    stretched = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0,
+                 "high_freq_factor": 4.0, "original_max_position_embeddings": 24}  # fmt: skip
+    save("llama", tmp_path / "m", rope_parameters=stretched)
+    model = subject(tmp_path / "m")
+    assert model.checkpoint.train_length() == 24
+    assert np.abs(model.nll(IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
+    with pytest.raises(Undefined, match="llama3"):
+        model.varied(Variant(extension="pi"), LONG)
+
+
+# -- what is wrong with a folder ---------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def dropped(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def added(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "model.layers.0.spy": torch.ones(3)}, folder / "model.safetensors")
+
+
+def pickled(folder: Path) -> None:
+    torch.save({}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def linked(folder: Path) -> None:
+    (folder / "config.json").rename(folder.parent / "elsewhere.json")
+    (folder / "config.json").symlink_to(folder.parent / "elsewhere.json")
+
+
+def oversized(folder: Path) -> None:
+    with open(folder / "config.json", "ab") as file:
+        file.truncate(2**21)
+
+
+def indexed(folder: Path, name: str, tensor: str = "lm_head.weight") -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {tensor: name}}))
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a dropped tensor": (dropped, "they lack model.layers.1.mlp.up_proj.weight"),
+    "an extra tensor": (added, "they have, not used by it, model.layers.0.spy"),
+    "another shape": (lambda f: changed(f, intermediate_size=48), "another shape of"),
+    "weights as a program": (pickled, "pytorch_model.bin, which is a program"),
+    "a program of its own": (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
+    "quantised": (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
+    "an adapter": (lambda f: (f / "adapter_config.json").write_text("{}") and None, "adapter"),
+    "an unknown kind": (lambda f: changed(f, model_type="lama"), "did you mean 'llama'"),
+    "a linked configuration": (linked, "symbolic link: refused"),
+    "an oversized configuration": (oversized, "expected at most"),
+    "weights elsewhere": (lambda f: indexed(f, "../../etc/passwd"), "expected .safetensors files beside it"),
+    "weights that are not there": (lambda f: indexed(f, "a.safetensors"), "has no a.safetensors"),
+    "a tensor that is not there": (lambda f: indexed(f, "model.safetensors", "spy"), "lists 'spy'"),
+    "half a file": (cut, "no whole .safetensors file"),
+    "a million layers": (lambda f: changed(f, num_hidden_layers=10**6), "1,000,000 layers and 21 tensors"),
+    "a huge table": (lambda f: changed(f, vocab_size=10**9), "not that of these weights"),
+    "nonsense": (lambda f: changed(f, hidden_size="wide"), "transformers refuses its configuration"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_folder_is_said_in_one_line(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(on(shelf, "llama"), folder)
+    spoil, said = WRONG[what]
+    spoil(folder)
+    write_text(tmp_path / "text.txt", 1000)
+    monkeypatch.chdir(tmp_path)
+    assert posbench("evaluate", "model", "data.path=text.txt", "runtime.cache=cache", "device=cpu") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: ") and said in line
+
+
+def test_the_library_is_given_no_key_that_it_does_not_need(shelf: Path, tmp_path: Path) -> None:
+    """Such as an attention of which it would fetch the program, or the name of other weights."""
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(on(shelf, "llama"), folder)
+    changed(folder, _attn_implementation="someone/evil", attn_implementation="someone/evil", _name_or_path="/x",
+            transformers_weights="../x.safetensors", torch_dtype="float16")  # fmt: skip
+    config = library.configuration(folders.read(folder), LONG)
+    assert "evil" not in str(config.to_dict()) and not hasattr(config, "transformers_weights")
+    assert np.abs(subject(folder).nll(IDS, LONG, 0) - subject(on(shelf, "llama")).nll(IDS, LONG, 0)).max() == 0
+
+
+def test_weights_in_several_files_and_the_hubs_cache_of_links_are_read(shelf: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    model = transformers.AutoModelForCausalLM.from_pretrained(on(shelf, "llama"))
+    model.save_pretrained(blobs, max_shard_size="30kB")
+    snapshot.mkdir(parents=True)
+    (blobs / "tokenizer.json").write_bytes((on(shelf, "llama") / "tokenizer.json").read_bytes())
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", file.name))
+    assert len(folders.read(snapshot).weights.paths) > 1
+    assert np.abs(subject(snapshot).nll(IDS, LONG, 0) - subject(on(shelf, "llama")).nll(IDS, LONG, 0)).max() == 0
+
+
+def test_memory_is_estimated_before_anything_is_loaded(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = folders.read(on(shelf, "bloom"))
+    config = library.configuration(checkpoint, LONG)
+    library.refuse_too_large(checkpoint, config, "fp32", "cpu", LONG)
+    monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.1")
+    with pytest.raises(UserError, match=r"window of 4,096 tokens it needs about 0.8 GiB in fp32, there are 0.1 GiB"):
+        library.refuse_too_large(checkpoint, config, "fp32", "cpu", 4096)
+
+
+def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_path: Path) -> None:
+    for kind in MODELS:
+        checkpoint = folders.Checkpoint(tmp_path, configuration(kind).to_dict(), None)  # type: ignore[arg-type]
+        assert checkpoint.train_length() == LENGTH, kind
+    save("olmo", tmp_path / "a")
+    save("olmo", tmp_path / "b", begins=5)
+    for name, begins in (("a", (0, False)), ("b", (5, True))):
+        checkpoint = folders.read(tmp_path / name)
+        assert job.separator_of(checkpoint, library.configuration(checkpoint, LONG)) == begins
+    changed(tmp_path / "a", max_position_embeddings=None)
+    with pytest.raises(UserError, match="expected train_length=N"):
+        job.asked_of(dataclasses.replace(folders.read(tmp_path / "a")), [])
+
+
+# -- from the command line ---------------------------------------------------------------------------------------------
+
+EVALUATE = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "blocks=16"]
+
+
+def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    save("llama", tmp_path / "model", begins=7)
+    command = ["evaluate", "model", *EVALUATE, "length=48,96", "protocol=fixed_target,per_position"]
+    assert posbench(*command, "extension=yarn,rerope", "task=repeat,shuffle") == 0
+    assert "model, rope: trained at 48 tokens" in capsys.readouterr().out
+    (folder,) = (tmp_path / "outputs" / "models").iterdir()
+    lines = read_jsonl(folder / "evaluation.jsonl")
+    rows = {(r["protocol"], r["length"], r["extension"], r["task"]): r for r in lines if r["window"] is None}
+    assert rows["fixed_target", 96, "rerope", None]["status"] == "undefined"
+    assert rows["fixed_target", 96, "yarn", None]["extension_options"]["rope_parameters"]["rope_type"] == "yarn"
+    assert {"task_repeat", "task_shuffle"} <= {f"task_{task}" for _, _, _, task in rows}
+    record = json.loads((folder / "run.json").read_text())
+    assert record["status"] == "done" and record["tokens"] is None and record["seed"] is None
+    assert record["data"]["separator"] == {"id": 7, "text": "w7", "first_in_every_window": True}
+
+    # started again it computes nothing, and with one more length that length only
+    before = (folder / "evaluation.jsonl").read_bytes()
+    monkeypatch.setattr(HuggingFaceModel, "nll", None)
+    assert posbench(*command, "extension=yarn,rerope", "task=repeat,shuffle") == 0
+    assert (folder / "evaluation.jsonl").read_bytes() == before
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert posbench("evaluate", "model", *EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false") == 0
+    assert [r["length"] for r in read_jsonl(folder / "evaluation.jsonl")[len(lines) :]] == [144]
+
+    run = library_of_ours.load(folder)
+    assert run.headline["nll_1x"] == pytest.approx(rows["fixed_target", 48, None, None]["nll"])
+    assert len(run.curve()) == len(lines) + 1 and run.metrics().empty and run.plot()
+    capsys.readouterr()
+    assert posbench("report", "outputs/models") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "was trained elsewhere at 48 tokens of context" in said and "Trained on" not in said
+    assert posbench("evaluate", str(folder)) == 2
+    assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
+
+
+def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the text alone, by the protocol's definition: no code of posbench finds the windows or scores them."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text.txt")
+    folder = on(shelf, "gpt_neox")
+    assert posbench("evaluate", str(folder), *EVALUATE, "length=48", "protocol=nonoverlap") == 0
+    (results,) = (tmp_path / "outputs" / "models").iterdir()
+    (row,) = read_jsonl(results / "evaluation.jsonl")
+    assert row["n_tokens"] == row["n_blocks"] * LENGTH and row["dtype"] == "fp32"
+    blocks = read_jsonl(results / "evaluation_blocks.jsonl")
+    assert sum(block["nll_sum"] for block in blocks) / row["n_tokens"] == pytest.approx(row["nll"])
+    words = (tmp_path / "text.txt").read_text().split()
+    ids = np.array([int(word[1:]) for word in words[-len(words) // 20 :]])
+    every = theirs(folder, np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1).copy()).sum(axis=1)
+    for block in blocks[2:]:  # the first may begin before these words
+        assert np.abs(every - block["nll_sum"]).min() < 1e-3
+
+
+def test_a_name_on_the_hub_without_network_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert posbench("evaluate", "EleutherAI/pythia-14m", "length=4096") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "model 'EleutherAI/pythia-14m' cannot be reached" in line and "not in the local cache" in line
+    Path("outputs").mkdir()
+    assert posbench("evaluate", "outputs/demo") == 2
+    assert "does not exist: expected run folders" in capsys.readouterr().err
+
+
+def test_without_the_library_one_line_says_how_to_get_it(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert posbench("evaluate", str(on(shelf, "llama"))) == 2
+    assert "pip install 'posbench[hf]'" in capsys.readouterr().err
+
+
+def test_the_command_in_a_process_of_its_own(shelf: Path, tmp_path: Path) -> None:
+    """GPT-2 up to its table and past it: a row that says so, and the process lives."""
+    write_text(tmp_path / "text.txt")
+    command = [sys.executable, "-m", "posbench", "evaluate", str(on(shelf, "gpt2")), *EVALUATE, "length=48,96"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "gpt2 has a table of 48 positions" in done.stderr and "gpt2, learned: trained at 48 tokens" in done.stdout
+    (folder,) = (tmp_path / "outputs" / "models").iterdir()
+    rows = {(r["protocol"], r["length"]): r["status"] for r in read_jsonl(folder / "evaluation.jsonl")}
+    assert rows["fixed_target", 48] == "ok" and rows["fixed_target", 96] == "undefined"
