@@ -80,6 +80,12 @@ class Tokenizer:
         """Write the `tokenizer.json`."""
         files.write(path, self._inner.to_str().encode())
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """The parts of it, as a `tokenizer.json` has them."""
+        parts: dict[str, Any] = json.loads(self._inner.to_str())
+        return parts
+
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
         """The text of each id, for encodings that look at the vocabulary."""
@@ -92,7 +98,7 @@ class Tokenizer:
         None where the tokenizer is not exact to the byte (it normalises, drops or adds text), so that bits per byte are
         undefined.
         """
-        description = json.loads(self._inner.to_str())
+        description = self.description
         if not _is_byte_exact(description):
             return None
         counts = np.zeros(self.vocab_size, dtype=np.int64)

@@ -39,7 +39,7 @@ class Llama3(rotary.PureRotary):
         inv_freq = self.inv_freq(torch.device("cpu"))
         share = rules.ramp("rotations", inv_freq, base, shape.train_length, low_freq_factor, high_freq_factor)
         self.stretched = rules.by_parts(inv_freq, factor, share)
-        self.high_freq_factor = high_freq_factor
+        self.factor, self.low_freq_factor, self.high_freq_factor = factor, low_freq_factor, high_freq_factor
 
     def remarks(self) -> list[str]:
         found = rules.ramp_remarks("rotations", self.shape.train_length, self.high_freq_factor)

@@ -39,6 +39,7 @@ class LongRoPE(rotary.Rotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
+        self.factor = factor
         self.original_length = shape.train_length if original_length is None else original_length
         at_least = "at least 2, or null for train_length"
         self.expect(self.original_length >= 2, "original_length", self.original_length, at_least)

@@ -46,7 +46,7 @@ class NTKByParts(rotary.PureRotary):
         self.expect(max(alpha, least) < beta < math.inf, "beta", beta, above_alpha)
         share = rules.ramp(ramp, inv_freq, base, shape.train_length, alpha, beta)
         self.stretched = rules.by_parts(inv_freq, factor, share)
-        self.ramp, self.beta = ramp, beta
+        self.factor, self.ramp, self.alpha, self.beta = factor, ramp, alpha, beta
 
     def remarks(self) -> list[str]:
         found = rules.ramp_remarks(self.ramp, self.shape.train_length, self.beta)

@@ -23,6 +23,7 @@ class PRoPE(rotary.PureRotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(0 <= fraction <= 1, "fraction", fraction, "a number from 0 to 1")
+        self.fraction = fraction
         inv_freq = self.inv_freq(torch.device("cpu"))
         inv_freq[int(fraction * shape.head_dim // 2) :] = 0
         self.stretched = inv_freq

@@ -26,4 +26,5 @@ class PI(rotary.PureRotary):
     ) -> None:
         super().__init__(shape, base, layout)
         self.expect(math.isfinite(factor) and factor >= 1, "factor", factor, "a number of at least 1")
+        self.factor = factor
         self.stretched = rules.pi(self.inv_freq(torch.device("cpu")), factor)
