@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "run": "train", "fit": "train", "compare": "sweep", "multirun": "sweep", "eval": "evaluate", "test": "evaluate",
     "benchmark": "bench", "plot": "report", "draw": "show", "ls": "list", "upload": "sync", "rm": "clean",
+    "convert": "export", "save": "export",
 }  # fmt: skip
 _CASES = ("job", "hydra", "all")
 
@@ -310,6 +311,21 @@ def clean(
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
         print(exits.spelt_out(f"left as it is, since it is not finished: {folder}"))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete.report)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
+) -> None:
+    """Write a run's model as a folder that transformers loads by itself, once its logits are those of the run.
+
+    Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT, whichever has its block and its encoding; where none has, a line
+    says why. With the tokenizer, a model card and posbench_parity.json. Needs posbench[hf].
+    """
+    from posbench.huggingface import export
+
+    print(exits.spelt_out(export.told(folder, export.export(run, folder))))
 
 
 @app.command("list")

@@ -1,0 +1,270 @@
+"""Which stock architecture of transformers is the same model as one of ours.
+
+    block               encoding                                            architecture
+    rmsnorm + swiglu    rotary                                              Llama
+                        none, rotary in some layers, windows                SmolLM3
+    layernorm + gelu    rotary, none                                        GPT-NeoX; with a window, Starcoder2
+                        learned, and codes that are added or concatenated   GPT-2
+                        alibi                                               MPT
+
+What none of them can say is refused, in one line.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.attention.reference import narrower
+from posbench.config.schema import Config
+from posbench.config.size import hidden_width
+from posbench.encodings._additive import Additive
+from posbench.encodings.alibi import ALiBi, default_slopes
+from posbench.encodings.base import Encoding
+from posbench.encodings.dynamic_ntk import DynamicNTK
+from posbench.encodings.layered import Layered
+from posbench.encodings.learned import Learned
+from posbench.encodings.none import NoPE
+from posbench.errors import UserError
+from posbench.huggingface import rotary
+from posbench.huggingface.weights import NAMES, Tensors, tensors_of
+from posbench.kernels.rms_norm import EPS
+from posbench.model import GPT
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "mpt": "MptForCausalLM",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stock:
+    """A model of ours as a stock architecture."""
+
+    kind: str  # transformers' model_type
+    settings: dict[str, Any]  # of its configuration, by transformers' names
+    tensors: Tensors  # by transformers' names
+    tied: bool  # the head is the token table
+    longest: int | None = None  # tokens that it is defined for; None = any
+    grows_by: str | None = None  # setting to raise when it is loaded for longer inputs than in training
+    remark: str = ""  # what whoever uses it should know
+
+    @property
+    def architecture(self) -> str:
+        return _CLASSES[self.kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """Layers that turn, or do not, and what each sees."""
+
+    ropes: list[Encoding | None]  # None = without positions
+    windows: list[int | None]
+
+    @property
+    def rope(self) -> Encoding | None:
+        """That of all layers that have one."""
+        return next((rope for rope in self.ropes if rope is not None), None)
+
+    def orders(self, partly: bool = False) -> list[Tensor | None]:
+        return [None if rope is None else rotary.order_of(rope, partly) for rope in self.ropes]
+
+
+def stock(model: GPT, config: Config) -> Stock:
+    """The stock architecture that computes what a trained model does.
+
+    Raises:
+        UserError: there is none; the line says why, and what comes nearest.
+    """
+    kind = (config.model.norm, config.model.mlp)
+    if kind not in _BLOCKS:
+        raise UserError(
+            f"no stock architecture has model.norm={kind[0]} with model.mlp={kind[1]}: expected rmsnorm with swiglu "
+            "(model=llama) or layernorm with gelu (model=gpt)"
+        )
+    if model.sinks:
+        raise UserError(f"model.attention.sinks is {model.sinks}: no stock architecture has sinks, 0 can be exported")
+    return _BLOCKS[kind](model, config)
+
+
+def _llama_like(model: GPT, config: Config) -> Stock:
+    layers = _layers(model)
+    if layers is None:
+        raise _refused(model.encoding, "with model=llama, 'rope' and its family, 'none' and layers of them")
+    widths = {window for window in layers.windows if window is not None}
+    if len(widths) > 1:
+        raise UserError(f"layers have windows of {sorted(widths)} keys: SmolLM3, the nearest, has one width for all")
+    settings = _rotary_settings(layers, config) | {
+        "num_key_value_heads": config.model.n_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": EPS,
+    }
+    kind = "llama"
+    if widths or None in layers.ropes:
+        kind = "smollm3"
+        settings |= {
+            "no_rope_layers": [int(rope is not None) for rope in layers.ropes],
+            "layer_types": ["full_attention" if width is None else "sliding_attention" for width in layers.windows],
+            "use_sliding_window": bool(widths),
+            "sliding_window": min(widths, default=None),
+        }
+    return Stock(
+        kind, settings, tensors_of(model, NAMES[kind], layers.orders()), model.head is None, remark=_remark(layers)
+    )
+
+
+def _gpt_like(model: GPT, config: Config) -> Stock:
+    if isinstance(model.encoding, Learned | Additive):
+        return _gpt2(model, config, model.encoding)
+    if type(model.encoding) is ALiBi:
+        return _mpt(model, config, model.encoding)
+    layers = _layers(model)
+    if layers is None:
+        known = "'rope' and its family, 'none', 'alibi', 'learned' and codes added to the input, such as 'sinusoidal'"
+        raise _refused(model.encoding, known)
+    if (layers.rope is not None and None in layers.ropes) or len(set(layers.windows)) > 1:
+        raise UserError(
+            "layers differ in their positions or windows: of the stock architectures SmolLM3 has that, with model=llama"
+        )
+    if config.model.d_model // config.model.n_heads % 2:
+        raise UserError("heads have an odd number of channels: GPT-NeoX and Starcoder2 need it even")
+    window = layers.windows[0]
+    partly = window is None  # GPT-NeoX, which can
+    settings = _rotary_settings(layers, config, partly) | {"hidden_act": "gelu"}
+    if window is None:
+        kind = "gpt_neox"
+        settings |= {
+            "layer_norm_eps": _layer_norm_eps(model),
+            "attention_bias": False,
+            "use_parallel_residual": False,
+        }
+    else:
+        kind = "starcoder2"
+        settings |= {
+            "norm_epsilon": _layer_norm_eps(model),
+            "num_key_value_heads": config.model.n_heads,
+            "use_bias": False,
+            "sliding_window": window,
+        }
+    return Stock(
+        kind,
+        settings,
+        tensors_of(model, NAMES[kind], layers.orders(partly)),
+        model.head is None,
+        remark=_remark(layers),
+    )
+
+
+def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
+    """What the encoding adds to the input, as a table."""
+    if encoding.length_dependent:
+        raise UserError(f"the code of '{encoding.name}' follows the input's length, a table does not: norm=length does")
+    _refuse_window(model, "GPT-2, the stock architecture with a table,")
+    # As far as the run is evaluated, so that its curve can be measured again.
+    longest = round(config.evaluation.ratios[-1] * config.training.train_length)
+    longest = min(longest, encoding.max_length or longest)
+    settings = {
+        "n_embd": config.model.d_model,
+        "n_layer": config.model.n_layers,
+        "n_head": config.model.n_heads,
+        "n_inner": hidden_width(config.model),
+        "n_positions": longest,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": _layer_norm_eps(model),
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+    nothing = torch.zeros(1, longest, encoding.token_dim())
+    table = encoding.embed(nothing, torch.arange(longest)[None])[0].detach().contiguous()
+    tensors = tensors_of(model, NAMES["gpt2"], [None] * config.model.n_layers)
+    tensors["transformer.wpe.weight"] = table
+    ends = "" if isinstance(encoding, Learned) else f"What {encoding.name} adds stands in a table here, which ends."
+    return Stock("gpt2", settings, tensors, model.head is None, longest=longest, remark=ends)
+
+
+def _mpt(model: GPT, config: Config, encoding: ALiBi) -> Stock:
+    if not torch.equal(encoding.slopes, torch.tensor(default_slopes(config.model.n_heads))):
+        raise UserError("alibi has slopes of its own: MPT computes the authors', which slopes=null gives")
+    if hidden_width(config.model) != 4 * config.model.d_model:
+        raise UserError(
+            f"model.d_ff is {hidden_width(config.model)}: MPT, the stock architecture with alibi, has 4 x d_model, "
+            f"{4 * config.model.d_model}"
+        )
+    _refuse_window(model, "MPT, the stock architecture with alibi,")
+    settings = {
+        "d_model": config.model.d_model,
+        "n_layers": config.model.n_layers,
+        "n_heads": config.model.n_heads,
+        "max_seq_len": config.training.train_length,
+        "layer_norm_epsilon": _layer_norm_eps(model),
+        "learned_pos_emb": False,
+    }
+    tensors = tensors_of(model, NAMES["mpt"], [None] * config.model.n_layers)
+    return Stock("mpt", settings, tensors, model.head is None, grows_by="max_seq_len")
+
+
+_BLOCKS = {("rmsnorm", "swiglu"): _llama_like, ("layernorm", "gelu"): _gpt_like}
+
+
+def _layers(model: GPT) -> _Layers | None:
+    """The layers of an encoding that turns or does nothing; None of any other.
+
+    Raises:
+        UserError: layers turn in different ways.
+    """
+    encoding = model.encoding
+    kinds = encoding.inner_encodings if isinstance(encoding, Layered) else [encoding]
+    if not all(type(kind) is NoPE or rotary.expressible(kind) for kind in kinds):
+        return None
+    ropes = [kind for kind in kinds if type(kind) is not NoPE]
+    if len({repr((rotary.parameters_of(rope, False), rotary.order_of(rope, False).tolist())) for rope in ropes}) > 1:
+        raise UserError("layers turn in different ways: the stock architectures with this block have one for all")
+    used = [encoding.at(layer)[0] for layer in range(len(model.layers))]
+    windows = [narrower(model.window, one.window) for one in used]
+    return _Layers([None if type(one) is NoPE else one for one in used], windows)
+
+
+def _rotary_settings(layers: _Layers, config: Config, partly: bool = False) -> dict[str, Any]:
+    """What the architectures with rotary positions call alike."""
+    rope, length = layers.rope, config.training.train_length
+    if isinstance(rope, DynamicNTK):  # which transformers counts from what a model says of its own length
+        length = rope.original_length
+    return {
+        "hidden_size": config.model.d_model,
+        "num_hidden_layers": config.model.n_layers,
+        "num_attention_heads": config.model.n_heads,
+        "intermediate_size": hidden_width(config.model),
+        "max_position_embeddings": length,
+        "rope_parameters": rotary.NO_POSITIONS if rope is None else rotary.parameters_of(rope, partly),
+    }
+
+
+def _remark(layers: _Layers) -> str:
+    if not isinstance(layers.rope, DynamicNTK):
+        return ""
+    return (
+        "transformers keeps the frequencies of the longest input until one comes that is shorter than "
+        f"{layers.rope.original_length} tokens: load the model anew for a shorter one."
+    )
+
+
+def _refuse_window(model: GPT, architecture: str) -> None:
+    if model.window is not None:
+        raise UserError(
+            f"model.attention.window is {model.window}: {architecture} has none, with rope or none one can be exported"
+        )
+
+
+def _refused(encoding: Encoding, known: str) -> UserError:
+    return UserError(f"no stock architecture of transformers has '{encoding.name}': what can be exported is {known}")
+
+
+def _layer_norm_eps(model: GPT) -> float:
+    assert isinstance(model.norm, nn.LayerNorm)
+    return model.norm.eps

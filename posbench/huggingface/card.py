@@ -1,0 +1,148 @@
+"""The page that an exported model comes with: what it is, how to load it, where it ends, and what was measured.
+
+Whatever comes from the run's files is data here too: names stand in code, the configuration in an indented block, so
+that neither becomes a link, a heading or HTML.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from posbench.config.schema import Config, to_container
+from posbench.huggingface.architectures import Stock
+from posbench.huggingface.parity import Agreement
+from posbench.runs.rows import EvaluationRow
+from posbench.terminal.exits import spelt_out
+
+_SHAPING = ("encoding", "model", "data", "training", "seed")  # sections that a reader of the card is told
+
+
+def card(
+    config: Config,
+    record: dict[str, Any],
+    stock: Stock,
+    step: int,
+    rows: Sequence[EvaluationRow],
+    agreements: Sequence[Agreement],
+    separator: str,
+) -> str:
+    """The page in Markdown.
+
+    Args:
+        record: of `run.json`.
+        step: updates that the weights have had.
+        rows: of one split.
+        separator: the token that begins a document.
+    """
+    length = config.training.train_length
+    finished = "" if step >= config.training.steps else f" It is not finished: these are {step} of its updates."
+    sections = [
+        _front(config),
+        f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
+        f"{length:,} tokens by posbench, as a stock `{stock.architecture}`.{finished}",
+        _use(config, stock, separator),
+        _limits(config, stock),
+        _results(rows),
+        _same(agreements),
+        f"## Configuration\n\n{_indented(_shaping(config))}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front(config: Config) -> str:
+    import yaml
+
+    facts = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["posbench", "positional-encoding", config.encoding.name],
+    }
+    return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
+
+
+def _use(config: Config, stock: Stock, separator: str) -> str:
+    longer = f", {stock.grows_by}={4 * config.training.train_length}" if stock.grows_by else ""
+    about = f"  # as long as your longest input: it is {config.training.train_length} by itself" if longer else ""
+    return f"""## Use
+
+Plain transformers, without code from elsewhere:
+
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32{longer}){about}
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]])
+logits = model(ids).logits
+```
+
+In training {_code(separator)} began every document. The tokenizer does not add it, and takes the same characters in a
+text for text: put its id first yourself, as above. It is the id that generation ends at, too."""
+
+
+def _limits(config: Config, stock: Stock) -> str:
+    length = config.training.train_length
+    lines = [f"Trained at {length:,} tokens, on {_text_of(config)}. It is a model for measuring, not for use."]
+    if stock.longest is not None:
+        lines.append(f"Its positions are a table of {stock.longest:,} rows: longer inputs are an error.")
+    elif stock.grows_by:
+        lines.append(f"Inputs beyond {length:,} tokens need `{stock.grows_by}` raised when it is loaded, as above.")
+    else:
+        lines.append("Longer inputs are taken; what they are worth, the results say.")
+    if stock.remark:
+        lines.append(stock.remark)
+    return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _results(rows: Sequence[EvaluationRow]) -> str:
+    if not rows:
+        return "## Results\n\nNone: the run was not evaluated."
+    lines = [
+        "| protocol | tokens | training lengths | nats per token | 95 % | bits per byte |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        nll = f"{row.nll:.4f}" if row.measured else spelt_out(row.status)
+        interval = "" if row.ci_low is None or row.ci_high is None else f"{row.ci_low:.4f} to {row.ci_high:.4f}"
+        byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+        name = _code(row.curve_name).replace("|", "\\|")
+        cells = [name, f"{row.length:,}", f"{row.length_ratio:g}", nll, interval, byte]
+        lines.append(f"| {' | '.join(cells)} |")
+    about = f"Of the {_code(rows[0].split)} text, measured by posbench on the run itself."
+    return "## Results\n\n" + about + "\n\n" + "\n".join(lines)
+
+
+def _same(agreements: Sequence[Agreement]) -> str:
+    worst = max(one.difference / max(1.0, one.largest_logit) for one in agreements)
+    lengths = ", ".join(f"{one.length:,}" for one in agreements)
+    return (
+        f"## Parity\n\nOn random tokens, at {lengths} of them, the logits differ from those of the run's own model by "
+        f"at most {worst:.1e} of the largest, in fp32 on a CPU. `posbench_parity.json` has each."
+    )
+
+
+def _text_of(config: Config) -> str:
+    data = config.data
+    return _code(data.name if data.dataset is None else f"{data.dataset} {data.subset or ''}".strip())
+
+
+def _shaping(config: Config) -> str:
+    """What shapes the weights, as YAML; of paths, which tell of the machine, the last name only."""
+    import yaml
+
+    plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}
+    for key in ("path", "dataset", "tokenizer"):
+        if plain["data"][key] is not None and PurePath(plain["data"][key]).is_absolute():
+            plain["data"][key] = PurePath(plain["data"][key]).name
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {spelt_out(line)}" for line in text.splitlines())
+
+
+def _code(value: object) -> str:
+    """Data as code within a line."""
+    return f"`{spelt_out(str(value)).replace('`', chr(39))}`"

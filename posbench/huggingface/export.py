@@ -1,0 +1,159 @@
+"""A run as a folder that transformers loads by itself: `posbench export RUN DIR`.
+
+    config.json, generation_config.json, model.safetensors      the model, as a stock architecture
+    tokenizer.json, tokenizer_config.json, special_tokens_map.json
+    README.md                                                   the model card
+    posbench_parity.json                                        how far its logits are from the run's, by length
+
+It is written aside, read again, compared with the run's own model, and renamed into place: it is there as a whole, and
+equal to the run, or not at all. The run folder may be a stranger's; it is read as data, and nothing is written into it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posbench import files
+from posbench.config import size
+from posbench.config.schema import Config
+from posbench.data.tokenizer import SEPARATOR, Tokenizer
+from posbench.errors import UserError
+from posbench.evaluation.headline import headline_split
+from posbench.huggingface import parity
+from posbench.huggingface.architectures import Stock, stock
+from posbench.huggingface.card import card
+from posbench.huggingface.parity import Agreement
+from posbench.runs import checkpoint
+from posbench.runs.facts import versions
+from posbench.runs.folder import load_config, load_record
+from posbench.runs.rows import evaluation_rows, newest_of_split
+from posbench.runs.trained import tokenizer_of, with_weights
+
+PARITY = "posbench_parity.json"
+
+
+def export(run: Path, folder: Path) -> list[Agreement]:
+    """Write a run's newest model into a new folder.
+
+    Returns:
+        How far the logits of what was written are from the run's, by length.
+
+    Raises:
+        UserError: the folder is there and not empty, the run has no complete checkpoint, no stock architecture has its
+            model, or what was written is not its model; nothing is left behind.
+        RunFailed: no room on the disk.
+    """
+    config, tokenizer = load_config(run), tokenizer_of(run)
+    _refuse_taken(folder)
+    parity.library()
+    size.refuse_too_large(config, "cpu", "build")
+    step, weights = checkpoint.load_model(run)
+    model = with_weights(run, config, tokenizer, weights).eval()
+    made = stock(model, config)
+    length = config.training.train_length
+    with _aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
+        _write_model(new, made, tokenizer)
+        _write_tokenizer(new, tokenizer, length)
+        found = parity.compare(new, model, made, length)
+        parity.refuse_difference(found)
+        parity.refuse_other_ids(new, tokenizer)
+        record, known = load_record(run), evaluation_rows(run)
+        rows = newest_of_split(known, headline_split(known, config))
+        _write_json(new / PARITY, _parity(record, config, made, step, found))
+        page = card(config, record, made, step, rows, found, SEPARATOR)
+        files.write_new(new / "README.md", page.encode())
+    return found
+
+
+def told(folder: Path, found: list[Agreement]) -> str:
+    """What an export came to, in a line."""
+    worst = max(found, key=lambda one: one.difference / max(1.0, one.largest_logit))
+    return (
+        f"{folder}: logits as the run's but for {worst.difference:.1e}, of {worst.largest_logit:.3g} at most "
+        f"({worst.length:,} tokens, the worst of {len(found)} lengths)"
+    )
+
+
+def _refuse_taken(folder: Path) -> None:
+    files.refuse_unusual(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is there and not empty: expected a new folder, or an empty one")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: expected a new folder")
+
+
+@contextlib.contextmanager
+def _aside(folder: Path, needed: int) -> Iterator[Path]:
+    """A new folder beside its place, which takes that place in the end, or is gone."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = files.temporary(folder)
+    with files.full_disk_as_failure(folder, needed):
+        try:
+            new.mkdir()
+            yield new
+            for path in new.iterdir():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            files.sync_folder(new)
+            os.rename(new, folder)
+            files.sync_folder(folder.parent)
+        except BaseException:
+            files.delete(new)
+            raise
+
+
+def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
+    import safetensors.torch
+
+    separator = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+    with parity.quiet():
+        config = parity.library().AutoConfig.for_model(
+            made.kind,
+            **made.settings,
+            **separator,
+            pad_token_id=None,
+            vocab_size=tokenizer.vocab_size,
+            tie_word_embeddings=made.tied,
+            architectures=[made.architecture],
+            dtype="float32",
+        )
+        config.save_pretrained(new)
+        parity.library().GenerationConfig(**separator).save_pretrained(new)
+    files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
+
+
+def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
+    """The run's tokenizer, which adds nothing to a text and finds no separator in it."""
+    special = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
+    _write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
+    _write_json(new / "special_tokens_map.json", special)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": length,
+    }
+    _write_json(new / "tokenizer_config.json", settings)
+
+
+def _parity(record: dict[str, Any], config: Config, made: Stock, step: int, found: list[Agreement]) -> dict[str, Any]:
+    return {
+        "run": record.get("id"),
+        "encoding": config.encoding.name,
+        "architecture": made.architecture,
+        "checkpoint_step": step,
+        "train_length": config.training.train_length,
+        "versions": {**versions(), "transformers": parity.library().__version__},
+        "device": "cpu",
+        "dtype": "fp32",
+        "differences": [{**dataclasses.asdict(one), "limit": one.limit} for one in found],
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    files.write_new(path, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

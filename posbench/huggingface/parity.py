@@ -1,0 +1,139 @@
+"""Whether a folder that was written, read again by transformers alone, computes what the model of the run does.
+
+Both are given the same random tokens, in fp32 on the CPU; what counts is the largest difference of two logits, at
+lengths up to the training length and beyond it. It may be 1e-5 of the largest logit, or 1e-5 where all are below 1.
+
+Beyond some hundred tokens transformers itself rounds by more: it keeps a position times a frequency, and ALiBi's
+penalties, in fp32, which rounds a number by up to 2^-24 of its size, where ours are exact. That share of the largest
+logit, times the length, is allowed where it is more.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posbench.data.tokenizer import Tokenizer
+from posbench.errors import UserError
+from posbench.huggingface.architectures import Stock
+from posbench.model import GPT
+from posbench.randomness import generator
+
+LIMIT = 1e-5  # of the largest logit
+_ROUNDING = 2.0**-24  # of a number in fp32, as a share of it
+SHORT = 16  # tokens; so far nothing is rounded by much
+_MOST_LOGITS = 2**28  # of one forward pass, of which there are two
+_MOST_SCORES = 2**29  # of one layer: MPT holds them all
+_TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How far the two agree at a length."""
+
+    length: int  # tokens
+    difference: float  # of two logits, the largest
+    largest_logit: float
+
+    @property
+    def limit(self) -> float:
+        return max(LIMIT, _ROUNDING * self.length) * max(1.0, self.largest_logit)
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.limit  # NaN holds nowhere
+
+
+def library() -> Any:
+    """transformers, which is asked for as little as can be.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("export needs transformers, to read what it wrote: pip install 'posbench[hf]'") from None
+    return transformers
+
+
+@torch.inference_mode()
+def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[Agreement]:
+    """How far the model in a folder agrees with ours, by length.
+
+    Raises:
+        UserError: transformers misses a tensor, knows one of them not, or finds one of another shape.
+    """
+    lengths = _lengths(model, stock, train_length)
+    grown = {stock.grows_by: lengths[-1]} if stock.grows_by else {}
+    theirs = _read(folder, grown)
+    found = []
+    for length in lengths:
+        ids = torch.randint(model.tokens.num_embeddings, (1, length), generator=generator(0, "export", length))
+        ours, other = model(ids), theirs(ids).logits
+        found.append(Agreement(length, (ours - other).abs().max().item(), ours.abs().max().item()))
+    return found
+
+
+def refuse_difference(found: list[Agreement]) -> None:
+    """Raise UserError if the two models differ at a length by more than rounding."""
+    for one in found:
+        if not one.holds:
+            raise UserError(
+                f"the exported model is not the run's: at {one.length} tokens their logits differ by "
+                f"{one.difference:.2g}, expected at most {one.limit:.2g}; nothing was written"
+            )
+
+
+def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raise UserError if the tokenizer in a folder makes other tokens of a text than the run's does."""
+    with quiet():
+        theirs = library().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        found = theirs(_TEXT)["input_ids"]
+    if found != tokenizer.encode([_TEXT])[0].tolist():
+        raise UserError("transformers makes other tokens of a text than the run's tokenizer; nothing was written")
+
+
+def _lengths(model: GPT, stock: Stock, train_length: int) -> list[int]:
+    """Ascending, since some of transformers' encodings remember the longest input."""
+    ends = [end for end in (stock.longest, model.encoding.max_length) if end is not None]
+    held = math.isqrt(_MOST_SCORES // model.config.n_heads), _MOST_LOGITS // model.tokens.num_embeddings
+    room = max(1, min(*ends, *held))
+    wanted = (1, SHORT, train_length, 2 * train_length, 4 * train_length)
+    return sorted({min(length, room) for length in wanted})
+
+
+def _read(folder: Path, settings: dict[str, Any]) -> Any:
+    with quiet():
+        model, told = library().AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **settings,
+        )
+    wrong = {what: sorted(map(str, told[f"{what}_keys"]))[:3] for what in ("missing", "unexpected", "mismatched")}
+    wrong = {what: names for what, names in wrong.items() if names}
+    if wrong:
+        raise UserError(f"transformers reads the exported weights otherwise: {wrong}; nothing was written")
+    return model.eval()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bar and no advice while this lasts."""
+    logging = library().utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,162 @@
+"""Our rotary encodings as transformers spells them: `rope_parameters`, and the order of a head's channels.
+
+transformers pairs channel p with p + w/2 of the w that turn. Ours are pairs (2p, 2p+1) by default, or those, and where
+only some turn they come first. Rows of the query and key projections are put in transformers' order, the same in both,
+which changes no logit.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings._rotary import Rotary
+from posbench.encodings.base import Encoding
+from posbench.encodings.dynamic_ntk import DynamicNTK
+from posbench.encodings.lerope import LeRoPE
+from posbench.encodings.llama3 import Llama3
+from posbench.encodings.longrope import LongRoPE
+from posbench.encodings.ntk import NTK
+from posbench.encodings.ntk_by_parts import NTKByParts
+from posbench.encodings.p_rope import PRoPE
+from posbench.encodings.partial_rope import PartialRoPE
+from posbench.encodings.pi import PI
+from posbench.encodings.rope import RoPE
+from posbench.encodings.yarn import YaRN
+
+Parameters = dict[str, Any]
+
+# Pairs of which none turns: attention without positions, in architectures that know only rotary ones.
+NO_POSITIONS: Parameters = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
+
+
+def expressible(encoding: Encoding) -> bool:
+    """Whether transformers has this rotary encoding. A subclass may turn otherwise, and a wrapper's copy does."""
+    return type(encoding) in _SPELT and "rotate" not in vars(encoding)
+
+
+def parameters_of(rope: Encoding, partly: bool) -> Parameters:
+    """What transformers calls an expressible encoding.
+
+    Args:
+        partly: the architecture can turn the first channels of a head only, as GPT-NeoX does.
+    """
+    spelt = _SPELT[type(rope)](cast(Any, rope))
+    if isinstance(rope, PartialRoPE) and rope.width and not partly:
+        # As frequencies of the whole head, of which the slower ones stand still: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        theta = rope.base ** (rope.shape.head_dim / rope.width)
+        return spelt | {"rope_type": "proportional", "rope_theta": theta}
+    return {"partial_rotary_factor": 1.0, **spelt} if partly else spelt  # GPT-NeoX's own default is a quarter
+
+
+def order_of(rope: Encoding, partly: bool) -> Tensor:
+    """Of a head's channels (head_dim,) in transformers' order, the number that each has here."""
+    rope = cast(Rotary, rope)
+    turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
+    pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
+    if partly:
+        return torch.cat((pairs.flatten(), still))
+    return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
+
+
+def _default(rope: Rotary) -> Parameters:
+    return {"rope_type": "default", "rope_theta": rope.base}
+
+
+def _partial(rope: PartialRoPE) -> Parameters:
+    return {**_default(rope), "partial_rotary_factor": rope.fraction} if rope.width else NO_POSITIONS
+
+
+def _proportional(rope: PRoPE) -> Parameters:
+    return {"rope_type": "proportional", "rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
+
+
+def _linear(rope: PI) -> Parameters:
+    return {"rope_type": "linear", "rope_theta": rope.base, "factor": rope.factor}
+
+
+def _larger_base(rope: NTK) -> Parameters:
+    d = rope.shape.head_dim
+    return {"rope_type": "default", "rope_theta": rope.base * rope.factor ** (d / max(1, d - 2))}
+
+
+def _by_parts(rope: NTKByParts) -> Parameters:
+    if rope.ramp == "rotations" and rope.attention_factor == 1:
+        return {
+            "rope_type": "llama3",
+            "rope_theta": rope.base,
+            "factor": rope.factor,
+            "low_freq_factor": rope.alpha,
+            "high_freq_factor": rope.beta,
+            "original_max_position_embeddings": rope.shape.train_length,
+        }
+    if rope.ramp == "rotations":
+        return _listed(rope)
+    return {
+        "rope_type": "yarn",
+        "rope_theta": rope.base,
+        "factor": rope.factor,
+        "beta_fast": rope.beta,
+        "beta_slow": rope.alpha,
+        "attention_factor": rope.attention_factor,
+        "original_max_position_embeddings": rope.shape.train_length,
+    }
+
+
+def _llama3(rope: Llama3) -> Parameters:
+    return {
+        "rope_type": "llama3",
+        "rope_theta": rope.base,
+        "factor": rope.factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.shape.train_length,
+    }
+
+
+def _longrope(rope: LongRoPE) -> Parameters:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": rope.base,
+        "factor": rope.factor,
+        "short_factor": [1.0] * len(rope.short),
+        "long_factor": (rope.short / rope.inv_freq(_CPU)).tolist(),
+        "attention_factor": rope.attention_factor,
+        "original_max_position_embeddings": rope.original_length,
+    }
+
+
+def _dynamic(rope: DynamicNTK) -> Parameters:
+    return {"rope_type": "dynamic", "rope_theta": rope.base, "factor": rope.factor}
+
+
+def _listed(rope: Rotary) -> Parameters:
+    """Any frequencies above 0: LongRoPE's divisors, the same at every length."""
+    divisors = (rotary.frequencies(rope.width, rope.base, _CPU) / rope.inv_freq(_CPU)).tolist()
+    return {
+        "rope_type": "longrope",
+        "rope_theta": rope.base,
+        "factor": 1.0,
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": rope.attention_factor,
+        "original_max_position_embeddings": rope.shape.train_length,
+    }
+
+
+_CPU = torch.device("cpu")
+_SPELT: dict[type[Encoding], Callable[[Any], Parameters]] = {
+    RoPE: _default,
+    PartialRoPE: _partial,
+    PRoPE: _proportional,
+    PI: _linear,
+    NTK: _larger_base,
+    NTKByParts: _by_parts,
+    YaRN: _by_parts,
+    Llama3: _llama3,
+    LongRoPE: _longrope,
+    DynamicNTK: _dynamic,
+    LeRoPE: _listed,
+}

@@ -1,0 +1,147 @@
+"""Under which names, and in which shape, the stock architectures of transformers keep the weights that ours has."""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench.model import GPT, Attention
+
+Tensors = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Of one architecture; those within a layer follow `layer`, in which {} is its number."""
+
+    tokens: str
+    norm: str
+    layer: str
+    attention_norm: str
+    qkv: tuple[str, ...]  # one name of all three, or three
+    out: str
+    mlp_norm: str
+    mlp: tuple[str, ...]  # gate, up, down, or up, down
+    head: str = "lm_head"
+    biased: tuple[str, ...] = ()  # those that have a bias beside their weight; ours has none, so it is 0
+    per_head: bool = False  # queries, keys and values packed head by head, not one after the other
+    transposed: bool = False  # matrices (in, out)
+
+
+_LLAMA = Names(
+    tokens="model.embed_tokens",
+    norm="model.norm",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+NAMES = {
+    "llama": _LLAMA,
+    "smollm3": _LLAMA,
+    "starcoder2": dataclasses.replace(
+        _LLAMA,
+        mlp=("mlp.c_fc", "mlp.c_proj"),
+        biased=("model.norm", "input_layernorm", "post_attention_layernorm"),
+    ),
+    "gpt_neox": Names(
+        tokens="gpt_neox.embed_in",
+        norm="gpt_neox.final_layer_norm",
+        layer="gpt_neox.layers.{}.",
+        attention_norm="input_layernorm",
+        qkv=("attention.query_key_value",),
+        out="attention.dense",
+        mlp_norm="post_attention_layernorm",
+        mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        head="embed_out",
+        biased=(
+            "gpt_neox.final_layer_norm",
+            "input_layernorm",
+            "post_attention_layernorm",
+            "mlp.dense_h_to_4h",
+            "mlp.dense_4h_to_h",
+        ),
+        per_head=True,
+    ),
+    "gpt2": Names(
+        tokens="transformer.wte",
+        norm="transformer.ln_f",
+        layer="transformer.h.{}.",
+        attention_norm="ln_1",
+        qkv=("attn.c_attn",),
+        out="attn.c_proj",
+        mlp_norm="ln_2",
+        mlp=("mlp.c_fc", "mlp.c_proj"),
+        biased=("transformer.ln_f", "ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+        transposed=True,
+    ),
+    "mpt": Names(
+        tokens="transformer.wte",
+        norm="transformer.norm_f",
+        layer="transformer.blocks.{}.",
+        attention_norm="norm_1",
+        qkv=("attn.Wqkv",),
+        out="attn.out_proj",
+        mlp_norm="norm_2",
+        mlp=("ffn.up_proj", "ffn.down_proj"),
+    ),
+}
+
+
+def tensors_of(model: GPT, names: Names, orders: list[Tensor | None]) -> Tensors:
+    """A model's weights by an architecture's names.
+
+    Args:
+        orders: of each layer the order (head_dim,) that channels of queries and keys are put in; None = as they are.
+    """
+    made = _named(names, "", {names.norm: _own(model.norm)["weight"]})
+    made[f"{names.tokens}.weight"] = _as_wide_as(model, model.tokens.weight)
+    if model.head is not None:
+        made[f"{names.head}.weight"] = _as_wide_as(model, model.head.weight)
+    for number, (block, order) in enumerate(zip(model.layers, orders, strict=True)):
+        matrices = _own(block.mlp)
+        parts = [matrices[f"{part}.weight"] for part in ("gate", "up", "down") if f"{part}.weight" in matrices]
+        made |= _named(
+            names,
+            names.layer.format(number),
+            {
+                names.attention_norm: _own(block.attention_norm)["weight"],
+                **dict(zip(names.qkv, _queries_keys_values(block.attention, order, names), strict=True)),
+                names.out: block.attention.out.weight,
+                names.mlp_norm: _own(block.mlp_norm)["weight"],
+                **dict(zip(names.mlp, parts, strict=True)),
+            },
+        )
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in made.items()}
+
+
+def _named(names: Names, prefix: str, weights: Tensors) -> Tensors:
+    made = {}
+    for name, weight in weights.items():
+        made[f"{prefix}{name}.weight"] = weight.T if names.transposed and weight.dim() == 2 else weight
+        if name in names.biased:
+            made[f"{prefix}{name}.bias"] = torch.zeros(len(weight))
+    return made
+
+
+def _own(module: torch.nn.Module) -> Tensors:
+    return dict(module.named_parameters())
+
+
+def _queries_keys_values(attention: Attention, order: Tensor | None, names: Names) -> list[Tensor]:
+    """The projections, as many matrices as there are names."""
+    weight = attention.qkv.weight
+    parts = weight.view(3, attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
+    if order is not None:
+        parts = torch.stack((parts[0][:, order], parts[1][:, order], parts[2]))
+    if len(names.qkv) == 3:
+        return [part.flatten(0, 1) for part in parts]
+    return [(parts.transpose(0, 1) if names.per_head else parts).flatten(0, 2)]
+
+
+def _as_wide_as(model: GPT, table: Tensor) -> Tensor:
+    """A table (V, token_dim) as wide as the model: channels that hold a concatenated code are 0 for tokens."""
+    return F.pad(table, (0, model.encoding.shape.d_model - table.shape[1]))

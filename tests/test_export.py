@@ -1,0 +1,451 @@
+"""An exported run is the run by transformers alone: its logits, tokens and curve; what cannot be so is refused."""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+import torch
+import yaml
+
+import posbench
+from posbench.config.identity import run_id
+from posbench.config.schema import Config, from_container, to_container
+from posbench.data import tokenizer as tokenizers
+from posbench.data import tokens as data
+from posbench.errors import UserError
+from posbench.evaluation import job
+from posbench.evaluation.protocols import Integers
+from posbench.evaluation.subject import Floats, Varied
+from posbench.evaluation.variants import Variant
+from posbench.huggingface import architectures, export, parity, rotary
+from posbench.model import build
+from posbench.processes import World
+from posbench.runs import checkpoint
+from posbench.runs.folder import load_config
+from posbench.runs.names import TOKENIZER
+from posbench.runs.rows import evaluation_rows
+from posbench.runs.trained import model_of
+
+transformers = pytest.importorskip("transformers")
+
+GPT: dict[str, Any] = {}
+LLAMA: dict[str, Any] = {"norm": "rmsnorm", "mlp": "swiglu", "tie_embeddings": False}
+WINDOW = {"attention": {"window": 5, "sinks": 0}}
+MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "none"}]}
+
+# Encoding, block, the architecture that has both.
+EXACT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"name": "rope"}, GPT, "gpt_neox"),
+    ({"name": "rope"}, GPT | {"tie_embeddings": False}, "gpt_neox"),
+    ({"name": "rope", "layout": "half", "base": 500.0}, GPT, "gpt_neox"),
+    ({"name": "partial_rope"}, GPT, "gpt_neox"),
+    ({"name": "partial_rope", "layout": "half", "fraction": 0.0}, GPT, "gpt_neox"),
+    ({"name": "p_rope"}, GPT, "gpt_neox"),
+    ({"name": "yarn"}, GPT, "gpt_neox"),
+    ({"name": "dynamic_ntk", "original_length": 24}, GPT, "gpt_neox"),
+    ({"name": "none"}, GPT, "gpt_neox"),
+    ({"name": "rope"}, GPT | WINDOW, "starcoder2"),
+    ({"name": "partial_rope", "layout": "half", "fraction": 0.5}, GPT | WINDOW, "starcoder2"),
+    ({"name": "none"}, GPT | WINDOW, "starcoder2"),
+    ({"name": "rope"}, LLAMA, "llama"),
+    ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}, "llama"),
+    ({"name": "partial_rope"}, LLAMA, "llama"),
+    ({"name": "p_rope"}, LLAMA, "llama"),
+    ({"name": "pi"}, LLAMA, "llama"),
+    ({"name": "ntk"}, LLAMA, "llama"),
+    ({"name": "yarn"}, LLAMA, "llama"),
+    ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA, "llama"),
+    ({"name": "ntk_by_parts"}, LLAMA, "llama"),
+    ({"name": "ntk_by_parts", "ramp": "rotations", "beta": 2.0}, LLAMA, "llama"),
+    ({"name": "llama3"}, LLAMA, "llama"),
+    ({"name": "longrope"}, LLAMA, "llama"),
+    ({"name": "dynamic_ntk", "factor": 2.0}, LLAMA, "llama"),
+    ({"name": "lerope"}, LLAMA, "llama"),
+    ({"name": "none"}, LLAMA, "smollm3"),
+    ({"name": "rope"}, LLAMA | WINDOW, "smollm3"),
+    (MIXED, LLAMA, "smollm3"),
+    ({"name": "learned"}, GPT, "gpt2"),
+    ({"name": "sinusoidal"}, GPT, "gpt2"),
+    ({"name": "sinusoidal", "combine": "concat"}, GPT, "gpt2"),
+    ({"name": "sine", "combine": "concat"}, GPT | {"tie_embeddings": False}, "gpt2"),
+    ({"name": "binary"}, GPT, "gpt2"),
+    ({"name": "index", "direction": "learned"}, GPT, "gpt2"),
+    ({"name": "minmax", "norm": "length"}, GPT, "gpt2"),
+    ({"name": "alibi"}, GPT, "mpt"),
+    ({"name": "alibi"}, GPT | {"n_heads": 6, "d_model": 48, "tie_embeddings": False}, "mpt"),
+]  # fmt: skip
+
+
+def configured(
+    template: Config, encoding: dict[str, Any], block: dict[str, Any] | None = None, length: int = 24
+) -> Config:
+    plain = to_container(template)
+    plain["encoding"] = encoding
+    plain["model"] |= block or {}
+    plain["training"] |= {"train_length": length, "tokens": 8 * length * 4}
+    return from_container(plain)
+
+
+def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None = None, spread: float = 0.1) -> Path:
+    """A run folder with random weights: initial ones would hide a norm or a factor that is missing."""
+    tokenizer = tokenizer or tokenizers.raw_bytes()
+    run = folder / run_id(config)
+    run.mkdir(parents=True)
+    model = build(config, tokenizer.vocab_size, tokenizer.texts)
+    stream = torch.Generator().manual_seed(1)
+    weights = {
+        name: torch.randn(weight.shape, generator=stream) * spread + (weight.dim() == 1)
+        for name, weight in model.state_dict().items()
+    }
+    checkpoint.save(run, config.training.steps, weights, {}, {})
+    tokenizer.save(run / TOKENIZER)
+    (run / "config.yaml").write_text(yaml.safe_dump(to_container(config)))
+    (run / "run.json").write_text(json.dumps({"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256}))
+    return run
+
+
+@pytest.mark.parametrize(("encoding", "block", "kind"), EXACT)
+def test_logits_are_those_of_the_run(
+    encoding: dict[str, Any], block: dict[str, Any], kind: str, tiny_config: Config, tmp_path: Path
+) -> None:
+    run = written(tmp_path, configured(tiny_config, encoding, block))
+    found = export.export(run, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / export.PARITY).read_text())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
+    lengths = [one.length for one in found]
+    ends = encoding["name"] in ("learned", "binary")
+    assert lengths[:3] == [1, 16, 24] and (ends or lengths == [1, 16, 24, 48, 96])
+    assert [one["length"] for one in record["differences"]] == lengths
+    for one in found:
+        assert one.difference <= 1e-5 * max(1.0, one.largest_logit), one
+        assert one.largest_logit > 1
+    assert sorted(os.listdir(tmp_path)) == sorted([run.name, "out"])
+
+
+@pytest.mark.parametrize(("encoding", "block"), [({"name": "rope"}, LLAMA), ({"name": "alibi"}, GPT)])
+def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
+    encoding: dict[str, Any], block: dict[str, Any], tiny_config: Config, tmp_path: Path
+) -> None:
+    found = export.export(written(tmp_path, configured(tiny_config, encoding, block, length=512)), tmp_path / "out")
+    assert [one.length for one in found] == [1, 16, 512, 1024, 2048]
+    assert found[-1].difference > 3 * found[0].difference
+    for one in found:
+        assert one.difference <= one.limit / 2
+        assert one.limit == max(1e-5, one.length / 2**24) * max(1.0, one.largest_logit)
+
+
+# -- the run's own curve -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """An exported folder as the subject of an evaluation, by nothing but what its card says."""
+
+    folder: Path
+    name: str
+    train_length: int
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def model(self) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, **self.settings)
+
+    @torch.inference_mode()
+    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
+        windows = torch.from_numpy(ids)
+        logits = self.model(windows[:, :-1]).logits[:, -scored:]
+        nll = torch.nn.functional.cross_entropy(logits.mT, windows[:, -scored:], reduction="none")
+        return nll.double().numpy()
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        assert variant.window is None
+        config = json.loads((self.folder / "config.json").read_text())
+        settings = {"max_seq_len": length} if config["model_type"] == "mpt" else {}
+        if variant.extension is not None:
+            yarn = {
+                "rope_type": variant.extension,
+                "factor": length / self.train_length,
+                "original_max_position_embeddings": self.train_length,
+            }
+            settings["rope_parameters"] = config["rope_parameters"] | yarn
+        return Varied(dataclasses.replace(self, settings=settings), {} if variant.extension else None)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_the_curve_is_that_of_the_run(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+    extensions = ["evaluation.extensions=[yarn]"] if encoding == "rope" else []
+    run = posbench.train(
+        [
+            *support.TINY, f"encoding={encoding}", "data.path=text.txt", "training.tokens=4096", "runtime.cache=cache",
+            "training.precision=fp32", "evaluation.ratios=[1,2,8]", "evaluation.windowed=false", *extensions,
+        ]
+    )  # fmt: skip
+    export.export(run.folder, tmp_path / "out")
+    config = load_config(run.folder)
+    tokens = data.prepare(config.data, Path("cache"))
+    own = job.evaluation_of(run.folder.name, run.model(), tokens, config, 64, torch.device("cpu"), World())
+    theirs = dataclasses.replace(own, subject=Exported(tmp_path / "out", encoding, 16))
+    again = {row.key: row for row, _ in job.evaluated(theirs, [])}
+    before = {row.key: row for row in evaluation_rows(run.folder)}
+    assert again.keys() == before.keys() and len(again) == (9 if extensions else 6)
+    for key, row in before.items():
+        assert row.nll == pytest.approx(again[key].nll, abs=1e-6), key
+    page = (tmp_path / "out" / "README.md").read_text()
+    shown = re.findall(r"^\| `.*$", page, flags=re.M)
+    assert [line.split(" | ")[3] for line in shown] == [f"{row.nll:.4f}" for row in before.values()]
+
+
+# -- what must not pass ------------------------------------------------------------------------------------------------
+
+Change = Callable[[architectures.Stock], architectures.Stock]
+
+
+def _without(name: str) -> Change:
+    return lambda made: dataclasses.replace(made, tensors={k: v for k, v in made.tensors.items() if name not in k})
+
+
+def _swapped(one: str, other: str) -> Change:
+    def change(made: architectures.Stock) -> architectures.Stock:
+        renamed = {
+            name.replace(one, "?").replace(other, one).replace("?", other): tensor
+            for name, tensor in made.tensors.items()
+        }
+        return dataclasses.replace(made, tensors=renamed)
+
+    return change
+
+
+def _settings(**settings: Any) -> Change:
+    return lambda made: dataclasses.replace(made, settings=made.settings | settings)
+
+
+def _rope(**parameters: Any) -> Change:
+    return lambda made: _settings(rope_parameters=made.settings["rope_parameters"] | parameters)(made)
+
+
+OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], Change]] = [
+    ("a tensor left out", {"name": "rope"}, LLAMA, _without("layers.1.mlp.up_proj")),
+    ("all norms left out", {"name": "rope"}, GPT, _without("norm")),
+    ("queries for keys", {"name": "rope"}, LLAMA, _swapped("q_proj", "k_proj")),
+    ("gate for up", {"name": "rope"}, LLAMA, _swapped("gate_proj", "up_proj")),
+    ("layers in another order", {"name": "rope"}, GPT, _swapped("layers.0", "layers.1")),
+    ("no attention factor", {"name": "yarn"}, LLAMA, _rope(attention_factor=1.0)),
+    ("another base", {"name": "rope"}, LLAMA, _rope(rope_theta=10010.0)),
+    ("all channels turn", {"name": "partial_rope"}, GPT, _rope(partial_rotary_factor=1.0)),
+    ("another epsilon of LayerNorm", {"name": "alibi"}, GPT, _settings(layer_norm_epsilon=1e-6)),
+    ("GELU's tanh form", {"name": "rope"}, GPT, _settings(hidden_act="gelu_pytorch_tanh")),
+    ("another epsilon", {"name": "rope"}, LLAMA, _settings(rms_norm_eps=1e-5)),
+    ("a window too many", {"name": "rope"}, GPT | WINDOW, _settings(sliding_window=6)),
+    ("positions where there are none", MIXED, LLAMA, _settings(no_rope_layers=[1, 1])),
+    ("a block in parallel", {"name": "rope"}, GPT, _settings(use_parallel_residual=True)),
+]
+
+
+@pytest.mark.parametrize(("encoding", "block", "change"), [pytest.param(*case[1:], id=case[0]) for case in OTHERS])
+def test_another_model_is_refused_and_leaves_nothing(
+    encoding: dict[str, Any],
+    block: dict[str, Any],
+    change: Change,
+    tiny_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(export, "stock", lambda model, config: change(architectures.stock(model, config)))
+    run = written(tmp_path, configured(tiny_config, encoding, block))
+    before = support.snapshot(tmp_path)
+    with pytest.raises(
+        UserError, match=r"(is not the run's|reads the exported weights otherwise).*nothing was written"
+    ):
+        export.export(run, tmp_path / "out")
+    assert support.snapshot(tmp_path) == before and os.listdir(tmp_path) == [run.name]
+
+
+def test_the_wrong_layout_is_caught(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotary, "order_of", lambda rope, partly: torch.arange(rope.shape.head_dim))
+    for block in (GPT, LLAMA):
+        run = written(tmp_path, configured(tiny_config, {"name": "rope"}, block))
+        with pytest.raises(UserError, match="at 16 tokens their logits differ by"):
+            export.export(run, tmp_path / "out")
+    half = written(tmp_path, configured(tiny_config, {"name": "rope", "layout": "half"}, GPT))
+    export.export(half, tmp_path / "out")  # which is transformers' own
+
+
+REFUSED = [
+    ({"name": "fire"}, GPT, r"no stock architecture of transformers has 'fire': what can be exported is 'rope' and"),
+    ({"name": "fox"}, LLAMA, r"has 'fox': what can be exported is with model=llama, 'rope'"),
+    ({"name": "t5"}, GPT, r"has 't5'.*'alibi'"),
+    ({"name": "xpos"}, GPT, r"has 'xpos'"),
+    ({"name": "grape_m"}, GPT, r"has 'grape_m'"),
+    ({"name": "alibi"}, LLAMA, r"has 'alibi': what can be exported is with model=llama"),
+    ({"name": "learned"}, LLAMA, r"has 'learned'"),
+    ({"name": "randomized"}, GPT, r"has 'randomized'"),
+    ({"name": "temperature"}, LLAMA, r"has 'temperature'"),
+    ({"name": "layered", "layers": [{"name": "temperature"}]}, LLAMA, r"has 'layered'"),
+    ({"name": "layered", "layers": [{"name": "rope"}, {"name": "rope", "base": 50.0}]}, LLAMA, r"in different ways"),
+    ({"name": "layered", "layers": [{"name": "rope", "window": 4}, {"name": "rope", "window": 5}]}, LLAMA, r"\[4, 5\]"),
+    (MIXED, GPT, r"of the stock architectures SmolLM3 has that, with model=llama"),
+    ({"name": "minmax"}, GPT, r"follows the input's length.*norm=length"),
+    ({"name": "alibi", "slopes": [0.5, 0.25]}, GPT, r"slopes of its own.*slopes=null"),
+    ({"name": "alibi"}, GPT | {"d_ff": 40}, r"model.d_ff is 40: MPT.*has 4 x d_model, 128"),
+    ({"name": "alibi"}, GPT | WINDOW, r"model.attention.window is 5: MPT.*has none"),
+    ({"name": "learned"}, GPT | WINDOW, r"model.attention.window is 5: GPT-2.*has none"),
+    ({"name": "rope"}, GPT | {"attention": {"window": 5, "sinks": 2}}, r"sinks is 2: no stock"),
+    ({"name": "rope"}, {"norm": "rmsnorm"}, r"no stock architecture has model.norm=rmsnorm with model.mlp=gelu"),
+    ({"name": "none"}, GPT | {"n_heads": 2, "d_model": 10}, r"odd number of channels"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "block", "said"), REFUSED)
+def test_what_no_architecture_has_is_refused_in_one_line(
+    encoding: dict[str, Any],
+    block: dict[str, Any],
+    said: str,
+    tiny_config: Config,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = written(tmp_path, configured(tiny_config, encoding, block))
+    assert support.posbench("export", str(run), str(tmp_path / "out")) == 2
+    told = capsys.readouterr().err
+    assert re.search(said, told) and told.count("\n") == 1, told
+    assert os.listdir(tmp_path) == [run.name]
+
+
+def test_a_place_that_is_taken_is_left_alone(tiny_config: Config, tmp_path: Path) -> None:
+    run = written(tmp_path / "runs", configured(tiny_config, {"name": "rope"}))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("text")
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    before = support.snapshot(tmp_path)
+    for name, said in (("full", "not empty"), ("file", "is a file"), ("link", "a symbolic link")):
+        with pytest.raises(UserError, match=said):
+            export.export(run, tmp_path / name)
+    with pytest.raises(UserError, match=r"is not a run folder"):
+        export.export(tmp_path / "full", tmp_path / "out")
+    assert support.snapshot(tmp_path) == before
+    export.export(run, tmp_path / "empty")
+    export.export(run, tmp_path / "deep" / "er")
+    assert (tmp_path / "empty" / "model.safetensors").is_file() and (tmp_path / "deep" / "er" / "README.md").is_file()
+
+
+# -- what stands beside the weights ------------------------------------------------------------------------------------
+
+
+def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) -> None:
+    support.write_text(tmp_path)
+    text = (tmp_path / "text.txt").read_text()
+    trained = tokenizers.train_bpe([text], 400)
+    # A stranger's, that adds to every text what no text of a run has.
+    adding = json.loads(trained._inner.to_str())
+    adding["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    (tmp_path / "adding.json").write_text(json.dumps(adding))
+    texts = ["", " a  b\n\n\tc", "naïve 東京 🙂 e\u0301", "<|endoftext|>in a text<|endoftext|>", text[:500], "x" * 300]
+    blocks = {"llama": LLAMA, "gpt_neox": GPT, "gpt2": GPT}
+    encodings = {"llama": "rope", "gpt_neox": "rope", "gpt2": "learned"}
+    for own in (trained, tokenizers.raw_bytes(), tokenizers.from_file(tmp_path / "adding.json")):
+        for kind, block in blocks.items():
+            folder = tmp_path / f"{own.sha256[:8]}-{kind}"
+            export.export(
+                written(folder, configured(tiny_config, {"name": encodings[kind]}, block), own), folder / "out"
+            )
+            theirs = transformers.AutoTokenizer.from_pretrained(folder / "out", local_files_only=True)
+            assert [theirs(one)["input_ids"] for one in texts] == [ids.tolist() for ids in own.encode(texts)]
+            assert theirs.decode(theirs(text[:500])["input_ids"]) == text[:500]
+            assert (theirs.bos_token_id, theirs.eos_token_id) == (own.separator, own.separator)
+            assert theirs.model_max_length == 24
+
+
+def test_other_tokens_are_refused(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}))
+    monkeypatch.setattr(parity, "_TEXT", "<|endoftext|>")
+    write = export._write_json
+
+    def finding_separators(path: Path, value: dict[str, Any]) -> None:
+        write(path, value | {"split_special_tokens": False} if path.name == "tokenizer_config.json" else value)
+
+    monkeypatch.setattr(export, "_write_json", finding_separators)
+    with pytest.raises(UserError, match="other tokens"):
+        export.export(run, tmp_path / "out")
+    assert os.listdir(tmp_path) == [run.name]
+
+
+_ALONE = """
+import json, sys
+found = []
+for folder in {folders}:
+{code}
+    found.append([ids.tolist(), logits.tolist()])
+assert not [name for name in sys.modules if name.partition(".")[0] == "posbench"]
+print(json.dumps(found))
+"""
+
+
+def test_the_code_on_the_card_runs_without_posbench(tiny_config: Config, tmp_path: Path) -> None:
+    runs = [written(tmp_path, configured(tiny_config, {"name": name})) for name in ("alibi", "rope")]
+    folders = [tmp_path / f"out-{run.name}" for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        export.export(run, folder)
+    text = "Some text that is longer than in training, which is what this is about."
+    code = re.search(r"```python\n(.*?)```", (folders[0] / "README.md").read_text(), flags=re.S)
+    assert code is not None
+    of_both = code[1].replace('"PATH"', "folder").replace(", max_seq_len=96", ", **longer").replace("Some text", text)
+    of_both = "longer = {'max_seq_len': 96} if 'alibi' in folder else {}\n" + of_both
+    assert of_both.count("**longer") == 1
+    script = _ALONE.format(folders=[str(folder) for folder in folders], code=textwrap.indent(of_both, "    "))
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=alone, timeout=200)
+    assert done.returncode == 0, done.stderr
+    own = tokenizers.raw_bytes()
+    for run, (ids, logits) in zip(runs, json.loads(done.stdout), strict=True):
+        assert ids == [[own.separator, *text.encode()]] and len(ids[0]) > 2 * 24
+        with torch.inference_mode():
+            expected = model_of(run, load_config(run), own)(torch.tensor(ids))
+        torch.testing.assert_close(torch.tensor(logits), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_strangers_names_on_the_card_are_data(tiny_config: Config, tmp_path: Path) -> None:
+    config = configured(tiny_config, {"name": "rope"})
+    odd = "# x\n```\n</div><script>`|[a](b)"
+    data = dataclasses.replace(config.data, dataset=odd, path="/home/someone/private/text.txt")
+    run = written(tmp_path, dataclasses.replace(config, data=data))
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"id": odd}))
+    row = {"length": 24, "length_ratio": 1.0, "split": "test", "checkpoint_step": 4, "status": "ok", "nll": 1.5}
+    lines = [json.dumps(row | {"protocol": name}) for name in ("fixed_target", "x|y`<b>")]
+    (run / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
+    export.export(run, tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text()
+    shown = re.sub(r"^    .*$", "", page, flags=re.M)  # what is indented is code
+    shown = re.sub(r"`[^`\n]+`", "", re.sub(r"```python\n.*?```", "", shown, flags=re.S))
+    assert not re.search(r"[<>`]|script|\[a\]", shown)
+    assert r"| `x\|y'<b>` | 24 | 1 | 1.5000 |" in page and "someone" not in page
+
+
+def test_without_the_library_a_line_says_how_to_get_it(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"pip install 'posbench\[hf\]'"):
+        export.export(run, tmp_path / "out")
+    assert os.listdir(tmp_path) == [run.name]
