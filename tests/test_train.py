@@ -26,7 +26,7 @@ from posbench import machine
 from posbench.cli import doctor
 from posbench.comparison import load
 from posbench.config.schema import Config, to_container
-from posbench.data.batches import validation_batches
+from posbench.data.batches import Batch, validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
@@ -37,7 +37,7 @@ from posbench.runs.folder import Run
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Outcome, learning_rate, optimizer_for
+from posbench.training.step import Learner, Outcome, learning_rate, optimizer_for
 from posbench.training.train import train
 
 STEPS = 12
@@ -292,6 +292,42 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
         assert [getattr(row, name) for row in evaluation_rows(killed)] == [
             getattr(row, name) for row in evaluation_rows(whole)
         ]
+
+
+def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = dataclasses.replace(config.evaluation, ratios=(1,), windowed=False)
+
+    def with_encoding(name: str, **options: Any) -> Config:
+        encoding = dataclasses.replace(config.encoding, name=name, options=options)
+        return dataclasses.replace(config, encoding=encoding, evaluation=evaluation)
+
+    drope = with_encoding("drope", drop_at=0.5)
+    train(drope, tmp_path / "whole", [])
+    real = posbench.training.train.begin_update
+
+    def interrupted(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
+        if step == 8:
+            raise KeyboardInterrupt
+        return real(learner, batch, step, rate)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(posbench.training.train, "begin_update", interrupted)
+        train(drope, tmp_path / "cut", [])
+    train(drope, tmp_path / "cut", [])
+    assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
+    train(with_encoding("rope"), tmp_path / "rope", [])
+    first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
+    assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
+    # What the run evaluated is what is read from its checkpoint, a model without positions.
+    _, weights = load_model(tmp_path / "whole")
+    tokens = prepare(config.data, pathlib.Path(config.runtime.cache))
+    models = [build(made, tokens.tokenizer.vocab_size).eval() for made in (drope, with_encoding("none"))]
+    for model in models:
+        model.load_state_dict(weights)
+    ids = torch.from_numpy(tokens.validation.ids[:16].astype("int64"))[None]
+    assert torch.equal(*(model(ids) for model in models))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

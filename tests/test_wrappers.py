@@ -23,6 +23,7 @@ from posbench.errors import Undefined, UserError
 from posbench.extend.methods import extended, methods_of
 from posbench.portrait import codes, panels
 from posbench.portrait.schemes import Scheme
+from posbench.training.step import tell_progress
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
 LENGTH = 40
@@ -193,6 +194,23 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
         temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
         found = temperature.factor(n, 1)
         torch.testing.assert_close(found.expand(4, 3), torch.tensor(expected).expand(4, 3), msg=rule)
+
+
+# -- drope -------------------------------------------------------------------------------------------------------------
+
+
+def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
+    given = inputs()
+    drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
+    layered = encodings.build("layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]})
+    for done, name in ((0.0, "rope"), (0.74, "rope"), (0.75, "none"), (1.0, "none")):
+        for one, window, base in ((drope, None, 500.0), (layered, 5, 10000.0)):
+            tell_progress(one, done)
+            expected = encodings.build(name, SHAPE, {"base": base} if name == "rope" else {})
+            ours = attention(one, *given, counting(), 1)
+            assert torch.equal(ours, attention(expected, *given, counting(), 1, window)), done
+    built = attention(encodings.build("drope", SHAPE), *given, counting(), 1)
+    assert torch.equal(built, attention(encodings.build("none", SHAPE), *given, counting(), 1))
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------

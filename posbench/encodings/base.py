@@ -140,6 +140,15 @@ class Encoding(nn.Module):
         """What whoever trains with these options should know, a line each; a run says it when it starts."""
         return []
 
+    # -- once per update -------------------------------------------------------------------------------------------
+
+    def set_progress(self, done: float) -> None:
+        """Told before each update of training which share of all updates is made, from 0 to below 1, and 1 at the end.
+
+        For encodings that change on the way. What they are follows from `done` alone, so that a continued run is what
+        an uninterrupted one is; as built, to be evaluated, they are as at 1.
+        """
+
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,7 +16,7 @@ from posbench.evaluation.job import evaluated, evaluation_of
 from posbench.model import build
 from posbench.processes import World
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Learner, learner_for, learning_rate, update
+from posbench.training.step import Learner, learner_for, learning_rate, tell_progress, update
 from posbench.training.train import Standing, due, validate
 
 
@@ -62,6 +62,7 @@ def _fit(learner: Learner, tokens: Tokens | TaskData, config: Config) -> None:
                 validate(learner, tokens, training)
             if (stopped := world.stopped_by()) and step < training.steps:
                 raise Stopped(stopped, f"stopped after step {step}")
+    tell_progress(learner.model, 1.0)
 
 
 def _standing(world: World) -> Standing:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posbench import machine
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
+from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
 from posbench.kernels.fused import fusing
 from posbench.processes import World
@@ -61,6 +62,7 @@ class Learner:
     accumulation: int  # parts of a batch that are computed one after the other
     clip: float  # largest gradient norm
     seed: int  # of random positions
+    steps: int  # updates in all
     failed: Tensor  # (), on the device: 1 from the first update on that was not finite, after which none is made
     scale: "LossScale | None" = None  # in fp16
     world: World = dataclasses.field(default_factory=World)  # the processes that share each batch
@@ -107,6 +109,7 @@ def learner_for(
         accumulation=training.accumulation,
         clip=training.clip,
         seed=config.seed,
+        steps=training.steps,
         failed=torch.zeros((), device=device),
         scale=LossScale(device) if dtype == torch.float16 else None,
         world=world or World(),
@@ -181,6 +184,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     """
     if not batch.n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
+    tell_progress(learner.model, step / learner.steps)
     parts = [_share(part, learner.world).to(learner.device) for part in batch.parts(learner.accumulation)]
     draw = generator(learner.seed, "positions", step, device=learner.device)
     total = torch.zeros((), device=learner.device)
@@ -198,6 +202,13 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     return Outcome.of(step, rate, _step(learner, total))
+
+
+def tell_progress(model: nn.Module, done: float) -> None:
+    """Say to the model's encoding, and to those it stands around, which share of the updates is made."""
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            module.set_progress(done)
 
 
 def _step(learner: Learner, loss: Tensor) -> Tensor:

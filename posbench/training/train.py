@@ -43,7 +43,7 @@ from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Learner, LossScale, Outcome, begin_update, learner_for, learning_rate
+from posbench.training.step import Learner, LossScale, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +232,7 @@ def _fit(
                 save()
             if stopped and step < total:
                 raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
+    tell_progress(learner.model, 1.0)
     run.update(tokens=total * per_step, peak_memory_bytes=spent.most_memory(learner.device), **spent.so_far())
     return total
 
