@@ -12,7 +12,7 @@ from typing import Any
 
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, full_key
 from posbench.config.settings import settings
-from posbench.config.shipped import GROUPS, choices, configs_dir
+from posbench.config.shipped import GROUPS, choices, configs_dir, nested
 
 _LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
 _BREAKS = "=:"  # bash takes words apart at these
@@ -154,10 +154,8 @@ def _chosen(group: str, usual: str) -> str:
 
 
 def _choices(group: str) -> dict[str, Path]:
-    """What can be chosen in a group, also of the folders within it: layered/gemma3."""
-    folders = sorted(path.name for path in (configs_dir() / group).glob("*/"))
-    within = ((folder, *one) for folder in folders for one in choices(f"{group}/{folder}").items())
-    return choices(group) | {f"{folder}/{name}": path for folder, name, path in within}
+    """What can be chosen in a group, also of the folders within it: layered/gemma3, task/copy."""
+    return choices(group) | nested(group)
 
 
 def _read(path: Path) -> dict[str, Any]:

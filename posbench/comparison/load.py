@@ -17,8 +17,9 @@ from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import flat, to_container
 from posbench.errors import UserError
+from posbench.evaluation import answers
 from posbench.evaluation.answers import Answers, answers_of
-from posbench.evaluation.headline import Levels, headline_split, levels_of
+from posbench.evaluation.headline import Levels, headline, headline_split, levels_of
 from posbench.runs import jsonl
 from posbench.runs.folder import load_any_config, load_record
 from posbench.runs.jsonl import number
@@ -45,6 +46,13 @@ class RunData:
     rows: list[EvaluationRow]
     levels: Levels
     answers: Answers | None = None
+
+    @property
+    def headline(self) -> dict[str, float | None]:
+        """The run in a few numbers by name, as `headline` or, of a task, `answers.headline` has them."""
+        if self.answers is not None:
+            return answers.headline(self.answers)
+        return headline(self.levels, self.config.training.train_length)
 
     @property
     def split(self) -> str:
@@ -138,10 +146,10 @@ def read(folder: Path) -> RunData:
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    answers = None
+    found = None
     if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
-        answers = answers_of(folder, rows, blocks, config)
-    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), answers)
+        found = answers_of(folder, rows, blocks, config)
+    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), found)
 
 
 def _shown(value: Any) -> Any:

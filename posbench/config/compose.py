@@ -33,11 +33,11 @@ from posbench.config import problems, size
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.keys import keys_of, nearest
-from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, translated
+from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, refuse_lengths_of_problems, translated
 from posbench.config.schema import Config, from_container
 from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
-from posbench.config.shipped import GROUPS, choices, configs_dir
+from posbench.config.shipped import GROUPS, choices, configs_dir, nested
 from posbench.config.sources import ASKS_FOR, named, no_choice, refuse_other_text, refuse_unread
 from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
@@ -406,6 +406,7 @@ def _data(cfg: DictConfig) -> Any:
 def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
     config = config_of(cfg)
     if lengths:
+        refuse_lengths_of_problems(config)
         asked = ratios(lengths, config.training.train_length)
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
     _check_encoding(config)
@@ -440,7 +441,7 @@ def _check_group(override: Override, options: list[str]) -> None:
         if group.startswith("hydra/") and value in _EXTRAS:
             raise UserError(f"{group}={value} is not installed: it comes with posbench[{_EXTRAS[str(value)]}]")
         near = did_you_mean(str(value), options, cutoff=0.6)
-        if group == "data" and (asked := no_choice(str(value))):
+        if group == "data" and not str(value).startswith("task/") and (asked := no_choice(str(value))):
             near = asked
         elif elsewhere := _choice_elsewhere(group, str(value)):
             near = f": did you mean '{elsewhere}'?"
@@ -453,13 +454,16 @@ def _choice_elsewhere(group: str, value: str) -> str | None:
     if key := key_of(group, value):
         return f"{key}={value}"
     others = (other for other in sorted({*GROUPS, "sweep"} - {group}) if value in choices(other))
-    return next((f"{other}={value}" for other in others), None)
+    inside = next((name for name in nested(group) if name.rpartition("/")[2] == value), None)
+    return f"{group}={inside}" if inside else next((f"{other}={value}" for other in others), None)
 
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
     key, line = override.key_or_group, override.input_line
     if key == "encoding.name" and override.value() in encodings.names():
         raise UserError(f"'{line}': an encoding is chosen with its options, encoding={override.value()}")
+    if key in ("data.task", "data.task.name"):
+        raise UserError(f"'{line}': a task is chosen with its options, data=task/copy")
     known = key in keys_of(cfg)
     if override.is_delete():
         raise UserError(f"'{line}' removes a key: give it a value instead, {key}=...")

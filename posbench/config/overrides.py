@@ -157,6 +157,7 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
         if not typed:
             raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
         if key == LENGTH:
+            refuse_lengths_of_problems(config)
             evaluation["ratios"] = ratios(_setting(key, typed), config.training.train_length)
         elif section == "evaluation":
             evaluation[field] = _setting(key, typed)
@@ -186,6 +187,17 @@ def ratios(lengths: list[Any], train_length: int) -> tuple[float, ...]:
         told = ",".join(map(str, lengths))
         raise UserError(f"length is {told}: expected lengths in tokens, from the training length {train_length} on")
     return tuple(length / train_length for length in sorted(set(lengths)))
+
+
+def refuse_lengths_of_problems(config: Config) -> None:
+    """Lengths in tokens are of text; a problem has its own.
+
+    Raises:
+        UserError: the data is a task.
+    """
+    if config.data.task is not None:
+        told = f"length is in tokens of text, but data '{config.data.name}' is a task"
+        raise UserError(f"{told}: give ratio=2,4, in longest trained problems")
 
 
 def refuse_both(keys: Iterable[str]) -> None:

@@ -25,6 +25,12 @@ def choices(group: str, own: Path | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def nested(group: str) -> dict[str, Path]:
+    """What can be chosen in folders within a group, by the name that is typed: `task/copy`."""
+    found = (configs_dir() / group).glob("*/[!_]*.yaml")
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(found)}
+
+
 def chosen(group: str, name: str, own: Path | None = None) -> Path:
     """The file of one choice.
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.evaluation import intervals
+from posbench.evaluation.answer_curve import print_answers
 from posbench.evaluation.headline import headline_split
 from posbench.runs.folder import load_any_config
 from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split
@@ -45,6 +46,12 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     known = evaluation_rows(folder)
     split = split or headline_split(known, config)
     rows = newest_of_split(known, split)
+    if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
+        print_answers(folder, config, rows, out)
+        for line in [*_not_finished(rows, config), *_left_out([row for row in known if row not in rows])]:
+            out.print(line)
+        out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
+        return
     trained = f"trained at {config.training.train_length} tokens"
     title = f"{config.encoding.name}, seed {config.seed}: {trained}"
     if isinstance(config, TrainedElsewhere):

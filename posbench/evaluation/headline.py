@@ -1,7 +1,7 @@
 """The headline of a run: nll at the training length, what it rises by beyond it, and how far the scheme holds.
 
 All of it is of `fixed_target`, on the same target tokens at every length, without an extension, for the newest
-checkpoint. A value that is missing or undefined is None.
+checkpoint. A value that is missing or undefined is None. The headline of a run on a task is `answers.headline`.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from posbench.config.elsewhere import AnyConfig
 from posbench.config.schema import Config
 from posbench.errors import UserError, did_you_mean
-from posbench.evaluation import intervals
+from posbench.evaluation import answers, intervals
 from posbench.evaluation.intervals import Blocks, blocks_of
 from posbench.runs.folder import load_any_config
 from posbench.runs.rows import (
@@ -48,14 +48,15 @@ def headline(levels: "Levels", train_length: int) -> dict[str, float | None]:
 
 
 def headline_of(folder: Path) -> dict[str, float | None]:
-    """The same of a run folder.
+    """The same of a run folder, or what `answers.headline` says where the run is on a task.
 
     Raises:
         UserError: its files cannot be read as what they should be.
     """
-    config = load_any_config(folder)
-    levels = levels_of(evaluation_rows(folder), evaluation_blocks(folder), config)
-    return headline(levels, config.training.train_length)
+    config, rows, blocks = load_any_config(folder), evaluation_rows(folder), evaluation_blocks(folder)
+    if isinstance(config, Config) and config.data.task is not None:
+        return answers.headline(answers.answers_of(folder, rows, blocks, config))
+    return headline(levels_of(rows, blocks, config), config.training.train_length)
 
 
 def objective(folder: Path, name: str | None) -> float | None:
@@ -69,7 +70,15 @@ def check_objective(config: Config) -> None:
     Raises:
         UserError: it is none of the headline's values at the configured ratios.
     """
-    name, ratios = config.runtime.objective, [f"{ratio:g}x" for ratio in config.evaluation.ratios]
+    name, ratios = config.runtime.objective, [f"{ratio:.3g}x" for ratio in config.evaluation.ratios]
+    if config.data.task is not None:
+        known = [
+            f"{value}_{ratio}" for value in ("accuracy", "exact_match") for ratio in {"1x": 0} | dict.fromkeys(ratios)
+        ]
+        known += ["nll_1x", "steps_to_gate"]
+        if name is not None and name not in known:
+            raise UserError(f"objective is '{name}'{did_you_mean(name, known)} (choices: {', '.join(known)})")
+        return
     known = [f"{value}_{ratio}" for value in ("nll", "rise") for ratio in ratios if (value, ratio) != ("rise", "1x")]
     if name is not None and name not in [*known, "reach"]:
         raise UserError(f"objective is '{name}'{did_you_mean(name, known)} (choices: {', '.join(known)}, reach)")
@@ -125,7 +134,7 @@ def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]]
 
 def headline_split(rows: list[EvaluationRow], config: AnyConfig) -> str:
     """The text of the levels: the configured one, else another that was evaluated."""
-    splits = {row.split for row in rows if row.is_headline}
+    splits = {row.split for row in rows if row.is_headline or row.protocol == answers.PROTOCOL}
     return config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
 
 

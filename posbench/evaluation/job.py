@@ -18,6 +18,7 @@ from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
 from posbench.evaluation import curve, picture, problems
+from posbench.evaluation.answer_curve import title_of
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
@@ -197,8 +198,10 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
 
 def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
     """What draws a run's curve, when it is called."""
-    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     own = newest_of_split(rows, headline_split(rows, config))
+    if config.data.task is not None:
+        return lambda: picture.draw_answers(own, title_of(config))
+    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
     return lambda: picture.draw(own, title)
 
 

@@ -2,12 +2,40 @@
 
 from typing import TYPE_CHECKING
 
-from posbench.runs.rows import EvaluationRow
+from posbench.runs.rows import PLAIN, EvaluationRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = {"fixed_target": ("#0072B2", "o"), "windowed": ("#D55E00", "s"), "nonoverlap": ("#8C8C8C", "D")}
+
+
+def draw_answers(rows: list[EvaluationRow], title: str) -> "Figure":
+    """The share of right answers against the length of the problems, of the model and the task as they were trained."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    plain = [row for row in rows if row.kind == PLAIN and not row.offset and ":" not in (row.task or "")]
+    points = sorted((row for row in plain if row.measured), key=lambda row: row.length_ratio)
+    lengths = [row.length_ratio for row in points]
+    for column, name, colour, mark in (
+        ("accuracy", "tokens right", "#0072B2", "o"),
+        ("exact_match", "whole answers", "#8C8C8C", "D"),
+    ):
+        axes.plot(
+            lengths, [getattr(row, column) for row in points], color=colour, marker=mark, markersize=5, label=name
+        )
+    axes.axvline(1.0, color="#BBBBBB", linewidth=0.8)
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel("length of the problems / longest trained")
+    axes.set_ylabel("share of right answers")
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xscale("log", base=2)
+    axes.legend(frameon=False)
+    axes.grid(color="#E4E4E4", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def draw(rows: list[EvaluationRow], title: str) -> "Figure":

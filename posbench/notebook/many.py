@@ -10,8 +10,6 @@ import pandas as pd
 from posbench.comparison import load
 from posbench.comparison.load import RunData
 from posbench.errors import UserError
-from posbench.evaluation import answers
-from posbench.evaluation.headline import headline
 from posbench.notebook.run import LoadedRun
 from posbench.runs import finding
 from posbench.runs.jsonl import number
@@ -49,12 +47,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     labels = {
         run.folder: scheme.label for group in load.groups(read) for scheme in group.schemes for run in scheme.runs
     }
-    measured = {
-        run.folder: answers.headline(run.answers)
-        if run.answers
-        else headline(run.levels, run.config.training.train_length)
-        for run in read
-    }
+    measured = {run.folder: run.headline for run in read}
     names = sorted({name for values in measured.values() for name in values} | {"nll_1x"}, key=_measure_order)
     rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
     task = ["task"] if any(run.answers for run in read) else []

@@ -10,8 +10,6 @@ import pandas as pd
 from posbench.comparison.load import RunData, read
 from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.errors import UserError
-from posbench.evaluation import answers
-from posbench.evaluation.headline import headline
 from posbench.runs.finding import run_folders
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import CONFIG, METRICS
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
 _FIRST = ("protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "perplexity", "extension", "status")
+_NAMED = ("nll_1x", "rise_4x", "rise_16x", "reach")
+_NAMED_OF_TASK = ("accuracy_1x", "accuracy_2x", "accuracy_4x")
 _FIRST_OF_TASK = ("task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "nll", "status")
 _COUNTS = (
     "problem_length",
@@ -39,7 +39,6 @@ _COUNTS = (
     "n_documents",
     "peak_memory_bytes",
 )  # None: missing
-_SHOWN = ("nll_1x", "rise_4x", "rise_16x", "reach")  # of the headline, of a run on text
 
 
 def load(run: str | Path) -> "LoadedRun":
@@ -88,9 +87,7 @@ class LoadedRun:
 
         Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .. (shares).
         """
-        if self.data.answers:
-            return answers.headline(self.data.answers)
-        return headline(self.data.levels, self.config.training.train_length)
+        return self.data.headline
 
     # -- what was measured -----------------------------------------------------------------------------------------
 
@@ -192,7 +189,7 @@ class LoadedRun:
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
     def _numbers(self) -> list[tuple[str, float]]:
-        names = ("accuracy_1x", "accuracy_2x", "accuracy_4x") if self.data.answers else _SHOWN
+        names = _NAMED_OF_TASK if self.data.answers else _NAMED
         named = ((name, self.headline.get(name)) for name in names)
         return [(name, value) for name, value in named if value is not None]
 

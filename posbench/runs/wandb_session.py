@@ -36,6 +36,7 @@ Draw = Callable[[], "Figure"]
 _INIT_SECONDS = 60.0  # for the server to answer; training goes on meanwhile
 _TRAINING = (
     "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
+    "validation/accuracy", "validation/exact_match",
 )  # fmt: skip
 _CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
 _TABLE = (
@@ -235,8 +236,9 @@ class Session:
     def _send_curve(self, rows: list[EvaluationRow], draw: Draw) -> None:
         import wandb
 
-        data = [[row.curve_name, *(getattr(row, name) for name in _TABLE)] for row in rows]
-        table = wandb.Table(columns=["curve", *_TABLE], data=data)
+        columns = _TABLE if self._config.data.task is None else ("problem_length", "offset", *_TABLE)
+        data = [[row.curve_name, *(getattr(row, name) for name in columns)] for row in rows]
+        table = wandb.Table(columns=["curve", *columns], data=data)
         picture = Path(self._run.settings.sync_dir) / "curve.png"
         draw().savefig(picture)
         self._run.log({"curve/table": table, "curve/picture": wandb.Image(str(picture))})

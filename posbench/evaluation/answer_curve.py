@@ -1,0 +1,116 @@
+"""The answers of one run by problem length, drawn in the terminal with their numbers."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from posbench.config.problems import task_of
+from posbench.config.schema import Config
+from posbench.evaluation.answers import GATE, Answer, Answers, answers_of
+from posbench.runs.rows import EvaluationRow, evaluation_blocks
+from posbench.terminal import chart, console, tables
+
+FLAT = 10.0  # percent: curves that span less look flat
+_SPARE = ("nll", "95 %")  # columns, the least important first
+
+
+def title_of(config: Config) -> str:
+    """What was trained on what, for a picture or a table."""
+    task = task_of(config.data)
+    trained = f"{config.data.name}, trained at lengths {task.shortest} to {task.longest}"
+    return f"{config.encoding.name}, seed {config.seed}: {trained}"
+
+
+def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: Console) -> None:
+    """Print what share of the answers is right, by problem length, and what else was tested.
+
+    Args:
+        rows: of one split and one checkpoint.
+    """
+    plain = not console.carries_unicode(out)
+    answers = answers_of(folder, rows, evaluation_blocks(folder), config)
+    own = [answer for place, answer in answers.at.items() if place[::2] == ("", 0)]
+    out.print(_table(own, title_of(config), out))
+    out.print(_learned(answers))
+    drawn = [
+        chart.Series("tokens right", _points(own, "accuracy"), "o" if plain else "●", "bright_blue"),
+        chart.Series("whole answers", _points(own, "exact_match"), "x" if plain else "◇", "bright_black"),
+    ]
+    if len(drawn[0].points) > 1:
+        out.print(chart.draw(drawn, ("length of the problems", "percent"), out.width, FLAT, plain))
+    shown = {id(answer.row) for answer in own}
+    if others := [row for row in rows if row.protocol == "problems" and id(row) not in shown]:
+        out.print(_others_table(others, out))
+
+
+def _learned(answers: Answers) -> str:
+    """Whether the run learned its task, without which what is beyond its lengths says nothing."""
+    if answers.learned is None:
+        return "Not tested at the longest trained length."
+    if not answers.learned:
+        return f"Not learned: that is {GATE:.0%} of the tokens at every trained length."
+    when = answers.steps_to_gate
+    return f"Learned: {GATE:.0%} of the tokens or more at every trained length" + (
+        f", in validation first after step {when:,}." if when is not None else "."
+    )
+
+
+def _points(answers: list[Answer], column: str) -> dict[int, float]:
+    found = {answer.row.problem_length: getattr(answer, column) for answer in answers}
+    return {length: 100 * share for length, share in found.items() if length is not None and share is not None}
+
+
+def _table(answers: list[Answer], title: str, out: Console) -> Table:
+    """One line per length."""
+    lines = [
+        {
+            "length": _length(answer.row),
+            "tokens right": _percent(answer.row, answer.accuracy),
+            "95 %": "{:.1f}..{:.1f}".format(*(100 * bound for bound in answer.interval)) if answer.interval else "",
+            "whole answers": _percent(answer.row, answer.exact_match) if answer.row.status == "ok" else "",
+            "nll": "" if answer.row.nll is None else f"{answer.row.nll:.3f}",
+        }
+        for answer in answers
+    ]
+    names = ["length", "tokens right", "95 %", "whole answers", "nll"]
+    widths = [max([len(name), *(len(line[name]) for line in lines)]) for name in names]
+    shown = tables.fitting(widths, [names.index(name) for name in _SPARE], out.width)
+    caption = "percent, each token after the right ones before it; 95 %: over problems, for this checkpoint"
+    table = tables.table(out, title, caption=caption)
+    for column in shown:
+        table.add_column(names[column], justify="right" if column else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[names[column]] for column in shown))
+    return table
+
+
+def _others_table(rows: list[EvaluationRow], out: Console) -> Table:
+    """Shifted positions, variants of the task and changed models: one line per name, as many lengths as fit."""
+    by_name: dict[str, dict[str, EvaluationRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.curve_name.removeprefix("problems_"), {})[_length(row)] = row
+    ordered = sorted(rows, key=lambda row: row.problem_length or 0)
+    heads = ["tokens right by length", *dict.fromkeys(_length(row) for row in ordered)]
+    lines = [
+        [name, *(_percent(found[at], found[at].accuracy) if at in found else "" for at in heads[1:])]
+        for name, found in by_name.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    shown = tables.fitting(widths, [*range(2, len(heads)), 1], out.width)
+    table = tables.table(out)
+    for column in shown:
+        table.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[column] for column in shown))
+    return table
+
+
+def _length(row: EvaluationRow) -> str:
+    return f"{row.problem_length} ({row.length_ratio:.3g}x)"
+
+
+def _percent(row: EvaluationRow, share: float | None) -> str:
+    if row.status != "ok":
+        return row.status
+    return "" if share is None else f"{share:.1%}"
