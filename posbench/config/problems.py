@@ -38,6 +38,15 @@ def check(config: Config) -> None:
         raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' draws positions itself, expected 0")
 
 
+def remarks(config: Config) -> list[str]:
+    """What whoever trains an encoding on a task should know, a line each."""
+    encoding = config.encoding
+    if config.data.task is None or encoding.name != "minmax" or encoding.options.get("norm", "batch") != "batch":
+        return []
+    told = "minmax: norm=batch divides by the last position of a row, whatever fills it behind a shorter problem"
+    return [f"{told}; tests have no filling, encoding.norm=length is not changed by it"]
+
+
 def draws_positions(config: Config) -> bool:
     """Whether the encoding chooses the positions of its tokens, so that none can be given to it."""
     encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.config import size
+from posbench.config import problems, size
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches
 from posbench.data.prepared import prepare
@@ -97,7 +97,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             tokenizer_sha256=tokens.tokenizer.sha256,
             parameters=parameter_counts(model),
         )
-        for remark in model.encoding.remarks():
+        for remark in [*model.encoding.remarks(), *problems.remarks(config)]:
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             step = _fit(learner_for(model, config, device, dtype, world), batches, tokens, config, run, tracker, where)
@@ -291,8 +291,8 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
         return torch.stack((nll, right.sum(), (right == scored).all(1).sum())).cpu()
 
     nll, right, whole = torch.stack(learner.world.mapped(counted, batches)).sum(0).tolist()
-    tokens, problems = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
-    return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / problems}
+    tokens, rows = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
+    return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / rows}
 
 
 class Standing(NamedTuple):

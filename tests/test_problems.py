@@ -1,0 +1,264 @@
+"""Training and evaluation on synthetic tasks: batches, answers, rows, and the commands from end to end."""
+
+import dataclasses
+import functools
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import support
+import torch
+import yaml
+
+from posbench import tasks
+from posbench.config import compose
+from posbench.config.problems import task_of
+from posbench.config.schema import Config
+from posbench.config.shipped import configs_dir
+from posbench.data import problems
+from posbench.data.prepared import prepare
+from posbench.errors import Undefined, UserError
+from posbench.evaluation import evaluate as text
+from posbench.evaluation.problems import TaskEvaluation, evaluate
+from posbench.evaluation.subject import Answers, Varied
+from posbench.evaluation.variants import Variant
+from posbench.kernels.cross_entropy import IGNORED
+from posbench.runs.jsonl import read_jsonl
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.runs.trained import tokenizer_of
+
+NAMES = tasks.names()
+TINY = [
+    "tracking=none",
+    "data=task/copy",
+    "experiment=tasks",
+    "model.n_layers=1",
+    "model.d_model=16",
+    "training.batch_size=8",
+    "training.tokens=3360",  # 10 updates of 8 x 42 tokens
+    "training.warmup_tokens=0",
+    "training.precision=fp32",
+    "evaluation.blocks=16",
+    "evaluation.ratios=[1,2]",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+    "runtime.validate_every_steps=5",
+    "runtime.checkpoint_every_steps=4",
+]
+
+
+@functools.cache
+def composed(*overrides: str) -> Config:
+    return compose.check(["tracking=none", *overrides])[0]
+
+
+@functools.cache
+def of_all_tasks(experiment: str) -> dict[str, Config]:
+    """As a sweep over tasks has them."""
+    axis = f"data={','.join(f'task/{name}' for name in NAMES)}"
+    found = compose.check(["tracking=none", f"experiment={experiment}", axis, "encoding=t5"], multirun=True)
+    return {config.data.name: config for config in found}
+
+
+@dataclasses.dataclass(frozen=True)
+class Knows:
+    """Answers rightly with a probability, and is undefined beyond a length."""
+
+    share: float = 1.0
+    train_length: int = 42
+    beyond: int = 10**9
+    name: str = "knows"
+
+    def nll(self, ids: Any, scored: int, first: int) -> Any:
+        raise AssertionError("problems are answered")
+
+    def answers(self, ids: Any, scored: Any, first: int) -> Answers:
+        rng = np.random.default_rng([first, ids.shape[1]])
+        correct = rng.random(int(scored.sum())) < self.share
+        return Answers(np.where(correct, 0.25, 2.0), correct)
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        if length > self.beyond:
+            raise Undefined("it ends there")
+        return Varied(self, None)
+
+    def shifted(self, offset: int) -> "Knows":
+        return self
+
+
+def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[EvaluationRow, list[BlockRow]]]:
+    settings = composed("data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides).evaluation
+    return list(evaluate(TaskEvaluation(subject, task, settings, 7, "fp32", torch.device("cpu"))))
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str) -> None:
+    content = yaml.safe_load((configs_dir() / "data" / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert content["task"] == {"name": name, **tasks.options_of(name)}
+    for experiment in ("tasks", "tasks_long"):
+        config = of_all_tasks(experiment)[name]
+        task = task_of(config.data)
+        assert config.data.name == name and config.training.train_length == task.size(task.longest)
+        assert config.encoding.options["max_distance"] == config.training.train_length
+        assert config.training.tokens % config.training.tokens_per_step == 0
+        assert config.evaluation.offsets == (config.training.train_length,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data=task/copy"], "expected evaluation=problems, which experiment=tasks brings"),
+        (["evaluation=problems"], "is text: expected data=task/copy or another task"),
+        (["data=copy"], "did you mean 'data=task/copy'?"),
+        (["data=task/cpoy", "experiment=tasks"], "did you mean 'task/copy'?"),
+        (["data=task/copy", "experiment=tasks", "data.task.longest=30"], "of length 30 take 62 tokens"),
+        (["data=task/copy", "experiment=tasks", "data.offset=1"], "from position 1 take 43 tokens"),
+        (["data=task/copy", "experiment=tasks", "data.task.vocabulary=1"], "data.task.vocabulary is 1 for 'copy'"),
+        (["data=task/copy", "experiment=tasks", "data.task.name=sort"], "a task is chosen with its options"),
+        (["data=task/copy", "experiment=tasks", "protocol=sliding"], "for text, but data 'copy' is a task"),
+        (["data=task/copy", "experiment=tasks", "tasks=repeat"], "probes are of text"),
+        (["data=task/copy", "experiment=tasks", "length=128"], "give ratio=2,4"),
+        (["data=task/copy", "experiment=tasks", "data.tokenizer=bytes"], "which a task does not read"),
+        (["data.offset=1"], "a task does, data=task/copy"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        composed(*overrides)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
+    config = of_all_tasks("tasks")[name]
+    task, data = task_of(config.data), prepare(config.data, None)
+    one, other = (data.batches(config.training, seed=3) for _ in range(2))
+    other.batch(0)
+    batch, again = one.batch(5), other.batch(5)
+    assert torch.equal(batch.ids, again.ids) and torch.equal(batch.labels, again.labels)
+    assert not torch.equal(batch.ids, one.batch(6).ids)
+    assert not torch.equal(batch.ids, data.batches(config.training, seed=4).batch(5).ids)
+    assert batch.ids.shape == (64, config.training.train_length) and (batch.ids[:, 0] == 0).all()
+    scored = batch.labels != IGNORED
+    assert scored.any(1).all() and batch.n_scored == int(scored.sum())
+    assert (batch.labels[:, :-1] == batch.ids[:, 1:])[scored[:, :-1]].all()  # what should follow is what follows
+    sizes = {task.size(length) for length in range(task.shortest, task.longest + 1)}
+    assert {int(row.nonzero().max()) + 1 for row in scored} <= sizes
+
+
+def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_training() -> None:
+    config = composed("data=task/copy", "experiment=tasks", "data.offset=8", "training.train_length=50")
+    batch = prepare(config.data, None).batches(config.training, seed=0).batch(0)
+    assert batch.positions is not None and set(batch.positions[:, 0].tolist()) == set(range(9))
+    assert int(batch.positions.max()) == 49
+    answer = batch.labels != IGNORED
+    assert (batch.positions.diff(dim=1)[answer[:, 1:]] == 1).all()
+    halves = batch.parts(2)
+    assert torch.equal(torch.cat([half.positions for half in halves]), batch.positions)  # type: ignore[misc]
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
+    measured = asked(Knows(), tasks.build("passkey"), "windowed=true")
+    rows = [row for row, _ in measured]
+    plain = [row for row in rows if row.task == "passkey" and not row.offset and row.kind == "plain"]
+    assert [row.problem_length for row in plain] == [4, 18, 32, 40, 48, 64, 128, 256]
+    assert [row.length_ratio for row in plain][2:] == [1, 1.25, 1.5, 2, 4, 8]
+    assert all((row.accuracy, row.exact_match, row.nll, row.perplexity) == (1, 1, 0.25, None) for row in rows)
+    assert {row.length for row in rows if row.kind == "windowed"} == {row.length for row in plain if row.length > 42}
+    assert [(row.problem_length, row.offset) for row in rows if row.offset] == [(32, 42)]
+    depths = {row.task for row in rows} - {"passkey"}
+    assert depths == {f"passkey:depth={depth}" for depth in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    assert len({row.key for row in rows}) == len(rows)
+    assert plain[0].targets_sha256 == asked(Knows(0.5), tasks.build("passkey"))[0][0].targets_sha256  # they pair
+
+
+def test_a_row_worked_by_hand() -> None:
+    """Two problems of two symbols: three answer tokens each, of which one is wrong."""
+
+    class OneWrong(Knows):
+        def answers(self, ids: Any, scored: Any, first: int) -> Answers:
+            assert scored.sum(1).tolist() == [len(ids[0]) // 2] * len(ids)
+            correct = np.full(int(scored.sum()), True)
+            correct[0] = False
+            return Answers(np.where(correct, 1.0, 3.0), correct)
+
+    task = tasks.build("copy", {"shortest": 2, "longest": 2, "vocabulary": 5})
+    row, blocks = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
+    assert (row.length, row.problem_length, row.offset, row.n_blocks, row.n_tokens) == (6, 2, 0, 2, 6)
+    assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, 8 / 6)
+    assert [(one.nll_sum, one.n_tokens, one.n_correct) for one in blocks] == [(5.0, 3, 2), (3.0, 3, 3)]
+    assert text.describe(row) == (
+        "problems_copy of length 2 (1x, 6 tokens): 83.3% of tokens right, 50.0% of problems, 1.3333 nats/token"
+    )
+
+
+def test_what_does_not_exist_is_an_undefined_row() -> None:
+    rows = [row for row, _ in asked(Knows(beyond=48), tasks.build("recall"), "evaluation.ratios=[1,1.25,16]")]
+    said = {row.problem_length: (row.status, row.reason) for row in rows if not row.offset}
+    assert said[8] == ("ok", None) and said[10] == ("undefined", "it ends there")
+    assert said[128][0] == "undefined" and "vocabulary" in str(said[128][1])
+
+
+# -- from end to end ---------------------------------------------------------------------------------------------------
+
+
+def _numbers(folder: pathlib.Path) -> list[dict[str, Any]]:
+    return [{**row.to_json(), "seconds": 0, "peak_memory_bytes": 0} for row in evaluation_rows(folder)]
+
+
+def test_a_run_on_a_task_from_the_command_line_and_continued(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert support.posbench("train", *TINY) == 0
+    printed = capsys.readouterr().out
+    assert "copy, trained at lengths 8 to 20" in printed and "Not learned" in printed and "perplexity" not in printed
+    (folder,) = pathlib.Path("outputs/tasks").glob("rope-s0-*")
+    rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
+    assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]
+    for row in rows:
+        own = blocks[row.blocks_key]
+        right, tokens = (sum(getattr(one, name) for one in own) for name in ("n_correct", "n_tokens"))
+        assert row.accuracy == pytest.approx(right / tokens) and len(own) == row.n_blocks == 16
+        assert row.exact_match == np.mean([one.n_correct == one.n_tokens for one in own])
+    assert rows[2].nll == pytest.approx(rows[4].nll, abs=1e-5)  # RoPE is relative: shifted, it is the same
+    validations = [line for line in read_jsonl(folder / "metrics.jsonl") if "validation/accuracy" in line]
+    assert [line["step"] for line in validations] == [5, 10]
+    assert all(0 <= line["validation/exact_match"] <= line["validation/accuracy"] <= 1 for line in validations)
+    tokenizer = tokenizer_of(folder)
+    assert tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3] and tokenizer.decode([5, 1]) == "s3 ="
+    assert support.posbench("evaluate", str(folder), "ratio=1,2,3", "extension=yarn") == 0
+    added = evaluation_rows(folder)[len(rows) :]
+    assert [(row.problem_length, row.extension) for row in added][:1] == [(60, None)]
+    assert {row.problem_length for row in added if row.extension} == {20, 40, 60}
+
+    whole = _numbers(folder)[: len(rows)], (folder / "checkpoint/step-00000010/model.safetensors").read_bytes()
+    again = tmp_path / "again" / folder.name
+    shutil.copytree(folder, again)
+    shutil.rmtree(again / "checkpoint/step-00000010")
+    for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
+        (again / name).unlink()
+    from posbench.runs.folder import load_config
+    from posbench.training.train import train
+
+    train(load_config(again), again, ["posbench", "train"])
+    assert (_numbers(again), (again / "checkpoint/step-00000010/model.safetensors").read_bytes()) == whole
+
+
+def test_the_fixed_problems_have_a_digest_that_options_change() -> None:
+    config = composed("data=task/copy", "experiment=tasks").data
+    record = problems.prepare(config).record
+    assert record["name"] == "copy" and record["task"]["longest"] == 20 and len(record["sha256"]) == 64
+    other = dataclasses.replace(config, task={**(config.task or {}), "vocabulary": 31})
+    assert problems.prepare(other).record["sha256"] != record["sha256"]
