@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
+from fake_tasks import Skill, task_config, write_task_run
 
 from posbench import report
-from posbench.report import figures, styles
+from posbench.report import figures, styles, task_figure
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 PAYLOAD = "\"'></th><img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>{{7*7}}"
@@ -71,6 +72,21 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder, configured(template, "rope", 0), Truth(3.7, 0.2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda group, summaries, folder: [])
+        report.main([folder])
+    return folder / "report" / "index.html"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a task: one scheme learns, of one some seeds do, one has not learned, one ends where trained."""
+    folder, config = tmp_path_factory.mktemp("outputs") / "fake", task_config(demo_config(), PAYLOAD)
+    for seed in range(3):
+        write_task_run(folder, config, "alibi", seed, Skill(1.0, (1.0, 0.9, 0.8 + 0.02 * seed, 0.7, 0.6)))
+        write_task_run(folder, config, "rope", seed, Skill(1.0 if seed else 0.6, (0.5, 0.4, 0.3, 0.2, 0.1)))
+        write_task_run(folder, config, "none", seed, Skill(0.82, steps=None))
+        write_task_run(folder, config, "learned", seed, Skill(1.0, ()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_figure, "save", lambda group, found, folder: [])
         report.main([folder])
     return folder / "report" / "index.html"
 
@@ -205,6 +221,34 @@ def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
     ActionChains(opened).move_to_element(spot).perform()
     readout = opened.find_element("css selector", ".readout").text
     assert readout.startswith("sinusoidal at 1024 tokens (16x): 5.") and "95 %" in readout
+
+
+def test_a_task_shows_every_seed_and_what_has_not_learned_is_hollow(browser: Any, tasks: Path) -> None:
+    browser.get_log("browser")
+    browser.get(tasks.as_uri())
+    lines = "return [...document.querySelectorAll('g.series')].map(g => [g.dataset.label, g.querySelectorAll('.curve')"
+    dots = "[...g.querySelectorAll('path:not(.curve)')].map(p => p.getAttribute('fill') !== 'var(--page)')"
+    drawn = {label: (n, seeds) for label, n, seeds in browser.execute_script(f"{lines}.length, {dots}])")}
+    assert {label: n for label, (n, _) in drawn.items()} == {
+        "alibi": 1,
+        "rope": 1,
+        "none, not learned": 0,
+        "learned": 1,
+    }
+    filled = {label: (sum(seeds), len(seeds)) for label, (_, seeds) in drawn.items()}
+    assert filled == {"alibi": (24, 24), "rope": (16, 24), "none, not learned": (0, 24), "learned": (9, 9)}
+    assert "answer tokens right, %" in all_texts(browser, "svg text")
+    click(browser, ".view", "whole answers")
+    assert "whole answers right, %" in all_texts(browser, "svg text")
+    click(browser, ".legend button", "alibi")
+    assert "alibi" not in [
+        str(e.get_attribute("data-label")) for e in browser.find_elements("css selector", "g.series")
+    ]
+    assert len(browser.find_elements("css selector", ".stop")) == 1
+    tops = "return [...document.querySelectorAll('g.name text')].map(e => e.getBoundingClientRect().top)"
+    heights = sorted(browser.execute_script(tops))
+    assert all(below - above >= 12 for above, below in itertools.pairwise(heights))
+    assert browser.title != "pwned" and browser.get_log("browser") == []
 
 
 def test_text_among_numbers_stands_where_they_stand(opened: Any) -> None:

@@ -24,13 +24,13 @@ from posbench.comparison.problems import Spread, Standing
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import answers
-from posbench.evaluation.answers import Answers, Place
+from posbench.evaluation.answers import TRAINED, Answers, Place
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.portrait import properties
 from posbench.report import figures, task_figure, task_page, task_tables
 from posbench.runs import finding
 
-TRAINED, DOUBLE = Place("", 1.0, 0), Place("", 2.0, 0)
+DOUBLE = Place("", 2.0, 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

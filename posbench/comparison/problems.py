@@ -17,10 +17,9 @@ import numpy as np
 from posbench.comparison import statistics
 from posbench.comparison.load import Group, RunData, Scheme
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM, Exact
-from posbench.evaluation.answers import Answer, Place
+from posbench.evaluation.answers import TRAINED, Answer, Place
 from posbench.evaluation.intervals import clopper_pearson
 
-TRAINED = Place("", 1.0, 0)  # the longest trained problems, as they were trained on
 ENDPOINTS = (2.0, 4.0)  # times those
 LEAST = 0.01  # of accuracy: less is not called better or worse
 ALPHA = 0.05

@@ -36,6 +36,9 @@ class Place(NamedTuple):
     offset: int  # that all positions were shifted by
 
 
+TRAINED = Place("", 1.0, 0)  # the longest trained problems, as they were trained on
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer:
     """The answers at one place."""

@@ -11,9 +11,7 @@ from typing import Any
 from posbench.comparison import problems
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.problems import At, Standing
-from posbench.evaluation import answers
 from posbench.evaluation.answers import Answer, Place
-from posbench.evaluation.headline import headline
 from posbench.report import text
 from posbench.runs.rows import COLUMNS
 
@@ -47,7 +45,7 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     names = {run.folder: {**_names(run), "label": labels[run.folder], "set": sets[run.folder]} for run in runs}
     on_tasks = [group for group in groups if group.task is not None]
     lines = [{**_facts(run), **names[run.folder]} for run in runs]
-    measured = list(dict.fromkeys(name for run in runs if run.answers for name in answers.headline(run.answers)))
+    measured = dict.fromkeys(name for run in runs if run.answers for name in run.headline if name not in _HEADLINE)
     text.write(folder / "runs.csv", text.csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
     rows = ({**row.to_json(), **names[run.folder]} for run in runs for row in run.rows)
     columns = [column for column in COLUMNS if on_tasks or column not in _OF_TASKS]
@@ -130,8 +128,7 @@ def _facts(run: RunData) -> dict[str, Any]:
     data = run.record.get("data")
     return {
         **run.record,
-        **headline(run.levels, run.config.training.train_length),
-        **(answers.headline(run.answers) if run.answers else {}),
+        **run.headline,
         "task": run.config.data.task and run.config.data.task.get("name"),
         "study": run.config.study,
         "parameters": run.parameters("total"),

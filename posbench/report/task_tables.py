@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from posbench.comparison import problems
 from posbench.comparison.load import Group, RunData
-from posbench.comparison.problems import ENDPOINTS, TRAINED, At, Spread, Standing, Tested
+from posbench.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.evaluation.answers import GATE, Answer, Place
+from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.tables import Table, Value
 

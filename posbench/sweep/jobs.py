@@ -18,10 +18,11 @@ from posbench.config.schema import Config, to_container
 from posbench.config.shipped import chosen
 from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
+from posbench.evaluation.answers import PROTOCOL, TRAINED, place_of
 from posbench.evaluation.check import check
 from posbench.runs.folder import load_config, load_record, refuse_secrets
 from posbench.runs.jsonl import number
-from posbench.runs.rows import PLAIN, evaluation_rows
+from posbench.runs.rows import PLAIN, EvaluationRow, evaluation_rows
 
 FINAL = ("done", "failed", "stopped")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
@@ -211,11 +212,19 @@ def total_steps(job: Job) -> int:
 
 def nll_in_distribution(job: Job) -> float | None:
     """Nll in nats per token at the training length, by the first protocol asked for; None where there is none."""
-    settings, length = job.config.evaluation, job.config.training.train_length
+    row = in_distribution(job)
+    return None if row is None else row.nll
+
+
+def in_distribution(job: Job) -> EvaluationRow | None:
+    """The row at the training length, or of a task at the longest trained problems; None where there is none."""
+    settings = job.config.evaluation
     try:
         rows = evaluation_rows(job.folder)
     except UserError:
         return None
-    plain = [row for row in rows if row.measured and row.kind == PLAIN and row.task is None]
-    wanted = (settings.protocols[0], length, settings.split)
-    return next((row.nll for row in plain if (row.protocol, row.length, row.split) == wanted), None)
+    own = [row for row in rows if row.measured and row.kind == PLAIN and row.split == settings.split]
+    if job.config.data.task is not None:
+        return next((row for row in own if row.protocol == PROTOCOL and place_of(row) == TRAINED), None)
+    wanted = (settings.protocols[0], job.config.training.train_length, None)
+    return next((row for row in own if (row.protocol, row.length, row.task) == wanted), None)

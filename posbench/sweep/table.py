@@ -132,8 +132,10 @@ def _own(job: Job, todo: list[Job]) -> str:
 
 def _details(job: Job, now: Status) -> str:
     if now.name == "done":
-        nll = jobs.nll_in_distribution(job)
-        return "" if nll is None else f": {nll:.4f} nats/token at {job.config.training.train_length} tokens"
+        row = jobs.in_distribution(job)
+        if row is not None and row.accuracy is not None:
+            return f": {row.accuracy:.1%} of tokens right at problem length {row.problem_length}"
+        return "" if row is None else f": {row.nll:.4f} nats/token at {job.config.training.train_length} tokens"
     return f" ({now.reason}): {exits.one_line(now.message or '')}" if now.reason else ""
 
 
