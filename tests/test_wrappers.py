@@ -335,6 +335,21 @@ def test_a_wrapper_in_a_layer_is_under_the_window_that_the_layer_is_given(entry:
         assert not torch.allclose(windowed, attention(free, q, k, v, x, counting(), layer))
 
 
+def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> None:
+    encoding = encodings.build("shape", SHAPE, {"shift": 7})
+    ids = torch.zeros(3, 30, dtype=torch.long)
+    first, again = (encoding.positions(ids, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert first.shape == (1, 30) and torch.equal(first, again) and (first.diff() == 1).all()
+    stream = torch.Generator().manual_seed(0)
+    starts = {int(encoding.positions(ids, stream)[0, 0]) for _ in range(200)}
+    assert starts == set(range(7))
+    assert torch.equal(encoding.eval().positions(ids, None), 7 + torch.arange(30)[None])
+    learned = encodings.build("shape", SHAPE, {"shift": 7, "inner": "learned"})
+    assert learned.max_length == 32 and learned.get_parameter("inners.0.table").shape == (39, SHAPE.d_model)
+    longest = learned.eval().positions(torch.zeros(1, 32, dtype=torch.long), None)
+    assert learned.embed(torch.zeros(1, 32, SHAPE.d_model), longest).isfinite().all()
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +362,8 @@ def test_a_wrapper_in_a_layer_is_under_the_window_that_the_layer_is_given(entry:
         ("randomized", {"inner": "rop"}, "encoding.inner_options: unknown encoding 'rop': did you mean 'rope'?"),
         ("randomized", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself"),
         ("randomized", {"max_length": 8}, "encoding.max_length is 8 for 'randomized': expected at least train_length"),
+        ("shape", {"shift": 0}, "encoding.shift is 0 for 'shape': expected a number of tokens from 1 to 16,777,216"),
+        ("shape", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself: expected"),
         ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),
         ("layered", {"layers": [{"nam": "rope"}]}, "encoding.layers[0] is {'nam': 'rope'}: expected a name"),
         ("layered", {"layers": [{"name": "rope"}, {"name": "t5", "num_buckets": 1}]},
