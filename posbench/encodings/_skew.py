@@ -8,8 +8,6 @@ vector passes through those: so many products with one matrix as the largest pos
 at which the exponential exists as well, are refused.
 """
 
-import itertools
-
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +45,7 @@ class Skew(Encoding):
     def _generator(self, layer: int) -> Tensor:
         """A / L by blocks: (1|H, N, b, b) fp64, where its exponentials are made."""
         above = self.above[layer].to(rotary.has_fp64(self.above.device)).double()
-        row, column = torch.tensor(list(itertools.combinations(range(self.block), 2)), device=above.device).T
+        row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
         generator[..., row, column] = above
         return (generator - generator.mT) / self.shape.train_length
