@@ -177,7 +177,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "sync RUN tracking.mode=": ["tracking.mode=auto", "tracking.mode=online", "tracking.mode=offline"],
         "show out": ["outputs/study"],
         "show al": ["alibi"],
-        "bench fo": ["fope", "fox"],
+        "bench fo": ["fope", "fox", "fox_pro"],
         "properties t": ["t5", "temperature", "transformer_xl", "tupe"],
     }.items(),
 )
