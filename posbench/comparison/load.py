@@ -252,8 +252,7 @@ def _asked(run: RunData) -> dict[str, Any]:
     plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
     settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
     if run.config.data.task is not None:
-        task = flat({"data.task": run.config.data.task, "data.offset": run.config.data.offset})
-        settings |= {key: value for key, value in task.items() if key != "data.task.name"}
+        settings |= flat({"data.task": run.config.data.task, "data.offset": run.config.data.offset})
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
 

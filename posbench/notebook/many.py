@@ -24,7 +24,6 @@ _KNOWN = (
     "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
     "data",
 )  # fmt: skip
-_ORDER = ("learned", "steps_to_gate", "nll", "rise", "reach", "accuracy", "exact_match")
 
 
 def runs(*paths: str | Path) -> pd.DataFrame:
@@ -109,6 +108,7 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
 
 
 def _measure_order(name: str) -> tuple[int, float]:
-    """What was learned; nll by length, then rises by length, then the reach; then answers by length."""
-    kind = next(kind for kind in _ORDER if name.startswith(kind))
-    return _ORDER.index(kind), float(name.removeprefix(kind).strip("_x") or 0)
+    """nll by length, then rises by length, then the reach; of tasks whether it learned, and answers by length."""
+    kind, _, ratio = name.rpartition("_") if name.endswith("x") else (name, "", "")
+    order = ("nll", "rise", "reach", "learned", "steps_to_gate", "accuracy", "exact_match")
+    return order.index(kind), float(ratio.rstrip("x") or 0)
