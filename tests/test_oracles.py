@@ -1,9 +1,12 @@
-"""Every scheme against an implementation that none of us wrote, in values and in gradients (see tests/oracles)."""
+"""Every scheme against an implementation that none of us wrote, in values and in gradients (see tests/oracles).
+
+`--junitxml=FILE` has the worst difference of each comparison, which scripts/catalogue.py makes a table of.
+"""
 
 import ast
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,7 +63,9 @@ def _comparisons() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "setting"), list(_comparisons()))
 def test_scheme_equals_its_oracle_in_values_and_gradients(
-    case: tuple[str, dict[str, Any]], setting: tuple[int, int, int, str, int]
+    case: tuple[str, dict[str, Any]],
+    setting: tuple[int, int, int, str, int],
+    record_property: Callable[[str, object], None],
 ) -> None:
     name, options = case
     length, heads, width, kind, seed = setting
@@ -70,6 +75,7 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
     encoding = schemes.build(name, options, shape, seed)
     completed = schemes.completed(name, options, shape)
     positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
+    worst = {"values": 0.0, "gradients": 0.0}
     for causal in getattr(oracle, "CAUSAL", (True, False)):
         ours = _Inputs(encoding, length, seed, torch.float32)
         theirs = _Inputs(encoding, length, seed, getattr(oracle, "DTYPE", torch.float32))
@@ -78,14 +84,20 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
         actual = {key: _ours(key, encoding, ours, positions, seed, causal) for key in expected}
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
         for key, value in expected.items():
-            close(actual[key], _comparable(key, value, causal, actual[key].shape), f"{name}: {key}", **tolerance)
+            value = _comparable(key, value, causal, actual[key].shape)
+            differs = close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
+            worst["values"] = max(worst["values"], differs)
         ours.backward(actual)
         theirs.backward({k: _comparable(k, value, causal, actual[k].shape) for k, value in expected.items()})
         ours.take_gradients_of(encoding)
         # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large terms that cancel.
-        scale = max([1.0, *(float(gradient.abs().max()) for gradient in theirs.gradients().values())])
+        scale = max(map(largest, theirs.gradients().values()))
         for key, gradient in theirs.gradients().items():
-            close(ours.gradients()[key], gradient, f"{name}: gradient of {key}", atol=2e-5 * scale, rtol=1e-4)
+            what = f"{name}: gradient of {key}"
+            differs = close(ours.gradients()[key], gradient, what, scale, atol=2e-5, rtol=1e-4)
+            worst["gradients"] = max(worst["gradients"], differs)
+    for key, value in {"scheme": name, **worst}.items():
+        record_property(key, value)
 
 
 class _Inputs:
@@ -145,10 +157,15 @@ def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Ten
     return (value - value[..., :1]).masked_fill(hidden, 0)
 
 
-def close(actual: Tensor, expected: Tensor, what: str, atol: float, rtol: float) -> None:
+def largest(value: Tensor) -> float:
+    """What differences are measured by: the largest entry, or 1 where that is less."""
+    return max(1.0, float(value.detach().abs().max()))
+
+
+def close(actual: Tensor, expected: Tensor, what: str, scale: float, atol: float, rtol: float) -> float:
+    """Their largest difference in units of `scale`, as `atol` is; it is within the tolerance."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} against {tuple(expected.shape)}"
-    scale = max(1.0, float(expected.detach().abs().max()))
     assert math.isfinite(scale), what
-    torch.testing.assert_close(
-        actual.double(), expected.double(), atol=atol * scale, rtol=rtol, msg=lambda text: f"{what}: {text}"
-    )
+    actual, expected = actual.detach().double(), expected.detach().double()
+    torch.testing.assert_close(actual, expected, atol=atol * scale, rtol=rtol, msg=lambda text: f"{what}: {text}")
+    return float((actual - expected).abs().max()) / scale
