@@ -37,6 +37,8 @@ NOT_RUN = {
     "pipx ": "takes packages from the network",
     "scripts/slurm_local.sh": "needs root and a machine of its own; tests/slow/test_slurm.py starts and stops it",
     "torchrun": "starts several processes; tests/slow/test_launch.py does",
+    "python -m pytest": "tests do not run tests",
+    "python scripts/catalogue.py": "reads runs of hours; the test of its tables has two runs of milliseconds",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -206,6 +208,40 @@ def test_every_encoding_has_a_page_with_its_facts(written: Path) -> None:
 def test_every_encoding_has_a_picture_of_posbenchs_own(site: Any, tmp_path: Path) -> None:
     site.encoding_pages.draw("alibi", tmp_path)
     assert (tmp_path / "alibi.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_say(
+    site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = importlib.import_module("catalogue")
+    monkeypatch.chdir(tmp_path)
+    support.write_text()
+    tiny = ["study=catalogue", *SMALL, "evaluation.ratios=[1,4,16]"]
+    sets = [[*tiny, f"encoding={name}"] for name in ("rope", "learned", "layered/smollm3", "fox")]
+    for one in sets[:3]:
+        assert support.posbench("train", *one) == 0
+    monkeypatch.setattr(jobs, "read_sets", lambda name, overrides: sets)
+    found = catalogue.runs(Path("outputs/catalogue"))
+    assert [name for name, run in found.items() if run] == ["rope", "learned", "layered/smollm3"]
+    assert catalogue.not_finite(found) == []
+    case = (
+        '<testcase><property name="scheme" value="{}"/>'
+        '<property name="values" value="{}"/><property name="gradients" value="{}"/></testcase>'
+    )
+    told = [("rope", 1e-6, 3e-6), ("rope", 2e-6, 1e-6), ("learned", 0.0, 0.0)]
+    Path("oracles.xml").write_text(f"<suite>{''.join(case.format(*one) for one in told)}<testcase/></suite>")
+    text = catalogue.page(found, catalogue.errors(Path("oracles.xml")), {"rope": 12345.6})
+    assert "3 of 4 runs are in the tables. Not run yet: `fox`." in text
+    rows = {cells[1]: cells[2:-1] for line in text.splitlines() if len(cells := re.split(r" ?\| ?", line)) > 8}
+    (rope,) = [cells for name, cells in rows.items() if name.startswith("[`rope`]")]
+    base, rise, far = map(float, rope[1:4])
+    levels = {level.row.length_ratio: level.nll for (kind, _), level in found["rope"].levels.items() if kind == "plain"}
+    assert (base, rise, far) == pytest.approx([levels[1], levels[4] - levels[1], levels[16] - levels[1]], abs=6e-4)
+    assert rope[0] == "0" and rope[4] == "12,346" and rope[6:] == ["2e-06", "3e-06"]
+    (learned,) = [cells for name, cells in rows.items() if name.startswith("[`learned`]")]
+    assert learned[2:4] == ["undefined", "undefined"] and learned[6:] == ["0", "0"]
+    (smollm3,) = [cells for name, cells in rows.items() if name.startswith("[`layered/smollm3`]")]
+    assert smollm3[5:] == ["as `layered`", "", ""]
 
 
 def test_properties_are_measured_for_the_pages(site: Any) -> None:

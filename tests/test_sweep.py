@@ -96,6 +96,14 @@ def test_every_sweep_file_composes(name: str) -> None:
     assert {job.config.study for job in found} == {name}
 
 
+def test_the_catalogue_has_every_encoding_and_every_pattern_of_layers() -> None:
+    found = compose.combinations(jobs.read_sets("catalogue", []))
+    chosen = [word.removeprefix("encoding=") for overrides, _ in found for word in overrides if "encoding=" in word]
+    files = [path.relative_to(configs_dir() / "encoding") for path in (configs_dir() / "encoding").rglob("*.yaml")]
+    assert sorted(chosen) == sorted(str(path.with_suffix("")) for path in files)
+    assert {config.seed for _, config in found} == {0}
+
+
 def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
     sets = jobs.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
     found = jobs.expand(sets)

@@ -1,0 +1,205 @@
+"""Write docs/catalogue.md, the tables of all encodings, from their runs and from the comparison with their oracles:
+
+    posbench sweep sweep=catalogue
+    python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
+    python scripts/catalogue.py outputs/catalogue build/oracles.xml
+
+Whatever is not there yet is said in the tables. With `--speeds FILE`, which `posbench bench ... --json` printed, they
+have a column of speeds.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from posbench.cli import listing
+from posbench.comparison import load
+from posbench.config import compose
+from posbench.errors import UserError
+from posbench.evaluation.headline import Level
+from posbench.portrait import places
+from posbench.runs.rows import PLAIN
+from posbench.sweep import jobs
+
+PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
+SWEEP = "catalogue"
+RATIOS = (4, 16)  # training lengths whose rise is shown
+SAYS_NOTHING = 0.05  # nats per token, of a difference between single seeds
+
+
+class Errors(NamedTuple):
+    """The largest differences from an oracle over all comparisons."""
+
+    values: float
+    gradients: float
+
+
+def errors(path: Path) -> dict[str, Errors]:
+    """By encoding, from the report that pytest wrote about tests/test_oracles.py."""
+    found: dict[str, Errors] = {}
+    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - our own file
+        told = {one.get("name"): str(one.get("value")) for one in case.iter("property")}
+        if "scheme" in told:
+            before = found.get(told["scheme"], Errors(0.0, 0.0))
+            found[told["scheme"]] = Errors(*(max(getattr(before, key), float(told[key])) for key in Errors._fields))
+    return found
+
+
+def runs(folder: Path) -> dict[str, load.RunData | None]:
+    """The runs of the sweep by what `encoding=` chose; None where there is none yet, or one that has not ended."""
+    found: dict[str, load.RunData | None] = {}
+    for overrides, config in compose.combinations(jobs.read_sets(SWEEP, [])):
+        (name,) = (given.partition("=")[2] for given in overrides if given.startswith("encoding="))
+        try:
+            run = load.read(folder / jobs.job_of(overrides, config).id)
+        except UserError:
+            run = None
+        found[name] = run if run and run.done else None
+    return found
+
+
+def not_finite(all_runs: dict[str, load.RunData | None]) -> list[str]:
+    """Runs with a number that is none: there should be no such."""
+    return [name for name, run in all_runs.items() if run and any(x.status == "failed" for x in run.levels.values())]
+
+
+def page(all_runs: dict[str, load.RunData | None], worst: dict[str, Errors], speeds: dict[str, float]) -> str:
+    done = [run for run in all_runs.values() if run]
+    if not done:
+        raise SystemExit(f"no run of sweep={SWEEP} is there")
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in all_runs:
+        families[places.family(name.partition("/")[0])].append(name)
+    parts = [_introduction(all_runs, done)]
+    for family in places.FAMILIES:
+        if members := families.get(family):
+            ordered = sorted(members, key=lambda name: _nll(all_runs[name]) or math.inf)
+            rows = [_row(name, all_runs[name], worst, speeds) for name in ordered]
+            parts.append(f"## Acts on: {family}\n\n" + _table(rows, bool(speeds)))
+    return "\n".join(parts)
+
+
+def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunData]) -> str:
+    first = done[0]
+    at_1x = next(level.row for (kind, _), level in sorted(first.levels.items()) if kind == PLAIN)
+    missing = [f"`{name}`" for name, run in all_runs.items() if run is None]
+    versions = first.record.get("versions", {})
+    return _TEXT.format(
+        tokens=f"{first.config.training.tokens:,}",
+        length=first.config.training.train_length,
+        bigram=f"{at_1x.bigram_nll:.3f}",
+        seed=first.config.seed,
+        nothing=SAYS_NOTHING,
+        python=versions.get("python"),
+        torch=str(versions.get("torch")).partition("+")[0],
+        dtype=at_1x.dtype,
+        day=max(str(run.record["attempts"][-1]["ended"])[:10] for run in done),
+        runs=len(done),
+        all=len(all_runs),
+        missing=f" Not run yet: {', '.join(missing)}." if missing else "",
+    )
+
+
+def _row(name: str, run: load.RunData | None, worst: dict[str, Errors], speeds: dict[str, float]) -> list[str]:
+    own = name.partition("/")[0]
+    parameters = None if run is None else run.parameters("encoding")
+    checked = "as `layered`" if own != name else str(listing.describe(own)["checked_against"]).rstrip(".")
+    return [
+        f"[`{name}`](../posbench/encodings/{own}.py)",
+        "" if parameters is None else f"{parameters:,}",
+        *_figures(run),
+        *([f"{speeds[name]:,.0f}" if name in speeds else ""] if speeds else []),
+        checked,
+        *(f"{error:.0e}" if error else "0" for error in worst.get(own, ())),
+        *([""] * (2 - len(worst.get(own, ())))),
+    ]
+
+
+def _figures(run: load.RunData | None) -> Iterator[str]:
+    """nll at the training length, and what it rises by beyond."""
+    base = _nll(run)
+    yield "" if base is None else f"{base:.3f}"
+    for ratio in RATIOS:
+        level = _level(run, ratio)
+        if level is None:
+            yield ""
+        elif level.nll is None or base is None:
+            yield level.status
+        else:
+            yield f"{level.nll - base:+.3f}"
+
+
+def _level(run: load.RunData | None, ratio: int) -> Level | None:
+    return run.levels.get((PLAIN, ratio * run.config.training.train_length)) if run else None
+
+
+def _nll(run: load.RunData | None) -> float | None:
+    level = _level(run, 1)
+    return level.nll if level else None
+
+
+def _table(rows: list[list[str]], with_speeds: bool) -> str:
+    speed = ["tokens/s"] if with_speeds else []
+    rises = [f"rise at {ratio}x" for ratio in RATIOS]
+    columns = ["encoding", "parameters", "nll at 1x", *rises, *speed, "checked against", "values", "gradients"]
+    left = ("encoding", "checked against")
+    lines = [columns, ["---" if column in left else "---:" for column in columns], *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def measured_speeds(path: Path) -> dict[str, float]:
+    """Tokens per second of training, from what `posbench bench` printed as JSON."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return {row["encoding"]: row["train_tokens_per_second"] for row in rows}
+
+
+_TEXT = """# Catalogue
+
+Every encoding and every pattern of layers, trained once each at demo size, by where it acts on the forward pass and
+within a family by its loss. Made by these three commands:
+
+```console
+posbench sweep sweep=catalogue
+python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
+python scripts/catalogue.py outputs/catalogue build/oracles.xml
+```
+
+{tokens} tokens of the built-in corpus at {length} tokens of context, seed {seed}, on two CPU cores without a GPU, a run
+on one of them: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} runs are in the tables.{missing}
+
+**One seed: differences under {nothing} nats say nothing**, nor does the order of rows that are so near. A bigram model
+of the training tokens has {bigram} nats per token on the same targets; what is above it at 1x has learned next to
+nothing of context, and its rise is not to be read. All have one learning rate, which suits some better than others
+([the protocol](protocol.md) says how each gets its own), and five seeds are what a verdict takes
+([results](results.md)).
+
+- parameters: those of the encoding, at demo size.
+- nll at 1x: nats per token at the training length, `fixed_target`; rise: what the same target tokens cost more with 4
+  and 16 times the context. `undefined`: the encoding ends before.
+- checked against: what none of us wrote, or plain loops from the paper. Values and gradients: the largest difference
+  from it over all settings of tests/test_oracles.py, with random parameters, in fp32; in units of a setting's largest
+  value, and of its largest gradient, or of 1 where that is less.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the study's folder, outputs/catalogue")
+    parser.add_argument("oracles", type=Path, help="what pytest wrote about tests/test_oracles.py")
+    parser.add_argument("--speeds", type=Path, help="what posbench bench printed as JSON")
+    arguments = parser.parse_args()
+    all_runs = runs(arguments.runs)
+    speeds = measured_speeds(arguments.speeds) if arguments.speeds else {}
+    PAGE.write_text(page(all_runs, errors(arguments.oracles), speeds), encoding="utf-8")
+    if broken := not_finite(all_runs):
+        sys.exit(f"not a number: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    main()
