@@ -1,7 +1,6 @@
 """An exported run is the run by transformers alone: its logits, tokens and curve; what cannot be so is refused."""
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -21,15 +20,9 @@ import posbench
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, from_container, to_container
 from posbench.data import tokenizer as tokenizers
-from posbench.data import tokens as data
 from posbench.errors import UserError
-from posbench.evaluation import job
-from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Floats, Varied
-from posbench.evaluation.variants import Variant
 from posbench.huggingface import architectures, export, parity, rotary
 from posbench.model import build
-from posbench.processes import World
 from posbench.runs import checkpoint
 from posbench.runs.folder import load_config
 from posbench.runs.names import TOKENIZER
@@ -147,64 +140,28 @@ def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
 # -- the run's own curve -----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """An exported folder as the subject of an evaluation, by nothing but what its card says."""
-
-    folder: Path
-    name: str
-    train_length: int
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    @functools.cached_property
-    def model(self) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, **self.settings)
-
-    @torch.inference_mode()
-    def nll(self, ids: Integers, scored: int, first: int) -> Floats:
-        windows = torch.from_numpy(ids)
-        logits = self.model(windows[:, :-1]).logits[:, -scored:]
-        nll = torch.nn.functional.cross_entropy(logits.mT, windows[:, -scored:], reduction="none")
-        return nll.double().numpy()
-
-    def varied(self, variant: Variant, length: int) -> Varied:
-        assert variant.window is None
-        config = json.loads((self.folder / "config.json").read_text())
-        settings = {"max_seq_len": length} if config["model_type"] == "mpt" else {}
-        if variant.extension is not None:
-            yarn = {
-                "rope_type": variant.extension,
-                "factor": length / self.train_length,
-                "original_max_position_embeddings": self.train_length,
-            }
-            settings["rope_parameters"] = config["rope_parameters"] | yarn
-        return Varied(dataclasses.replace(self, settings=settings), {} if variant.extension else None)
-
-
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
 def test_the_curve_is_that_of_the_run(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    extensions = ["evaluation.extensions=[yarn]"] if encoding == "rope" else []
-    run = posbench.train(
-        [
-            *support.TINY, f"encoding={encoding}", "data.path=text.txt", "training.tokens=4096", "runtime.cache=cache",
-            "training.precision=fp32", "evaluation.ratios=[1,2,8]", "evaluation.windowed=false", *extensions,
-        ]
-    )  # fmt: skip
-    export.export(run.folder, tmp_path / "out")
-    config = load_config(run.folder)
-    tokens = data.prepare(config.data, Path("cache"))
-    own = job.evaluation_of(run.folder.name, run.model(), tokens, config, 64, torch.device("cpu"), World())
-    theirs = dataclasses.replace(own, subject=Exported(tmp_path / "out", encoding, 16))
-    again = {row.key: row for row, _ in job.evaluated(theirs, [])}
-    before = {row.key: row for row in evaluation_rows(run.folder)}
-    assert again.keys() == before.keys() and len(again) == (9 if extensions else 6)
-    for key, row in before.items():
-        assert row.nll == pytest.approx(again[key].nll, abs=1e-6), key
-    page = (tmp_path / "out" / "README.md").read_text()
+    text = ["data=text", "data.path=text.txt", "data.tokenizer=bytes"]
+    asked = ["evaluation.targets=8", "evaluation.blocks=8", "evaluation.windowed=false", "evaluation.ratios=[1,2,8]"]
+    asked += ["evaluation.extensions=[yarn]"] if encoding == "rope" else []
+    tiny = [one.replace("train_length=16", "train_length=32") for one in support.TINY if not one.startswith("data")]
+    tiny = [one for one in tiny if not one.startswith("evaluation.")]
+    made = [*tiny, f"encoding={encoding}", *text, "training.tokens=4096", "runtime.cache=cache"]
+    run = posbench.train([*made, "training.precision=fp32", *asked])
+    assert support.posbench("export", str(run.folder), "out") == 0
+    assert support.posbench("evaluate", "out", *text[:2], *asked, "evaluation.precision=fp32") == 0
+    (again,) = Path("outputs/models").glob("out-*")
+    theirs = {row.key._replace(checkpoint_step=0): row for row in evaluation_rows(again)}
+    ours = {row.key._replace(checkpoint_step=0): row for row in evaluation_rows(run.folder)}
+    assert theirs.keys() == ours.keys() and len(ours) == (9 if encoding == "rope" else 6)
+    for key, row in ours.items():
+        assert row.nll == pytest.approx(theirs[key].nll, abs=1e-6), key
+    page = Path("out", "README.md").read_text()
     shown = re.findall(r"^\| `.*$", page, flags=re.M)
-    assert [line.split(" | ")[3] for line in shown] == [f"{row.nll:.4f}" for row in before.values()]
+    assert [line.split(" | ")[3] for line in shown] == [f"{row.nll:.4f}" for row in ours.values()]
 
 
 # -- what must not pass ------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from posbench.evaluation.headline import headline_split
 from posbench.huggingface import parity
 from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.card import card
+from posbench.huggingface.library import quiet, transformers
 from posbench.huggingface.parity import Agreement
 from posbench.runs import checkpoint
 from posbench.runs.facts import versions
@@ -49,7 +50,7 @@ def export(run: Path, folder: Path) -> list[Agreement]:
     """
     config, tokenizer = load_config(run), tokenizer_of(run)
     _refuse_taken(folder)
-    parity.library()
+    transformers()
     size.refuse_too_large(config, "cpu", "build")
     step, weights = checkpoint.load_model(run)
     model = with_weights(run, config, tokenizer, weights).eval()
@@ -110,8 +111,8 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
     import safetensors.torch
 
     separator = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
-    with parity.quiet():
-        config = parity.library().AutoConfig.for_model(
+    with quiet():
+        config = transformers().AutoConfig.for_model(
             made.kind,
             **made.settings,
             **separator,
@@ -122,7 +123,7 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
             dtype="float32",
         )
         config.save_pretrained(new)
-        parity.library().GenerationConfig(**separator).save_pretrained(new)
+        transformers().GenerationConfig(**separator).save_pretrained(new)
     files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
 
 
@@ -148,7 +149,7 @@ def _parity(record: dict[str, Any], config: Config, made: Stock, step: int, foun
         "architecture": made.architecture,
         "checkpoint_step": step,
         "train_length": config.training.train_length,
-        "versions": {**versions(), "transformers": parity.library().__version__},
+        "versions": {**versions(), "transformers": transformers().__version__},
         "device": "cpu",
         "dtype": "fp32",
         "differences": [{**dataclasses.asdict(one), "limit": one.limit} for one in found],

@@ -61,7 +61,7 @@ def configuration(checkpoint: Checkpoint, longest: int) -> Any:
     known = {*own, *kind.attribute_map, *_COMMON, *_EARLIER}
     given = {key: value for key, value in checkpoint.config.items() if key in known}
     try:
-        with _quiet():
+        with quiet():
             made = kind(**given)
     except Exception as error:  # of whatever kind a check of the library raises
         raise UserError(f"{checkpoint.folder}: transformers refuses its configuration: {_line(error)}") from None
@@ -79,7 +79,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
     """
     kind = getattr(transformers(), checkpoint.family.model)
     try:
-        with _quiet():
+        with quiet():
             model, found = kind.from_pretrained(
                 None,
                 config=config,
@@ -130,7 +130,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
         raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
     kind = getattr(transformers(), checkpoint.family.model)
     try:
-        with _quiet(), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             numbers = sum(parameter.numel() for parameter in kind(config).parameters())
     except Exception as error:
         raise UserError(f"{checkpoint.folder}: transformers cannot build it: {_line(error)}") from None
@@ -153,7 +153,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the library's reports and bars: what they say is in the one line that comes of it."""
     logger, shown = logging.getLogger("transformers"), transformers().utils.logging
     level, bars = logger.level, shown.is_progress_bar_enabled()

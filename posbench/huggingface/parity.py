@@ -8,10 +8,8 @@ penalties, in fp32, which rounds a number by up to 2^-24 of its size, where ours
 logit, times the length, is allowed where it is more.
 """
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
 from posbench.huggingface.architectures import Stock
+from posbench.huggingface.library import quiet, transformers
 from posbench.model import GPT
 from posbench.randomness import generator
 
@@ -46,19 +45,6 @@ class Agreement:
     @property
     def holds(self) -> bool:
         return self.difference <= self.limit  # NaN holds nowhere
-
-
-def library() -> Any:
-    """transformers, which is asked for as little as can be.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("export needs transformers, to read what it wrote: pip install 'posbench[hf]'") from None
-    return transformers
 
 
 @torch.inference_mode()
@@ -92,7 +78,7 @@ def refuse_difference(found: list[Agreement]) -> None:
 def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
     """Raise UserError if the tokenizer in a folder makes other tokens of a text than the run's does."""
     with quiet():
-        theirs = library().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        theirs = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
         found = theirs(_TEXT)["input_ids"]
     if found != tokenizer.encode([_TEXT])[0].tolist():
         raise UserError("transformers makes other tokens of a text than the run's tokenizer; nothing was written")
@@ -109,7 +95,7 @@ def _lengths(model: GPT, stock: Stock, train_length: int) -> list[int]:
 
 def _read(folder: Path, settings: dict[str, Any]) -> Any:
     with quiet():
-        model, told = library().AutoModelForCausalLM.from_pretrained(
+        model, told = transformers().AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
@@ -122,18 +108,3 @@ def _read(folder: Path, settings: dict[str, Any]) -> Any:
     if wrong:
         raise UserError(f"transformers reads the exported weights otherwise: {wrong}; nothing was written")
     return model.eval()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bar and no advice while this lasts."""
-    logging = library().utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
