@@ -52,7 +52,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mpt": ("MptConfig", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
 }  # fmt: skip
-ROTARY = tuple(kind for kind in MODELS if kind not in ("gpt2", "opt", "bloom", "mpt"))
 
 
 def configuration(kind: str, **more: Any) -> Any:
