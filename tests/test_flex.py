@@ -61,6 +61,7 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
         ("alibi", {}, "by_distance"),
         ("t5", {"max_distance": 64}, "by_distance"),
         ("fox", {}, "decayed"),
+        ("grape_a", {}, "sloped"),
         ("fire", {}, "laid_out"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.bias import Bias, Decay, Dense, Near, Sunk, Table
+from posbench.kernels.bias import Bias, Decay, Dense, Near, Slopes, Sunk, Table
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:
@@ -31,7 +31,14 @@ BLOCK = 128  # queries, and keys, of which the mask says at once whether they se
 MIN_LENGTH = BLOCK  # below it, another kernel of FlexAttention's would be compiled, for single queries
 MIN_WIDTH = 16  # channels of a head that it takes
 LARGEST_TABLE = 2**28  # numbers of a `Dense` bias that is laid out, H x T x T; above it, tiles make it as they go
-KINDS: dict[type, tuple[int, ...]] = {Bias: (), Table: (2, 200), Decay: (2, 2, 200), Dense: (2, 200)}
+# Biases that it is for, and sizes of what they hold in the check: two sequences and heads, 200 tokens.
+KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
+    Bias: (),
+    Table: ((2, 200),),
+    Decay: ((2, 2, 200),),
+    Slopes: ((2, 2, 200), (2, 2, 200)),
+    Dense: ((2, 200),),
+}
 _TOLERANCE = 2e-3  # relative; the products of the check are fp32, or TF32 where a user has switched that on
 
 
@@ -45,13 +52,13 @@ def takes(v: Tensor, added: Bias | Near | Sunk | None, window: int | None = None
     if not serves(v.device) or v.dtype == torch.float64:
         return False
     _, heads, length, width = v.shape
-    if isinstance(added, Near | Sunk) or length < MIN_LENGTH or width < MIN_WIDTH:
+    kind: type = Bias if added is None else type(added)
+    if kind not in KINDS or length < MIN_LENGTH or width < MIN_WIDTH:
         return False
     if added is None and not sinks and (window is None or window >= length):
         return False  # nothing acts on the logits: fused attention is faster
     if isinstance(added, Dense) and heads * length**2 > LARGEST_TABLE:
         return False
-    kind: type = type(added or Bias())
     return is_right(v.device, kind)
 
 
@@ -101,6 +108,13 @@ def _score_mod(bias: Bias | None, length: int) -> Index | None:
             return score + of_query[b, h, i] - sums[b, h, j]
 
         return decayed
+    if isinstance(bias, Slopes):
+        of_queries, of_keys = bias.queries.contiguous(), bias.keys.contiguous()
+
+        def sloped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - (i - j) * (of_queries[b, h, i] + of_keys[b, h, j])
+
+        return sloped
     if isinstance(bias, Dense):
         table = bias.laid_out(length).contiguous()
 
@@ -180,10 +194,11 @@ def is_right(device: torch.device, kind: type) -> bool:
 def _difference(device: torch.device, kind: type) -> float:
     """The largest relative difference from the tiled kernel, of the output and of every gradient."""
     draw = torch.Generator().manual_seed(0)
-    sizes = [(2, 2, 200, MIN_WIDTH)] * 3 + [KINDS[kind]] * bool(KINDS[kind])
+    heads = (2, 2, 200, MIN_WIDTH)
     with torch.inference_mode(False), torch.enable_grad():  # also where the first to ask is an evaluation
-        inputs = [torch.randn(size, generator=draw).to(device).requires_grad_() for size in sizes]
-        weight = torch.randn(sizes[0], generator=draw).to(device)
+        drawn = [torch.randn(heads, generator=draw) for _ in range(4)]
+        drawn += [0.1 * torch.randn(size, generator=draw) for size in KINDS[kind]]
+        weight, *inputs = (tensor.to(device).requires_grad_() for tensor in drawn)
         found, expected = (
             _with_gradients(kernel, inputs, kind, weight) for kernel in (flex_attention, tiled_attention)
         )
