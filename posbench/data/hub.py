@@ -244,10 +244,13 @@ def model_folder(name: str) -> tuple[Path, str]:
 
     repository, _, revision = name.partition("@")
     away = _commit("model", repository, revision or None) is None
-    wanted = ["config.json", "tokenizer.json", "model.safetensors.index.json", "*.safetensors"]
+    weights = ["model.safetensors.index.json", "model.safetensors", "model-*.safetensors"]
     try:
         folder = huggingface_hub.snapshot_download(
-            repository, revision=revision or None, allow_patterns=wanted, local_files_only=away
+            repository,
+            revision=revision or None,
+            allow_patterns=["config.json", "tokenizer.json", *weights],
+            local_files_only=away,
         )
     except errors.LocalEntryNotFoundError:
         raise UserError(

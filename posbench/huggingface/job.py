@@ -245,16 +245,17 @@ def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
     try:
         tokenizer = json.loads(checkpoint.tokenizer.read_bytes())
         ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
-        begins = _begins(tokenizer.get("post_processor") or {}, ids)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        begins, vocabulary = _begins(tokenizer.get("post_processor") or {}, ids), tokenizer["model"]["vocab"]
+        known = {*(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))), *ids.values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{checkpoint.tokenizer} is not a tokenizer.json") from None
-    if begins is not None:
+    if begins is not None and begins in known:
         return begins, True
     ends = config.eos_token_id[0] if isinstance(config.eos_token_id, list) and config.eos_token_id else None
     for token in (config.bos_token_id, config.eos_token_id, ends):
-        if type(token) is int and 0 <= token < config.vocab_size:
+        if type(token) is int and token in known and token < config.vocab_size:
             return token, False
-    raise UserError(f"{checkpoint.folder}: no bos_token_id and no eos_token_id to begin a document with")
+    raise UserError(f"{checkpoint.folder}: its tokenizer has no token for bos_token_id or eos_token_id")
 
 
 def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
