@@ -49,7 +49,9 @@ class Wrapper(Encoding):
             return used, own_layer
         windows = [window for window in (self.window, used.window) if window is not None]
         made = used.sharing()
-        vars(made).update(hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
+        # Its own hooks stay those of the one encoding that all layers use, with which `once` keeps its tables.
+        own = {name: getattr(used, name) for name in used.overridden if name != "logit_scale"}
+        vars(made).update(own | hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
         return made, own_layer
 
     def before(
