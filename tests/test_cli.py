@@ -164,7 +164,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "train data=task/copy data.vocab": ["data.vocab_size=", "data.vocab_size=2048"],
         "train --cfg j": ["job"],
         "sweep sweep=s": ["sweep=six"],
-        "sweep sw": ["sweep=compare", "sweep=rope_base", "sweep=six"],
+        "sweep sw": ["sweep=catalogue", "sweep=compare", "sweep=rope_base", "sweep=six", "sweep=tasks"],
         "sweep tune=": ["tune=true", "tune=false"],
         "evaluate outputs/": ["outputs/study"],
         "evaluate outputs/study/": ["outputs/study/rope-s0-0"],
@@ -435,7 +435,7 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     assert cope[:end].endswith(" 8,192") and rope[:end].endswith(" 0")  # numbers to the right
 
 
-@pytest.mark.parametrize(("width", "kept"), [(200, 5), (110, 4), (80, 3), (40, 2)])
+@pytest.mark.parametrize(("width", "kept"), [(200, 5), (114, 4), (80, 3), (40, 2)])
 def test_list_fits_a_terminal_and_says_what_it_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, kept: int
 ) -> None:

@@ -29,6 +29,9 @@ ROOT = Path(__file__).parents[1]
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 # What a documented training run is cut down to. A key of the command itself gives way to the one here.
 SMALL = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
+# And one on a task, which has a size of its own.
+ON_TASKS = ["tracking=none", "training.tokens=5376", "training.warmup_tokens=0", "training.batch_size=2",
+            "evaluation.ratios=[1]", "evaluation.blocks=8", "runtime.threads=1", "runtime.device=cpu"]  # fmt: skip
 # Commands that are not run here, and why.
 NOT_RUN = {
     "make ": "the targets are checked by name; what they call is run by other tests",
@@ -39,6 +42,9 @@ NOT_RUN = {
     "torchrun": "starts several processes; tests/slow/test_launch.py does",
     "python -m pytest": "tests do not run tests",
     "python scripts/catalogue.py": "reads runs of hours; the test of its tables has two runs of milliseconds",
+    "lm_eval": "another project's harness, which is not installed here",
+    "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
+    "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -95,6 +101,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small(arguments: list[str]) -> list[str]:
     """A command's arguments with the sizes and the text of a tiny run, in one process."""
+    given = dict(word.partition("=")[::2] for word in arguments)
+    if given.get("data", "").startswith("task/"):  # its size is that of its longest problem
+        return [*arguments, *ON_TASKS]
     sized = {word.partition("=")[0] for word in SMALL} | {"experiment", "evaluation", "processes"}
     return [word for word in arguments if word.partition("=")[0] not in sized] + SMALL
 

@@ -153,7 +153,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
     ("arguments", "message"),
     [
         ([], "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME"),
-        (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: compare, "),
+        (["sweep=compar"], "unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, "),
         (["sweep=compare", "encoding=rope"], "sweep=compare has its own 'encoding=none': leave encoding out"),
         (["encoding=rope,alib"], "unknown encoding 'alib': did you mean 'alibi'?"),
         (["encoding=rope,alibi", "encoding.base=64"], "'alibi' has no option 'base'"),

@@ -24,7 +24,8 @@ from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow
 from posbench.runs.wandb_session import choose_mode
 
-TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll")
+TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
+            "validation/accuracy", "validation/exact_match")  # fmt: skip
 SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
 
 PLAIN = EvaluationRow(

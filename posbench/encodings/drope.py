@@ -14,6 +14,8 @@ Beyond training length: defined everywhere; as without positions, attention then
 Checked against: torch scaled_dot_product_attention after the drop; before it, it is `rope`.
 """
 
+import math
+
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Shape
 from posbench.encodings.rope import RoPE
@@ -24,6 +26,7 @@ class DroPE(Encoding):
         self, shape: Shape, drop_at: float = 0.9, base: float = 10000.0, layout: rotary.Layout = "interleaved"
     ) -> None:
         super().__init__(shape)
+        self.expect(1 < base < math.inf, "base", base, "a number above 1")
         self.expect(0 <= drop_at < 1, "drop_at", drop_at, "a share of the training of at least 0 and below 1")
         self.drop_at = drop_at
         self.dropped = True

@@ -139,7 +139,8 @@ def pair_scores(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: 
     """Logits (B, H, T, T); for an encoding with a normaliser of its own, the logarithm of its weights."""
     logits = attention_logits(encoding, q, k, x, positions=positions)
     weights = arriving(encoding, q, k, x, positions)
-    if torch.allclose(weights, logits.softmax(-1), atol=1e-6):
+    shares = weights / weights.sum(-1, keepdim=True)  # beside a sink, whose logit is no pair's, they sum to less than 1
+    if torch.allclose(shares, logits.softmax(-1), atol=1e-6):
         return logits
     return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
 

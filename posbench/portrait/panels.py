@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError, did_you_mean
 from posbench.portrait import codes
@@ -97,9 +98,9 @@ def of_positions(encoding: Encoding) -> list[Panel]:
 
 
 def first_layer_of_several(encoding: Encoding) -> list[str]:
-    """A note where a picture shows the first layer's encoding, of one that stands around others."""
-    used = codes.first_layer(encoding)
-    return [] if used is encoding else [f"first layer: {used.name}"]
+    """A note where a picture shows the first layer's encoding, of one that stands around several."""
+    several = isinstance(encoding, Wrapper) and len(encoding.inner_encodings) > 1
+    return [f"first layer: {codes.first_layer(encoding).name}"] if several else []
 
 
 def room(encoding: Encoding) -> int:

@@ -69,7 +69,7 @@ class Properties:
     shift_linear: Measured  # is code(i + 1) an affine function of code(i)?
     continuous: Measured  # is there a code between two positions, near to both?
     invariance: Measured  # is code(i) the same in a longer input?
-    purpose: Measured  # what it changes: scores, values, both, normaliser or neither
+    purpose: Measured  # what it changes: scores, values, both, normaliser (+sum) or neither
     zero_mean: Measured
     spread: Measured
     max_length: Measured
@@ -411,9 +411,10 @@ def _purpose(scheme: Scheme) -> Measured:
 
     acts = [name for name, size in (("scores", scores), ("values", values)) if size > 1e-6]
     words = ["both"] if len(acts) == 2 else acts
-    words += ["normaliser"] if normaliser > 1e-6 else []
+    if normaliser > 1e-6:  # beside scores in a word that an overview has room for
+        words = [f"{words[0]}+sum"] if words else ["normaliser"]
     figures = {"scores": scores, "values": values, "normaliser": normaliser}
-    return Measured(" + ".join(words) or "neither", figures)
+    return Measured("".join(words) or "neither", figures)
 
 
 def _zero_mean(scheme: Scheme) -> Measured:

@@ -31,9 +31,9 @@ _LISTED = {
     "ntk_by_parts": (_BLACK, "<"), "lerope": (_BLUE, "<"), "grape_m": (_GREEN, ">"), "decoupled_rope": (_SKY, ">"),
     "fope": (_PINK, ">"), "canon": (_ORANGE, ">"), "selective_rope": (_WINE, "<"), "cca": (_WINE, ">"),
     "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"), "hope": (_BLUE, "D"),
-    "carope": (_ORANGE, "p"), "liere": (_GREEN, "P"), "comrope": (_PINK, "P"), "path_fox": (_ORANGE, "p"),
+    "carope": (_ORANGE, "p"), "liere": (_GREEN, "P"), "comrope": (_PINK, "P"), "path_fox": (_BLACK, "^"),
     "wall": (_RED, "v"), "fox_pro": (_ORANGE, "X"), "dape_v2": (_SKY, "X"), "spe": (_WINE, "D"),
-    "drope": (_BLUE, "D"), "shape": (_BLACK, "P"),
+    "drope": (_WINE, "v"), "shape": (_BLACK, "P"),
 }  # fmt: skip
 
 
