@@ -98,9 +98,10 @@ def of_positions(encoding: Encoding) -> list[Panel]:
 
 
 def first_layer_of_several(encoding: Encoding) -> list[str]:
-    """A note where a picture shows the first layer's encoding, of one that stands around several."""
-    several = isinstance(encoding, Wrapper) and len(encoding.inner_encodings) > 1
-    return [f"first layer: {codes.first_layer(encoding).name}"] if several else []
+    """A note where a picture shows the first layer's encoding, of one that stands around others."""
+    used = codes.first_layer(encoding)
+    around_nothing = isinstance(encoding, Wrapper) and [one.name for one in encoding.inner_encodings] == ["none"]
+    return [] if used is encoding or around_nothing else [f"first layer: {used.name}"]
 
 
 def room(encoding: Encoding) -> int:
