@@ -535,6 +535,7 @@ def test_metrics_that_were_lost_are_said(
 def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    signal.signal(number, signal.SIG_DFL)  # under nohup SIGHUP is ignored, and would stay so
     before = signal.getsignal(number)
     plain = posbench.training.train.begin_update
 
