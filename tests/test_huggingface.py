@@ -22,8 +22,8 @@ import posbench as library_of_ours
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation.subject import Subject
 from posbench.evaluation.variants import Variant
+from posbench.huggingface import building, job, rope
 from posbench.huggingface import folder as folders
-from posbench.huggingface import job, library, rope
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.runs.jsonl import read_jsonl
 
@@ -48,8 +48,8 @@ def on(shelf: Path, kind: str) -> Path:
 
 def subject(folder: Path, longest: int = LONG, **more: Any) -> HuggingFaceModel:
     checkpoint = folders.read(folder)
-    config = library.configuration(checkpoint, longest)
-    model = library.built(checkpoint, config, library.tensors_of(checkpoint), "fp32")
+    config = building.configuration(checkpoint, longest)
+    model = building.built(checkpoint, config, building.tensors_of(checkpoint), "fp32")
     return HuggingFaceModel(checkpoint, model, checkpoint.kind, LENGTH, CPU, "fp32", **more)
 
 
@@ -169,8 +169,8 @@ def test_frequencies_that_did_not_change_are_noticed(shelf: Path, monkeypatch: p
     """The wrong override that has no effect: a configuration changed after the model was built."""
     model = subject(on(shelf, "llama"))
     extended = model.varied(Variant(extension="pi"), LONG).subject
-    built = library.built
-    monkeypatch.setattr(library, "built", lambda checkpoint, config, *rest: built(checkpoint, model.config, *rest))
+    built = building.built
+    monkeypatch.setattr(building, "built", lambda checkpoint, config, *rest: built(checkpoint, model.config, *rest))
     with pytest.raises(RunFailed, match="other frequencies"):
         extended.nll(IDS, LONG, 0)
     monkeypatch.setattr(rope, "rebuilt", lambda built, config: built)
@@ -291,7 +291,7 @@ def test_the_library_is_given_no_key_that_it_does_not_need(shelf: Path, tmp_path
     shutil.copytree(on(shelf, "llama"), folder)
     changed(folder, _attn_implementation="someone/evil", attn_implementation="someone/evil", _name_or_path="/x",
             transformers_weights="../x.safetensors", torch_dtype="float16")  # fmt: skip
-    config = library.configuration(folders.read(folder), LONG)
+    config = building.configuration(folders.read(folder), LONG)
     assert "evil" not in str(config.to_dict()) and not hasattr(config, "transformers_weights")
     assert np.abs(subject(folder).nll(IDS, LONG, 0) - subject(on(shelf, "llama")).nll(IDS, LONG, 0)).max() == 0
 
@@ -310,11 +310,11 @@ def test_weights_in_several_files_and_the_hubs_cache_of_links_are_read(shelf: Pa
 
 def test_memory_is_estimated_before_anything_is_loaded(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = folders.read(on(shelf, "bloom"))
-    config = library.configuration(checkpoint, LONG)
-    library.refuse_too_large(checkpoint, config, "fp32", "cpu", LONG)
+    config = building.configuration(checkpoint, LONG)
+    building.refuse_too_large(checkpoint, config, "fp32", "cpu", LONG)
     monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.1")
     with pytest.raises(UserError, match=r"window of 4,096 tokens it needs about 0.8 GiB in fp32, there are 0.1 GiB"):
-        library.refuse_too_large(checkpoint, config, "fp32", "cpu", 4096)
+        building.refuse_too_large(checkpoint, config, "fp32", "cpu", 4096)
 
 
 def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     save("olmo", tmp_path / "b", begins=5)
     for name, begins in (("a", (0, False)), ("b", (5, True))):
         checkpoint = folders.read(tmp_path / name)
-        assert job.separator_of(checkpoint, library.configuration(checkpoint, LONG)) == begins
+        assert job.separator_of(checkpoint, building.configuration(checkpoint, LONG)) == begins
     changed(tmp_path / "a", max_position_embeddings=None)
     with pytest.raises(UserError, match="expected train_length=N"):
         job.asked_of(dataclasses.replace(folders.read(tmp_path / "a")), [])

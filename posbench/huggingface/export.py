@@ -25,8 +25,8 @@ from posbench.errors import UserError
 from posbench.evaluation.headline import headline_split
 from posbench.huggingface import parity
 from posbench.huggingface.architectures import Stock, stock
+from posbench.huggingface.building import quiet, transformers
 from posbench.huggingface.card import card
-from posbench.huggingface.library import quiet, transformers
 from posbench.huggingface.parity import Agreement
 from posbench.runs import checkpoint
 from posbench.runs.facts import versions

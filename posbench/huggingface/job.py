@@ -26,8 +26,8 @@ from posbench.evaluation import curve, probes
 from posbench.evaluation.evaluate import Evaluation, describe
 from posbench.evaluation.job import evaluated
 from posbench.evaluation.plan import lengths_of, measurements
+from posbench.huggingface import building, rope
 from posbench.huggingface import folder as folders
-from posbench.huggingface import library, rope
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of
 from posbench.runs.folder import Run
@@ -83,7 +83,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
         UserError: a model or a setting that cannot be used.
         PosbenchError: some models were not evaluated; with a single one, its own error.
     """
-    library.transformers()
+    building.transformers()
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -136,14 +136,14 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         RunFailed: it does not turn by the frequencies of its configuration, or memory ran out.
     """
     checkpoint, longest = found.checkpoint, _longest(asked)
-    config = library.configuration(checkpoint, longest)
+    config = building.configuration(checkpoint, longest)
     precision = precision_of(checkpoint, asked.settings, asked.device)
-    library.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
+    building.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
     _check(checkpoint, config, asked)
     separator, first = separator_of(checkpoint, config)
     reading = ReadingConfig(separator, first if asked.first is None else asked.first)
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
-        model: Any = library.built(checkpoint, config, library.tensors_of(checkpoint), precision).to(asked.device)
+        model: Any = building.built(checkpoint, config, building.tensors_of(checkpoint), precision).to(asked.device)
     turns = rope.turns_of(config, asked.train_length) if checkpoint.family.position == "rope" else []
     if turns and not rope.agrees(model, turns, longest):
         raise RunFailed(f"{checkpoint.folder}: transformers turns by other frequencies than its configuration says")

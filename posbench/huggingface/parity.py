@@ -18,7 +18,7 @@ import torch
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
 from posbench.huggingface.architectures import Stock
-from posbench.huggingface.library import quiet, transformers
+from posbench.huggingface.building import quiet, transformers
 from posbench.model import GPT
 from posbench.randomness import generator
 

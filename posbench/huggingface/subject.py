@@ -17,7 +17,7 @@ from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
-from posbench.huggingface import library, rope
+from posbench.huggingface import building, rope
 from posbench.huggingface.folder import Checkpoint
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
@@ -84,7 +84,7 @@ class HuggingFaceModel:
         if self.extension is None:
             return self.model
         weights = {name: tensor.to("cpu") for name, tensor in self.model.state_dict().items()}
-        made = library.built(self.checkpoint, self.extension.config, weights, self.precision)
+        made = building.built(self.checkpoint, self.extension.config, weights, self.precision)
         for name, module in made.named_modules():  # on an accelerator, too, one set of weights
             module._parameters.update(self.model.get_submodule(name)._parameters)
         made = made.to(self.device)

@@ -8,8 +8,8 @@ import torch
 from hf_models import LENGTH, MODELS, VOCABULARY, save
 
 from posbench.evaluation.variants import Variant
+from posbench.huggingface import building, rope
 from posbench.huggingface import folder as folders
-from posbench.huggingface import library, rope
 from posbench.huggingface.subject import HuggingFaceModel
 
 pytest.importorskip("transformers")
@@ -23,8 +23,8 @@ METHODS = ("pi", "ntk", "dynamic_ntk", "dynamic_ntk:factor=3", "ntk_by_parts", "
 def test_every_extension_of_every_rotary_family(tmp_path: Path, kind: str) -> None:
     save(kind, tmp_path / kind)
     checkpoint = folders.read(tmp_path / kind)
-    config = library.configuration(checkpoint, LONG)
-    model = library.built(checkpoint, config, library.tensors_of(checkpoint), "fp32")
+    config = building.configuration(checkpoint, LONG)
+    model = building.built(checkpoint, config, building.tensors_of(checkpoint), "fp32")
     subject = HuggingFaceModel(checkpoint, model, kind, LENGTH, torch.device("cpu"), "fp32")
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (1, LONG + 1))
     plain, turned = subject.nll(ids, LONG, 0), rope.turns_of(config, LENGTH)
