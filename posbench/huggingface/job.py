@@ -276,8 +276,8 @@ def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
     """
     if asked.settings.reference is not None:
         raise UserError("evaluation.reference is a run: a model from elsewhere chooses its own key tokens")
-    for name in asked.settings.tasks:
-        probes.of(name, [], 1, 1)
+    for text in asked.settings.tasks:
+        probes.of(text, [], asked.settings.targets, asked.train_length)
     for text in asked.settings.extensions:
         for length in lengths_of(asked.settings, asked.train_length):
             with contextlib.suppress(Undefined):
