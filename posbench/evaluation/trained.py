@@ -1,6 +1,7 @@
 """Our own models as subjects of an evaluation."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
 from posbench.model import GPT, Reading
 from posbench.randomness import generator
+
+Head = Callable[[Tensor], Tensor]  # hidden states (N, D) to logits (N, V), in fp32
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
 
@@ -45,7 +48,7 @@ class TrainedGPT:
                 last=scored if scored < inputs.shape[1] else None,
                 reading=self.reading,
             )
-        nll = _nll(self.model, hidden.float().flatten(0, 1), targets.flatten())
+        nll = nll_of(self.model.logits, hidden.float().flatten(0, 1), targets.flatten())
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     @torch.inference_mode()
@@ -55,9 +58,12 @@ class TrainedGPT:
         with machine.autocast(self.device, self.dtype):
             hidden = self.model.hidden(problems[:, :-1], self._positions(problems[:, :-1], first), reading=self.reading)
         hidden, labels = hidden.flatten(0, 1)[chosen].float(), problems[:, 1:].flatten()[chosen]
-        nll = _nll(self.model, hidden, labels)
-        likeliest = torch.cat([self.model.logits(states).argmax(-1) for states in torch.split(hidden, HEAD_ROWS)])
-        return Answers(nll.cpu().double().numpy(), (likeliest == labels).cpu().numpy())
+        pieces = [
+            (F.cross_entropy(logits, right, reduction="none"), logits.argmax(-1) == right)
+            for logits, right in _in_pieces(self.model.logits, hidden, labels)
+        ]
+        nll, correct = (torch.cat(parts).cpu() for parts in zip(*pieces, strict=True))
+        return Answers(nll.double().numpy(), correct.numpy())
 
     def varied(self, variant: Variant, length: int) -> Varied:
         encoding = self.model.encoding
@@ -91,7 +97,12 @@ class TrainedGPT:
         return torch.cat(drawn)
 
 
-def _nll(model: GPT, hidden: Tensor, labels: Tensor) -> Tensor:
-    """fp32 head and softmax whatever the model ran in; in pieces, since logits are the largest tensor of all."""
-    pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True)
-    return torch.cat([F.cross_entropy(model.logits(states), ids, reduction="none") for states, ids in pieces])
+def nll_of(head: Head, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Of labels (N,) after hidden states (N, D): (N,) in nats, by a head and a softmax in fp32."""
+    return torch.cat([F.cross_entropy(*piece, reduction="none") for piece in _in_pieces(head, hidden, labels)])
+
+
+def _in_pieces(head: Head, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits beside their labels; in pieces, since logits are the largest tensor of all."""
+    for states, ids in zip(torch.split(hidden, HEAD_ROWS), torch.split(labels, HEAD_ROWS), strict=True):
+        yield head(states), ids

@@ -15,12 +15,11 @@ from posbench.encodings.base import Shape
 from posbench.errors import RunFailed, Undefined
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
+from posbench.evaluation.trained import nll_of
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
 from posbench.huggingface import building, rope
 from posbench.huggingface.folder import Checkpoint
-
-HEAD_ROWS = 2048  # rows of fp32 logits held at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +47,7 @@ class HuggingFaceModel:
             inputs[:, 0] = self.first_token
         read = self.reading.base_model(input_ids=inputs, use_cache=False, **self._narrowed(inputs.shape[1]))
         hidden = read.last_hidden_state[:, -scored:].flatten(0, 1)
-        pieces = zip(torch.split(hidden, HEAD_ROWS), torch.split(targets.flatten(), HEAD_ROWS), strict=True)
-        nll = torch.cat([F.cross_entropy(self._logits(states), labels, reduction="none") for states, labels in pieces])
+        nll = nll_of(self._logits, hidden, targets.flatten())
         self.told(inputs.numel())
         return nll.view(-1, scored).cpu().double().numpy()
 
