@@ -63,26 +63,19 @@ def _points(answers: list[Answer], column: str) -> dict[int, float]:
 
 def _table(answers: list[Answer], title: str, out: Console) -> Table:
     """One line per length."""
+    names = ["length", "tokens right", "95 %", "whole answers", "nll"]
     lines = [
-        {
-            "length": _length(answer.row),
-            "tokens right": _percent(answer.row, answer.accuracy),
-            "95 %": "{:.1f}..{:.1f}".format(*(100 * bound for bound in answer.interval)) if answer.interval else "",
-            "whole answers": _percent(answer.row, answer.exact_match) if answer.row.status == "ok" else "",
-            "nll": "" if answer.row.nll is None else f"{answer.row.nll:.3f}",
-        }
+        [
+            _length(answer.row),
+            _percent(answer.row, answer.accuracy),
+            "{:.1f}..{:.1f}".format(*(100 * bound for bound in answer.interval)) if answer.interval else "",
+            _percent(answer.row, answer.exact_match) if answer.row.status == "ok" else "",
+            "" if answer.row.nll is None else f"{answer.row.nll:.3f}",
+        ]
         for answer in answers
     ]
-    names = ["length", "tokens right", "95 %", "whole answers", "nll"]
-    widths = [max([len(name), *(len(line[name]) for line in lines)]) for name in names]
-    shown = tables.fitting(widths, [names.index(name) for name in _SPARE], out.width)
     caption = "percent, each token after the right ones before it; 95 %: over problems, for this checkpoint"
-    table = tables.table(out, title, caption=caption)
-    for column in shown:
-        table.add_column(names[column], justify="right" if column else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*(line[names[column]] for column in shown))
-    return table
+    return tables.fitted(out, names, lines, [names.index(name) for name in _SPARE], title, caption)
 
 
 def _others_table(rows: list[EvaluationRow], out: Console) -> Table:
@@ -96,14 +89,7 @@ def _others_table(rows: list[EvaluationRow], out: Console) -> Table:
         [name, *(_percent(found[at], found[at].accuracy) if at in found else "" for at in heads[1:])]
         for name, found in by_name.items()
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    shown = tables.fitting(widths, [*range(2, len(heads)), 1], out.width)
-    table = tables.table(out)
-    for column in shown:
-        table.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*(line[column] for column in shown))
-    return table
+    return tables.fitted(out, heads, lines, [*range(2, len(heads)), 1])
 
 
 def _length(row: EvaluationRow) -> str:

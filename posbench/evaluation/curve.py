@@ -160,15 +160,7 @@ def _others_table(others: dict[str, dict[int, EvaluationRow]], out: Console) -> 
     lengths = sorted({length for by_length in others.values() for length in by_length})
     lines = [[name, *(_number(found.get(length)) for length in lengths)] for name, found in others.items()]
     heads = ["nll by context", *map(str, lengths)]
-    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    spare = [*range(2, len(lengths)), *([1] if len(lengths) > 1 else [])]
-    table = tables.table(out)
-    shown = tables.fitting(widths, spare, out.width)
-    for column in shown:
-        table.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*(line[column] for column in shown))
-    return table
+    return tables.fitted(out, heads, lines, [*range(2, len(lengths)), *([1] if len(lengths) > 1 else [])])
 
 
 def _number(row: EvaluationRow | None, column: str = "nll", digits: int = 3) -> str:

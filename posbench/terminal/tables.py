@@ -30,6 +30,29 @@ def table(console: Console, title: TextType | None = None, caption: str | None =
     )
 
 
+def fitted(
+    console: Console,
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    spare: Sequence[int],
+    title: TextType | None = None,
+    caption: str | None = None,
+) -> Table:
+    """Lines of cells with as many columns as there is room for; what they are of to the left, numbers to the right.
+
+    Args:
+        spare: as of `fitting`.
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    shown = fitting(widths, spare, console.width)
+    made = table(console, title, caption)
+    for column in shown:
+        made.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
+    for line in lines:
+        made.add_row(*(line[column] for column in shown))
+    return made
+
+
 def fitting(widths: Sequence[int], spare: Sequence[int], room: int, border: int = BORDER) -> list[int]:
     """The columns to show: of those that can be spared, the least important ones are left out until the rest fits.
 
