@@ -25,6 +25,7 @@ class Skill:
     beyond: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # at the longer ones; undefined where there are no more
     steps: int | None = 300  # of the first validation that reaches the gate
     variants: dict[str, float] = dataclasses.field(default_factory=dict)  # at the longest trained length
+    extended: dict[str, float] = dataclasses.field(default_factory=dict)  # by extension, at twice that length
 
 
 def task_config(template: Config, name: str = "copy", **options: Any) -> Config:
@@ -67,13 +68,16 @@ def _places(config: Config, skill: Skill) -> list[tuple[dict[str, Any], list[dic
     places = [(name, ratio, 0, skill.trained if ratio <= 1 else known.get(ratio)) for ratio in RATIOS]
     places.append((name, 1.0, OFFSET, skill.trained))
     places += [(f"{name}:{variant}", 1.0, 0, share) for variant, share in skill.variants.items()]
-    return [_place(*place) for place in places]
+    found = [_place(*place) for place in places]
+    return found + [_place(name, 2.0, 0, share, extension) for extension, share in skill.extended.items()]
 
 
-def _place(task: str, ratio: float, offset: int, share: float | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _place(
+    task: str, ratio: float, offset: int, share: float | None, extension: str | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     row = {
         "protocol": "problems", "length": int(2 * ratio * LONGEST + 2), "length_ratio": ratio, "stride": None,
-        "window": None, "extension": None, "task": task, "split": "test", "checkpoint_step": 1000,
+        "window": None, "extension": extension, "task": task, "split": "test", "checkpoint_step": 1000,
         "problem_length": int(ratio * LONGEST), "offset": offset, "dtype": "fp32",
         "targets_sha256": hashlib.sha256(f"{task} {ratio}".encode()).hexdigest(),
     }  # fmt: skip

@@ -61,8 +61,9 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task_run(folder, copy, "path", 0, None, "failed", reason="diverged", message="loss is nan")
     for seed in range(2):
         variants = {"depth=1.0": 0.9, "depth=0.5": 0.8 + 0.1 * seed}
-        write_task_run(folder, passkey, "rope", seed, Skill(variants=variants))
-        write_task_run(folder, passkey, "none", seed, Skill(0.5, variants=variants))
+        extended = {"yarn": 0.7 + 0.1 * seed}
+        write_task_run(folder, passkey, "rope", seed, Skill(variants=variants, extended=extended))
+        write_task_run(folder, passkey, "none", seed, Skill(0.5, variants=variants, extended=extended))
     return folder
 
 
@@ -313,6 +314,10 @@ def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_tex
     for row in ("| rope | depth=0.5 | 85.0 \\[80.0-90.0\\] | 0.0 |", "| rope | depth=1.0 | 90.0 | 0.0 |"):
         assert row in markdown
     assert "| none | depth" not in markdown  # not learned: nothing said of its variants
+    assert "Extensions and windows" in markdown.partition("## Task passkey")[2]
+    for row in ("| rope | as trained | 100.0 |", "| rope | yarn | 75.0 \\[70.0-80.0\\] |"):
+        assert row in markdown
+    assert "| none | yarn" not in markdown and "Learning rates" not in markdown  # one for all, and none was tried
     page = (written / "index.html").read_text()
     assert page.count('<figure class="problems">') == 2 and '<figure class="chart">' not in page
     for place in (written, written / "set-2"):
@@ -325,7 +330,7 @@ def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> Non
     tasks, runs = csv_rows(written / "tasks.csv"), csv_rows(written / "problems.csv")
     (alibi,) = [row for row in tasks if (row["label"], row["length_ratio"], row["task"]) == ("alibi", "2.0", "copy")]
     assert (alibi["accuracy_median"], alibi["accuracy_min"], alibi["learned"]) == ("0.88", "0.86", "5")
-    assert len(runs) == 25 * 9 + 4 * 11
+    assert len(runs) == 25 * 9 + 4 * 12
     (seed,) = [row for row in csv_rows(written / "runs.csv") if row["run"].startswith("rope-s0") and row["set"] == "1"]
     assert (seed["task"], seed["learned"], seed["accuracy_2x"]) == ("copy", "0.0", "0.2")
     assert {row["problem_length"] for row in csv_rows(written / "evaluation.csv")} >= {"16", "32"}

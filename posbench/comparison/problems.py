@@ -19,6 +19,7 @@ from posbench.comparison.load import Group, RunData, Scheme
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM, Exact
 from posbench.evaluation.answers import TRAINED, Answer, Place
 from posbench.evaluation.intervals import clopper_pearson
+from posbench.runs.rows import PLAIN
 
 ENDPOINTS = (2.0, 4.0)  # times those
 LEAST = 0.01  # of accuracy: less is not called better or worse
@@ -99,13 +100,13 @@ class Standing:
     @property
     def undefined_at(self) -> float | None:
         """The first multiple of the longest trained length at which the scheme is undefined."""
-        plain = [one for place, one in self.at.items() if place[::2] == ("", 0) and one.status == "undefined"]
+        plain = [one for place, one in self.at.items() if place.as_trained and one.status == "undefined"]
         return min((one.place.ratio for one in plain), default=None)
 
     @property
     def beyond(self) -> float | None:
         """Mean over the lengths beyond the trained ones of the median accuracy; what is undefined counts as 0."""
-        found = [one for place, one in self.at.items() if place[::2] == ("", 0) and place.ratio > 1]
+        found = [one for place, one in self.at.items() if place.as_trained and place.ratio > 1]
         medians = [one.accuracy.median if one.accuracy else 0.0 for one in found]
         return float(np.mean(medians)) if medians else None
 
@@ -136,10 +137,9 @@ def learned_runs(scheme: Scheme) -> list[RunData]:
 
 
 def places(standings: Sequence[Standing]) -> list[Place]:
-    """Everywhere that any scheme was tested: the task before its variants, by shift, by length."""
-    return sorted(
-        {place for one in standings for place in one.at}, key=lambda place: (place.variant, place.offset, place.ratio)
-    )
+    """Everywhere that any scheme was tested as it was trained: the task before its variants, by shift, by length."""
+    own = {place for one in standings for place in one.at if place.kind == PLAIN}
+    return sorted(own, key=lambda place: (place.variant, place.offset, place.ratio))
 
 
 def _standing(scheme: Scheme) -> Standing:

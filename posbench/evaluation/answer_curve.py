@@ -30,7 +30,7 @@ def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: 
     """
     plain = not console.carries_unicode(out)
     answers = answers_of(folder, rows, evaluation_blocks(folder), config)
-    own = [answer for place, answer in answers.at.items() if place[::2] == ("", 0)]
+    own = [answer for place, answer in answers.at.items() if place.as_trained]
     out.print(_table(own, title_of(config), out))
     out.print(_learned(answers))
     drawn = [

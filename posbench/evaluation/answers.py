@@ -1,8 +1,8 @@
 """What a run that was trained on a task can do: how many answers are right by problem length, and whether it learned.
 
-All of it is of the newest checkpoint, of the model as it was trained, on the fixed test problems. A place is where it
-was tested: the task itself or a variant, a problem length, and what positions were shifted by. Files may come from
-strangers: a share that is none is missing.
+All of it is of the newest checkpoint on the fixed test problems. A place is where it was tested: the task itself or a
+variant, a problem length, what positions were shifted by, and the model as it was trained or as an extension or a
+window changed it. Files may come from strangers: a share that is none is missing.
 """
 
 import dataclasses
@@ -34,6 +34,12 @@ class Place(NamedTuple):
     variant: str  # options that differ from those trained on, such as depth=0.5; "" for none
     ratio: float  # problem length / longest trained one
     offset: int  # that all positions were shifted by
+    kind: str = PLAIN  # how the model was changed: plain, windowed, or an extension's name
+
+    @property
+    def as_trained(self) -> bool:
+        """Whether task, positions and model are those of training, whatever the length."""
+        return (self.variant, self.offset, self.kind) == ("", 0, PLAIN)
 
 
 TRAINED = Place("", 1.0, 0)  # the longest trained problems, as they were trained on
@@ -97,7 +103,7 @@ class Answers:
     @property
     def learned(self) -> bool | None:
         """Whether the gate is reached at every trained length that was tested; None where the longest was not."""
-        trained = [answer for place, answer in self.at.items() if place.ratio <= 1 and place[::2] == ("", 0)]
+        trained = [answer for place, answer in self.at.items() if place.ratio <= 1 and place.as_trained]
         if not any(answer.row.length_ratio == 1 for answer in trained):
             return None
         return all(answer.accuracy is not None and answer.accuracy >= GATE for answer in trained)
@@ -111,7 +117,7 @@ def answers_of(
     Raises:
         UserError: its metrics cannot be read.
     """
-    own = [row for row in rows if row.protocol == PROTOCOL and row.kind == PLAIN]
+    own = [row for row in rows if row.protocol == PROTOCOL]
     own = [row for row in own if 1 / LONGEST <= row.length_ratio <= LONGEST]
     splits = {row.split for row in own}
     split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
@@ -120,7 +126,7 @@ def answers_of(
 
 
 def place_of(row: EvaluationRow) -> Place:
-    return Place((row.task or "").partition(":")[2], row.length_ratio, row.offset or 0)
+    return Place((row.task or "").partition(":")[2], row.length_ratio, row.offset or 0, row.kind)
 
 
 def steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
@@ -139,7 +145,7 @@ def headline(answers: Answers) -> dict[str, float | None]:
     `learned`: 1 or 0. `steps_to_gate`. `nll_1x` in nats per token of the answers, `accuracy_<r>x` and
     `exact_match_<r>x` as shares, at r times the longest trained problems.
     """
-    plain = {place.ratio: one for place, one in answers.at.items() if place.ratio >= 1 and place[::2] == ("", 0)}
+    plain = {place.ratio: one for place, one in answers.at.items() if place.ratio >= 1 and place.as_trained}
     found: dict[str, float | None] = {
         "learned": None if answers.learned is None else float(answers.learned),
         "steps_to_gate": answers.steps_to_gate,

@@ -26,7 +26,7 @@ _RUN_COLUMNS = [
 
 # What only runs on tasks have; a report of text alone has no such columns.
 _OF_TASKS = ("problem_length", "offset")
-_PLACE = ["variant", "problem_length", "length_ratio", "offset", "status"]
+_PLACE = ["variant", "problem_length", "length_ratio", "offset", "kind", "status"]
 _SCHEME_COLUMNS = [
     "task", "set", "label", "encoding", "learned", "seeds", "learned_low", "learned_high", "steps_to_gate", "ranked",
     *_PLACE, "seeds_measured", "accuracy_median", "accuracy_min", "accuracy_max", "exact_match_median",
@@ -94,7 +94,8 @@ def _of_run(run: RunData) -> list[dict[str, Any]]:
 
 
 def _of_place(place: Place, status: str) -> dict[str, Any]:
-    return {"variant": place.variant, "length_ratio": place.ratio, "offset": place.offset, "status": status}
+    named = {"variant": place.variant, "length_ratio": place.ratio, "offset": place.offset, "kind": place.kind}
+    return {**named, "status": status}
 
 
 def _measured(one: Answer) -> dict[str, Any]:

@@ -58,20 +58,16 @@ def seeds(one: Standing, column: str) -> list[tuple[RunData, dict[float, float]]
     for run in one.scheme.runs:
         if learned(run) is None or run.answers is None:
             continue
-        shares = {place.ratio: getattr(answer, column) for place, answer in run.answers.at.items() if is_plain(place)}
+        shares = {place.ratio: getattr(answer, column) for place, answer in run.answers.at.items() if place.as_trained}
         found.append((run, {ratio: share for ratio, share in shares.items() if share is not None}))
     return [(run, shares) for run, shares in found if shares]
-
-
-def is_plain(place: Place) -> bool:
-    return not place.variant and not place.offset
 
 
 def lengths(found: Sequence[Standing]) -> dict[float, int | None]:
     """Problem lengths by their multiples of the longest trained one, ascending."""
     runs = [run for one in found for run in one.scheme.runs if run.answers]
     spots: list[tuple[Place, Answer]] = [item for run in runs if run.answers for item in run.answers.at.items()]
-    return dict(sorted((place.ratio, one.row.problem_length) for place, one in spots if is_plain(place)))
+    return dict(sorted((place.ratio, one.row.problem_length) for place, one in spots if place.as_trained))
 
 
 def _draw(group: Group, shown: list[Standing], kind: "type[Figure] | None") -> "Figure":

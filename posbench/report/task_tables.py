@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from posbench.comparison import problems
+from posbench.comparison import problems, rates
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.tables import Table, Value
+from posbench.runs.rows import PLAIN
 
 NOT_LEARNED = "not learned"
 GATE_SAID = f"{100 * GATE:g} %"
@@ -24,7 +25,7 @@ def main_tables(group: Group, found: list[Standing]) -> list[Table]:
 
 def more_tables(group: Group, found: list[Standing]) -> list[Table]:
     """What only the written report shows."""
-    more = [_variants(found), _runs(found), tables.learning_rates(group), tables.not_done(group)]
+    more = [_variants(found), _changed(found), _runs(found), *_learning_rates(group), tables.not_done(group)]
     return [table.filled() for table in more if table.rows]
 
 
@@ -173,6 +174,23 @@ def _variants(found: list[Standing]) -> Table:
     return Table("Variants of the task", ["scheme", "variant", *heads], rows, note)
 
 
+def _changed(found: list[Standing]) -> Table:
+    spots = {place for one in found for place in one.at if place.kind != PLAIN and place.ratio >= 1}
+    places = sorted({Place("", spot.ratio, spot.offset) for spot in spots}, key=lambda place: place[::-1])
+    rows = []
+    for one in found:
+        kinds = sorted({place.kind for place in one.at} - {PLAIN}) if one.ranked else []
+        for kind in [PLAIN, *kinds] if kinds else []:
+            cells = [accuracy(one, place._replace(kind=kind)) for place in places]
+            rows.append([Value(one.scheme.label), Value("as trained" if kind == PLAIN else kind), *cells])
+    note = (
+        "The same problems, answered by the model with a context extension or with attention narrowed to as many "
+        "tokens as it was trained on: % of answer tokens right, median [least-most] over the seeds that learned. "
+        "Exploratory."
+    )
+    return Table("Extensions and windows, %", ["scheme", "model", *map(heading, places)], rows, note)
+
+
 def _natural(name: str) -> tuple[str, float, str]:
     """Options of one name in the order of their numbers."""
     key, _, value = name.partition("=")
@@ -180,6 +198,13 @@ def _natural(name: str) -> tuple[str, float, str]:
         return key, float(value), value
     except ValueError:
         return key, math.inf, value
+
+
+def _learning_rates(group: Group) -> list[Table]:
+    """None where one learning rate was taken for all, and no other tried: the caption has it."""
+    known = [found for _, found in rates.of_schemes(group)]
+    several = len({found.ran for found in known}) > 1 or any(found.tried for found in known)
+    return [tables.learning_rates(group)] if several else []
 
 
 def _runs(found: list[Standing]) -> Table:
