@@ -128,6 +128,26 @@ def test_several_processes_give_what_one_gives(
     assert record["cpu_seconds"] > 0
 
 
+def test_several_processes_train_on_a_task_and_answer_as_one(tiny_config: Config, tmp_path: Path) -> None:
+    task = {"name": "copy", "shortest": 2, "longest": 8, "vocabulary": 4}
+    config = dataclasses.replace(
+        tiny_config,
+        data=dataclasses.replace(tiny_config.data, name="problems", source="task", path=None, task=task),
+        training=dataclasses.replace(tiny_config.training, train_length=18, tokens=18 * 8 * STEPS),
+        evaluation=dataclasses.replace(tiny_config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9),
+        runtime=dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache"), validate_every_steps=6),
+    )
+    train(config, tmp_path / "one", [])
+    assert trained(config, tmp_path / "several", 2) == [0]
+    assert_alike(tmp_path / "one", tmp_path / "several")
+    answers = [
+        [(row.problem_length, row.offset, row.accuracy, row.exact_match, row.n_blocks) for row in evaluation_rows(run)]
+        for run in (tmp_path / "one", tmp_path / "several")
+    ]
+    assert answers[0] == answers[1] and {row[4] for row in answers[0]} == {9}
+    assert rows(tmp_path / "one", "validation/accuracy") == rows(tmp_path / "several", "validation/accuracy") != []
+
+
 def test_each_process_computes_its_share_of_the_evaluation_and_has_all_of_it(tmp_path: Path) -> None:
     def work(world: Joined) -> None:
         done: list[int] = []
