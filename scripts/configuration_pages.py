@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from posbench.config import compose, overrides, schema
-from posbench.config.shipped import choices, configs_dir
+from posbench.config.shipped import choices, configs_dir, nested
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", types.NoneType: "`null`"}
 
@@ -101,6 +101,7 @@ def _page() -> str:
             continue
         said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
         parts.append(table(_rows(cls, f"{section}.", defaults, said)))
+        parts += [_nested(section, name, path) for name, path in nested(section).items()]
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep", "rates")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)
@@ -162,6 +163,18 @@ def _choices(group: str) -> str:
     rows = [f"| `{group}={name}` | {head(path)} |" for name, path in files.items()]
     folded = [_folded(group, name, path) for name, path in files.items() if group in ("experiment", "sweep")]
     return "\n".join(["| choice | what it is |", "|---|---|", *rows, "", *folded])
+
+
+def _nested(group: str, name: str, path: Path) -> str:
+    """A file of a folder within a group, which is all of its kind: what it is, and the options that are its own."""
+    kind_of, said = name.partition("/")[0], comments(path)
+    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))[kind_of]
+    rows = [
+        (f"{group}.{kind_of}.{key}", _WORDS[type(value)], plain(value), said[f"{kind_of}.{key}"])
+        for key, value in own.items()
+        if key != "name"
+    ]
+    return f"### {group}={name}\n\n{head(path)}\n\n{table(rows, 'option')}"
 
 
 def _folded(group: str, name: str, path: Path) -> str:
