@@ -20,7 +20,7 @@ from support import posbench
 
 import posbench as library_of_ours
 from posbench.errors import RunFailed, Undefined, UserError
-from posbench.evaluation.subject import Subject
+from posbench.evaluation.subject import Ranker, Subject
 from posbench.evaluation.variants import Variant
 from posbench.huggingface import building, job, rope
 from posbench.huggingface import folder as folders
@@ -76,6 +76,9 @@ def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     assert np.abs(ours.nll(ids, ids.shape[1] - 1, 0) - wanted).max() < 1e-5
     assert np.abs(ours.nll(ids, 7, 0) - wanted[:, -7:]).max() < 1e-5
     assert wanted.std() > 0.3  # the weights do something
+    assert isinstance(ours, Ranker)
+    other = ids[:, -1:] + np.array([[0, -1]]) * (ids[:, -1:] > 0)  # of two candidates the first is the text's own
+    assert np.abs(ours.nll_of_candidates(ids[:, :-1], other, 0)[:, 0] - wanted[:, -1]).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
@@ -343,14 +346,18 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     monkeypatch.chdir(tmp_path)
     save("llama", tmp_path / "model", begins=7)
     command = ["evaluate", "model", *EVALUATE, "length=48,96", "protocol=fixed_target,per_position"]
-    assert posbench(*command, "extension=yarn,rerope", "task=repeat") == 0
-    assert "model, rope: trained at 48 tokens" in capsys.readouterr().out
+    assert posbench(*command, "extension=yarn,rerope", "task=repeat,induction,passkey") == 0
+    told = capsys.readouterr()
+    assert "model, rope: trained at 48 tokens" in told.out and "right answers by context" in told.out
+    assert "no token of its own for each digit" in told.err  # of a tokenizer that knows no words
     (folder,) = (tmp_path / "outputs" / "models").iterdir()
     lines = read_jsonl(folder / "evaluation.jsonl")
     rows = {(r["protocol"], r["length"], r["extension"], r["task"]): r for r in lines if r["window"] is None}
     assert rows["fixed_target", 96, "rerope", None]["status"] == "undefined"
     assert rows["fixed_target", 96, "yarn", None]["extension_options"]["rope_parameters"]["rope_type"] == "yarn"
-    assert {None, "repeat", "repeat_control"} == {task for _, _, _, task in rows}
+    assert {None, "repeat", "repeat_control", "induction", "passkey"} == {task for _, _, _, task in rows}
+    asked = rows["task", 96, "yarn", "induction"]
+    assert asked["chance"] == 1 / 8 and asked["accuracy"] == round(asked["accuracy"] * 16) / 16
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "done" and record["tokens"] is None and record["seed"] is None
     assert record["data"]["separator"] == {"id": 7, "text": "w7", "first_in_every_window": True}
@@ -358,7 +365,8 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     # started again it computes nothing, and with one more length that length only
     before = (folder / "evaluation.jsonl").read_bytes()
     monkeypatch.setattr(HuggingFaceModel, "nll", None)
-    assert posbench(*command, "extension=yarn,rerope", "task=repeat") == 0
+    monkeypatch.setattr(HuggingFaceModel, "nll_of_candidates", None)
+    assert posbench(*command, "extension=yarn,rerope", "task=repeat,induction,passkey") == 0
     assert (folder / "evaluation.jsonl").read_bytes() == before
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -372,6 +380,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert posbench("report", "outputs/models") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "was trained elsewhere at 48 tokens of context" in said and "Trained on" not in said
+    assert "Right answers among candidates, %" in Path("outputs/models/report/report.md").read_text(encoding="utf-8")
     assert posbench("evaluate", str(folder)) == 2
     assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
-from posbench.evaluation import intervals
+from posbench.evaluation import choices, intervals
 from posbench.evaluation.answer_curve import print_answers
 from posbench.evaluation.headline import headline_split
 from posbench.runs.folder import load_any_config
@@ -63,8 +63,10 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     if any(len(one.points) > 1 for one in series):
         drawn = [one for one in series if one.points]
         out.print(chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain))
-    if others := _others(rows):
+    if others := _others([row for row in rows if row.chance is None]):
         out.print(_others_table(others, out))
+    if answered := _others([row for row in rows if row.chance is not None]):
+        out.print(_answers_table(answered, out))
     if any(row.documents == "concat" for row in rows):
         out.print("Documents were too short to be scored whole: windows run across them.")
     for line in _about_intervals(folder, rows):
@@ -161,6 +163,25 @@ def _others_table(others: dict[str, dict[int, EvaluationRow]], out: Console) -> 
     lines = [[name, *(_number(found.get(length)) for length in lengths)] for name, found in others.items()]
     heads = ["nll by context", *map(str, lengths)]
     return tables.fitted(out, heads, lines, [*range(2, len(lengths)), *([1] if len(lengths) > 1 else [])])
+
+
+def _answers_table(answered: dict[str, dict[int, EvaluationRow]], out: Console) -> Table:
+    """Right answers among candidates: one line per probe, with as many lengths as there is room for."""
+    lengths = sorted({length for by_length in answered.values() for length in by_length})
+    lines = [
+        [name, f"{next(iter(found.values())).chance:.1%}", *(_share(found.get(length)) for length in lengths)]
+        for name, found in answered.items()
+    ]
+    heads = ["right answers by context", "by chance", *map(str, lengths)]
+    caption = "95 % in brackets, over problems (Clopper & Pearson), for this checkpoint"
+    return tables.fitted(out, heads, lines, [*range(3, len(heads)), 2, 1], caption=caption)
+
+
+def _share(row: EvaluationRow | None) -> str:
+    if row is None or row.accuracy is None:
+        return _number(row)
+    interval = choices.interval_of(row)
+    return f"{row.accuracy:.1%}" + (" ({:.0f}..{:.0f})".format(*(100 * end for end in interval)) if interval else "")
 
 
 def _number(row: EvaluationRow | None, column: str = "nll", digits: int = 3) -> str:

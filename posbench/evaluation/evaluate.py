@@ -13,9 +13,10 @@ from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import intervals, protocols
+from posbench.evaluation import choices, intervals, protocols
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.plan import Forward, Measurement, measurements
+from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
 from posbench.evaluation.score import score
 from posbench.evaluation.subject import Floats, Subject
@@ -40,6 +41,7 @@ class Evaluation:
     device: torch.device  # whose memory is measured
     reference: Subject | None = None  # whose key tokens count; None = the subject's own
     bigram: BigramModel | None = None  # of the training text; None: that is not known
+    encode: Encode | None = None  # the subject's tokenizer; None: not known
     world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     @property
@@ -82,6 +84,8 @@ def describe(row: EvaluationRow) -> str:
     if row.accuracy is not None and row.exact_match is not None:
         right = f"{row.accuracy:.1%} of tokens right, {row.exact_match:.1%} of problems"
         return f"{where}: {right}, {row.nll:.4f} nats/token"
+    if row.accuracy is not None and row.chance is not None:
+        return f"{where}: {row.accuracy:.1%} right, by chance {row.chance:.1%}, {row.nll:.4f} nats/token"
     perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
     return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
 
@@ -113,15 +117,27 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         facts = evaluation.subject.varied(forward.variant, forward.length).facts
         if measurement.select:
             evaluation.chooser.varied(AS_TRAINED, measurement.select.long.length)
+        problems = _problems(evaluation, measurement) if forward.poses else None
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
     row = dataclasses.replace(row, extension_options=plain(facts))
+    if problems is not None:
+        return dataclasses.replace(row, targets_sha256=problems.sha256)
     digest = _candidates(measurement)[0].sha256(evaluation.split)
     if not measurement.select:
         return dataclasses.replace(row, targets_sha256=digest)
     # Which tokens these are is known after two forward passes only.
     chooser = "the model itself" if evaluation.reference is None else evaluation.reference.name
     return dataclasses.replace(row, reason=f"key tokens of {chooser}, among the targets {digest[:8]}")
+
+
+def _problems(evaluation: Evaluation, measurement: Measurement) -> choices.Problems:
+    """Those of a probe that poses some.
+
+    Raises:
+        Undefined: there are none of this text, tokenizer or length.
+    """
+    return choices.problems_of(measurement.forward, evaluation.split, evaluation.encode)
 
 
 def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
@@ -163,6 +179,29 @@ def _measured(
 ) -> tuple[EvaluationRow, list[BlockRow]]:
     started = time.monotonic()
     machine.reset_peak_memory(evaluation.device)
+    if measurement.forward.poses:
+        row, blocks = _answered(evaluation, measurement, row)
+    else:
+        row, blocks = _predicted(evaluation, measurement, row, nll_of)
+    return dataclasses.replace(
+        row,
+        seconds=round(time.monotonic() - started, 3),  # of what this row computed: next to none if all was cached
+        peak_memory_bytes=machine.peak_memory(evaluation.device),
+    ), blocks
+
+
+def _answered(
+    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow
+) -> tuple[EvaluationRow, list[BlockRow]]:
+    forward, problems = measurement.forward, _problems(evaluation, measurement)
+    subject = evaluation.subject.varied(forward.variant, forward.length).subject
+    nll = choices.nll_of(subject, problems, evaluation.settings.batch_tokens, evaluation.world)
+    return choices.with_numbers(row, problems, nll)
+
+
+def _predicted(
+    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, nll_of: Passes
+) -> tuple[EvaluationRow, list[BlockRow]]:
     targets, chosen = _candidates(measurement)
     nll = nll_of(evaluation.subject, measurement.forward)[chosen]
     if select := measurement.select:
@@ -170,12 +209,7 @@ def _measured(
         helped = short - long > select.nats
         targets, nll = targets.where(helped), nll[helped]
     row, blocks = _with_numbers(evaluation, measurement, row, targets, nll)
-    return dataclasses.replace(
-        row,
-        seconds=round(time.monotonic() - started, 3),  # of what this row computed: next to none if all was cached
-        peak_memory_bytes=machine.peak_memory(evaluation.device),
-        bigram_nll=_bigram_nll(evaluation, row, targets),
-    ), blocks
+    return dataclasses.replace(row, bigram_nll=_bigram_nll(evaluation, row, targets)), blocks
 
 
 def _bigram_nll(evaluation: Evaluation, row: EvaluationRow, targets: Targets) -> float | None:

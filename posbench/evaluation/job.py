@@ -168,6 +168,7 @@ def evaluation_of(
         subject=subject,
         split=getattr(tokens, settings.split),
         token_bytes=tokens.tokenizer.token_bytes,
+        encode=tokens.tokenizer.encode,
         settings=settings,
         checkpoint_step=step,
         dtype=machine.dtype_name(dtype),

@@ -20,6 +20,7 @@ class Forward:
     windows: tuple[Windows, ...]  # none: the text is too short
     variant: Variant = AS_TRAINED
     rewrite: Callable[[Integers], Integers] | None = None  # of each window's length + 1 tokens
+    poses: Callable[[probes.Material], probes.Pose] | None = None  # a problem in each window's place
 
     @property
     def length(self) -> int:
@@ -126,6 +127,6 @@ def _of_probe(
                 short, long = (Forward(planned[c]) for c in (probe.select.short, probe.select.long))
                 select = Selection(short, long, probe.select.nats)
                 task = task if settings.reference else f"{task}_self"
-            forward = Forward(planned[length], variant, probe.rewrite)
+            forward = Forward(planned[length], variant, probe.rewrite, probe.poses)
             rows.append(Measurement("task", length, forward, task=f"{task}{colon}{options}", select=select))
     return rows

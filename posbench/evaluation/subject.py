@@ -67,6 +67,19 @@ class Solver(Subject, Protocol):
         """
 
 
+@runtime_checkable
+class Ranker(Subject, Protocol):
+    """A language model that also says how likely several next tokens are. What it is varied to is one, too."""
+
+    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
+        """Negative log-likelihoods in nats (B, K) of candidates (B, K) for the token after the C that are read.
+
+        Args:
+            ids: (B, C), all of them read.
+            first: number of the first of these windows, as for `nll`.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """An entry for each scored prediction: problem by problem, in the order of the tokens."""

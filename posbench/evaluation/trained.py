@@ -52,6 +52,15 @@ class TrainedGPT:
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     @torch.inference_mode()
+    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
+        inputs = machine.sent(torch.from_numpy(ids), self.device)
+        with machine.autocast(self.device, self.dtype):
+            hidden = self.model.hidden(
+                inputs, self._positions(inputs, first), last=1 if inputs.shape[1] > 1 else None, reading=self.reading
+            )
+        return candidates_nll(self.model.logits, hidden[:, -1].float(), torch.from_numpy(candidates))
+
+    @torch.inference_mode()
     def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
         problems = machine.sent(torch.from_numpy(ids), self.device)
         chosen = machine.sent(torch.from_numpy(np.flatnonzero(scored)), self.device)
@@ -100,6 +109,12 @@ class TrainedGPT:
 def nll_of(head: Head, hidden: Tensor, labels: Tensor) -> Tensor:
     """Of labels (N,) after hidden states (N, D): (N,) in nats, by a head and a softmax in fp32."""
     return torch.cat([F.cross_entropy(*piece, reduction="none") for piece in _in_pieces(head, hidden, labels)])
+
+
+def candidates_nll(head: Head, hidden: Tensor, candidates: Tensor) -> Floats:
+    """Of candidates (B, K) after hidden states (B, D): (B, K) in nats, by a head and a softmax in fp32."""
+    nll = -head(hidden).log_softmax(-1).gather(1, candidates.to(hidden.device))
+    return nll.cpu().double().numpy()
 
 
 def _in_pieces(head: Head, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from posbench import machine
@@ -346,6 +348,18 @@ def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
         raise UserError(f"the tokenizer is not that of this model: it {told}")
 
 
+def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray]:
+    """Texts that are not in the text, by the model's tokenizer.
+
+    Raises:
+        Undefined: the model's table has no rows for them.
+    """
+    found = tokens.tokenizer.encode(texts)
+    if (highest := max(int(ids.max(initial=0)) for ids in found)) >= rows:
+        raise Undefined(f"the tokenizer gives id {highest:,}, the model's table has {rows:,} rows")
+    return found
+
+
 def _record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
     begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
     run.update(
@@ -368,6 +382,7 @@ def _evaluate_into(run: Run, subject: HuggingFaceModel, tokens: Tokens, asked: A
         subject=dataclasses.replace(subject, told=work.read),
         split=split,
         token_bytes=tokens.tokenizer.token_bytes,
+        encode=functools.partial(_encoded, tokens, subject.config.vocab_size),
         settings=asked.settings,
         checkpoint_step=0,
         dtype=subject.precision,

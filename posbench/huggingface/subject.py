@@ -15,7 +15,7 @@ from posbench.encodings.base import Shape
 from posbench.errors import RunFailed, Undefined
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
-from posbench.evaluation.trained import nll_of
+from posbench.evaluation.trained import candidates_nll, nll_of
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
 from posbench.huggingface import building, rope
@@ -42,14 +42,14 @@ class HuggingFaceModel:
     @torch.no_grad()
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
         windows = machine.sent(torch.from_numpy(ids), self.device)
-        inputs, targets = windows[:, :-1].clone(), windows[:, -scored:]
-        if self.first_token is not None:
-            inputs[:, 0] = self.first_token
-        read = self.reading.base_model(input_ids=inputs, use_cache=False, **self._narrowed(inputs.shape[1]))
-        hidden = read.last_hidden_state[:, -scored:].flatten(0, 1)
-        nll = nll_of(self._logits, hidden, targets.flatten())
-        self.told(inputs.numel())
+        inputs, targets = windows[:, :-1], windows[:, -scored:]
+        nll = nll_of(self._logits, self._hidden(inputs, scored).flatten(0, 1), targets.flatten())
         return nll.view(-1, scored).cpu().double().numpy()
+
+    @torch.no_grad()
+    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
+        hidden = self._hidden(machine.sent(torch.from_numpy(ids), self.device), 1)
+        return candidates_nll(self._logits, hidden[:, -1], torch.from_numpy(candidates))
 
     def varied(self, variant: Variant, length: int) -> Varied:
         family, config = self.checkpoint.family, self.config
@@ -96,6 +96,16 @@ class HuggingFaceModel:
         if not rope.agrees(rope.rebuilt(self.model, extension.config), extension.turns, length):
             raise Undefined(f"transformers computes other frequencies for '{text}' than its definition")
         return extension
+
+    def _hidden(self, inputs: Tensor, last: int) -> Tensor:
+        """Hidden states (B, last, D) of the last tokens that are read of (B, C)."""
+        if self.first_token is not None:
+            inputs = inputs.clone()
+            inputs[:, 0] = self.first_token
+        read = self.reading.base_model(input_ids=inputs, use_cache=False, **self._narrowed(inputs.shape[1]))
+        self.told(inputs.numel())
+        hidden: Tensor = read.last_hidden_state[:, -last:]
+        return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """In fp32, whatever the model ran in."""

@@ -9,6 +9,7 @@ from posbench.comparison import rates, statistics, summary
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
+from posbench.evaluation import choices
 from posbench.evaluation.headline import REACH_LIMIT
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.portrait.properties import PROPERTIES, Measured, Properties
@@ -75,6 +76,7 @@ def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         _precision(group, summaries, least),
         _extensions(group, summaries),
         _others(summaries),
+        _choices(summaries),
         learning_rates(group),
     ]
     return [table.filled() for table in [*tables, not_done(group)] if table.rows]
@@ -247,25 +249,65 @@ def _others(summaries: list[Summary]) -> Table:
     ratios = [1.0, *_ratios(summaries)]
     rows = []
     for one in summaries:
-        values = _other_values(one)
+        values = _other_values(one, choice=False)
         for name in sorted({name for name, _ in values}):
             shown = [_mean(values.get((name, ratio), [])) for ratio in ratios]
             rows.append([Value(one.scheme.label), Value(name), *shown])
     note = (
-        "Mean over seeds ± SD of a seed; accuracy where a task has one, else nll in nats per token. nonoverlap is what "
-        "papers print: early tokens have little context, so it falls with length for any scheme that does not break."
+        "Mean over seeds ± SD of a seed; nll in nats per token. nonoverlap is what papers print: early tokens have "
+        "little context, so it falls with length for any scheme that does not break."
     )
     return Table("Other protocols and tasks", ["scheme", "protocol", *(f"{ratio:g}x" for ratio in ratios)], rows, note)
 
 
-def _other_values(one: Summary) -> dict[tuple[str, float], list[EvaluationRow]]:
+def _choices(summaries: list[Summary]) -> Table:
+    """Probes that are answered by a choice among candidates: shares of right answers."""
+    ratios = [1.0, *_ratios(summaries)]
+    rows = []
+    for one in summaries:
+        values = _other_values(one, choice=True)
+        for name in sorted({name for name, _ in values}):
+            found = [values.get((name, ratio), []) for ratio in ratios]
+            chance = next(row.chance for of_length in found for row in of_length)
+            rows.append([Value(one.scheme.label), Value(name), _percent(chance), *map(_right, found)])
+    note = (
+        "Percent of problems whose right answer is likelier than each other candidate; by chance: of guessing. Mean "
+        "over seeds ± SD of a seed; of one seed with its 95 % interval over problems (Clopper & Pearson), for that "
+        "checkpoint. Exploratory."
+    )
+    columns = ["scheme", "probe", "by chance", *(f"{ratio:g}x" for ratio in ratios)]
+    return Table("Right answers among candidates, %", columns, rows, note)
+
+
+def _right(rows: list[EvaluationRow]) -> Value:
+    """Over seeds, if all had the same problems."""
+    shares = [row.accuracy for row in rows if row.accuracy is not None]
+    if len({row.targets_sha256 for row in rows}) > 1:
+        return Value("other problems per seed")
+    if len(shares) > 1:
+        shown, spread = over_seeds(shares), sd_of_seeds(over_seeds(shares))
+        return Value(f"{100 * shown.mean:.1f} ±{100 * (spread or 0.0):.1f}", 100 * shown.mean)
+    between = choices.interval_of(rows[0]) if shares else None
+    value = _percent(shares[0] if shares else None)
+    return (
+        value
+        if between is None
+        else Value(f"{value.text} ({100 * between[0]:.0f}..{100 * between[1]:.0f})", value.number)
+    )
+
+
+def _percent(share: float | None) -> Value:
+    return Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share)
+
+
+def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[EvaluationRow]]:
     """By protocol or task and length ratio, one row per seed: of its newest checkpoint."""
     found: dict[tuple[str, float], list[EvaluationRow]] = {}
     for run in one.scheme.by_seed.values():
         newest = max((row.checkpoint_step for row in run.rows), default=0)
         for row in run.rows:
             other = row.kind == PLAIN and (row.task or row.protocol) not in ("fixed_target", "per_position")
-            if other and row.measured and row.checkpoint_step == newest:
+            if other and row.measured and row.checkpoint_step == newest and choice is (row.chance is not None):
                 found.setdefault((_other_name(row, run.split), row.length_ratio), []).append(row)
     return found
 
@@ -280,7 +322,7 @@ def _other_name(row: EvaluationRow, split: str) -> str:
 
 def _mean(rows: list[EvaluationRow]) -> Value:
     """Over seeds, if all were scored on the same targets; a model's own choice of them (key_tokens_self) is no such."""
-    values = [value for row in rows if (value := row.nll if row.accuracy is None else row.accuracy) is not None]
+    values = [row.nll for row in rows if row.nll is not None]
     if not values:
         return Value("")
     if len({row.targets_sha256 for row in rows}) > 1 and not (rows[0].task or "").partition(":")[0].endswith("_self"):

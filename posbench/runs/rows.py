@@ -71,6 +71,7 @@ class EvaluationRow:
     perplexity: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None  # of problems: share of the scored tokens that were the likeliest
+    chance: float | None = None  # of a choice among candidates: the accuracy of guessing
     exact_match: float | None = None  # share of the problems of which all were
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None

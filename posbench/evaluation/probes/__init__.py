@@ -1,15 +1,16 @@
 """Probes of what a model does with its context. The folder is the registry: `<name>.py` here is a task.
 
-A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. All of them score
-fixed targets at the end of their windows; what differs is the context those windows hold, or which of the targets
-count. Options are written as those of extensions are: `shuffle:keep=16`.
+A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Most score fixed
+targets at the end of their windows; what differs is the context those windows hold, or which of the targets count.
+Others pose a problem in each window, with a choice of tokens as answers. Options are written as those of extensions
+are: `shuffle:keep=16`.
 """
 
 import dataclasses
 import importlib
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from posbench.evaluation.variants import parse_choice
 from posbench.options import checked
 
 Ids = NDArray[np.int64]
+Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,26 @@ class KeyTokens:
     nats: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Material:
+    """What problems are made of."""
+
+    text: Ids  # tokens of the text
+    encode: Encode | None  # by the model's own tokenizer; None: not known
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """A problem: which of several tokens comes next?"""
+
+    ids: Ids  # (C,), what is read
+    candidates: Ids  # (K,), different tokens
+    right: int  # which of them
+
+
+Pose = Callable[[Ids, int], Choice]  # of what a window of the text reads (C,), and its number
+
+
 @dataclasses.dataclass(frozen=True)
 class Probe:
     """One row that a task asks for."""
@@ -41,6 +63,7 @@ class Probe:
     targets: int  # how many of the window's last predictions are scored
     rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
     select: KeyTokens | None = None  # which targets count; None = all
+    poses: Callable[[Material], Pose] | None = None  # a problem in each window; raises Undefined where there is none
 
 
 def names() -> list[str]:

@@ -1,0 +1,113 @@
+"""Probes that pose a problem in each window: how often is the right answer the likeliest of its candidates?
+
+The answer is the token after the window, so a problem costs one forward pass, whatever the number of candidates. What
+is likelier than nothing else is not right: a model to which all candidates are alike gets none. The share of right
+answers has an interval over problems (Clopper & Pearson), for the checkpoint it was measured on.
+"""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from posbench.data.tokens import TokenSplit
+from posbench.evaluation import intervals
+from posbench.evaluation.plan import Forward
+from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.evaluation.subject import Floats, Ranker, Subject
+from posbench.processes import World
+from posbench.runs.rows import BlockRow, EvaluationRow
+
+_TEXT = 2**16  # tokens of the text that problems are made of, at most
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problems:
+    """The problems of a row."""
+
+    ids: Ids  # (n, C)
+    candidates: Ids  # (n, K)
+    right: Ids  # (n,) into candidates
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the problems; rows that share it are paired."""
+        digest = hashlib.sha256()
+        for part in (self.ids, self.candidates, self.right):
+            digest.update(np.ascontiguousarray(part, dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+
+def problems_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> Problems:
+    """What a forward pass poses, a problem in each of its windows.
+
+    Raises:
+        Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
+    """
+    assert forward.poses is not None
+    (windows,) = forward.windows
+    text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
+    posed = forward.poses(Material(text[text != split.ids[split.starts[0]]], encode))
+    choices: list[Choice] = []
+    for number, start in enumerate(windows.starts):
+        choices.append(posed(np.asarray(split.ids[start : start + windows.length], dtype=np.int64), number))
+    return Problems(
+        np.stack([choice.ids for choice in choices]),
+        np.stack([choice.candidates for choice in choices]),
+        np.array([choice.right for choice in choices]),
+    )
+
+
+def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World) -> Floats:
+    """Negative log-likelihoods in nats (n, K) of all candidates.
+
+    Args:
+        batch_tokens: tokens per forward pass, at least one problem.
+        world: the processes among which the forward passes are divided; all of them get all of the result.
+    """
+    assert isinstance(subject, Ranker)
+    count, length = problems.ids.shape
+    per_batch = max(1, batch_tokens // length)
+
+    def ranked(first: int) -> Floats:
+        some = slice(first, first + per_batch)
+        return subject.nll_of_candidates(problems.ids[some], problems.candidates[some], first)
+
+    return np.concatenate(world.mapped(ranked, range(0, count, per_batch)))
+
+
+def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> tuple[EvaluationRow, list[BlockRow]]:
+    """The row with what there is to say of its answers, and its problems as blocks."""
+    if not_finite := int((~np.isfinite(nll)).sum()):
+        reason = f"nll is not finite at {not_finite:,} of {nll.size:,} candidates"
+        return dataclasses.replace(row, status="failed", reason=reason), []
+    number = np.arange(len(nll))
+    of_right = nll[number, problems.right]
+    others = nll.copy()
+    others[number, problems.right] = np.inf
+    correct = of_right < others.min(axis=1)
+    blocks = [
+        BlockRow(block=block, nll_sum=float(one), n_tokens=1, n_bytes=None, n_correct=int(known))
+        for block, (one, known) in enumerate(zip(of_right, correct, strict=True))
+    ]
+    interval = intervals.over_text(intervals.blocks_of(blocks))
+    row = dataclasses.replace(
+        row,
+        n_tokens=len(nll),
+        n_blocks=len(nll),
+        mean_context=float(row.length),
+        nll=float(of_right.mean()),
+        accuracy=float(correct.mean()),
+        chance=1 / nll.shape[1],
+        ci_low=None if interval is None else interval.low,
+        ci_high=None if interval is None else interval.high,
+        ci_over=None if interval is None else "problems",
+    )
+    return row, blocks
+
+
+def interval_of(row: EvaluationRow) -> tuple[float, float] | None:
+    """95 % of a row's share of right answers, over problems; None where a file has no such share."""
+    if row.accuracy is None or row.n_blocks is None or not 0 <= row.accuracy <= 1 or row.n_blocks < 1:
+        return None
+    return intervals.clopper_pearson(round(row.accuracy * row.n_blocks), row.n_blocks)

@@ -1,0 +1,59 @@
+"""Induction: what followed a token when it stood there before?
+
+    induction   reads  x  x  A a  x  x  x  B b  x  C c  x  x  B    scores  b   (among a b c)
+
+x are tokens drawn independently from the text, in no order. Among them stand `pairs` pairs of tokens, once each, one in
+every equal share of the window; the first token of one of them, drawn uniformly, comes again at the end. The answer is
+right if the token that followed it is likelier than those that followed the others. All of these stand in the window
+exactly once, so that what is merely common, or near, is no help: guessing gets 1 of `pairs`. The tokens of pairs are
+drawn uniformly from the different ones of the text; none of them stands elsewhere in the window. They depend on the
+window's number only, so that lengths differ in the distance and in how much stands between.
+
+Source: Olsson et al., "In-context Learning and Induction Heads" (2022), arXiv:2209.11895: heads that complete
+[A][B] ... [A] with [B], told by what they do on random tokens that repeat.
+Deviates: pairs repeat, not a whole sequence; random tokens are as common as in the text; scored by likelihood among the
+candidates.
+"""
+
+import functools
+
+import numpy as np
+
+from posbench.errors import Undefined
+from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, expect
+from posbench.randomness import derive
+
+_MOST_PAIRS = 64
+
+
+def rows(lengths: list[int], targets: int, train_length: int, *, pairs: int = 8) -> list[Probe]:
+    """One row per length."""
+    expect(2 <= pairs <= _MOST_PAIRS, "induction", "pairs", pairs, f"2 to {_MOST_PAIRS}")
+    return [
+        Probe("induction", length, targets, poses=functools.partial(_poses, length=length, pairs=pairs))
+        for length in lengths
+    ]
+
+
+def _poses(material: Material, length: int, pairs: int) -> Pose:
+    known = np.unique(material.text)
+    if len(known) < (needed := 2 * pairs + 2):  # those of pairs, the first token of the window, and one between
+        raise Undefined(f"the text has {len(known)} different tokens: {pairs} pairs need {needed} of them")
+    shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)  # the first token stays, the last is the question
+    if np.diff(shares).min() < 2:
+        raise Undefined(f"there is no room for {pairs} pairs and their question in {length} tokens")
+
+    def posed(ids: Ids, number: int) -> Choice:
+        rng = np.random.default_rng(derive(0, "induction", number))
+        drawn = rng.permutation(known)
+        first, second = drawn[drawn != ids[0]][: 2 * pairs].reshape(2, pairs)
+        right, within = int(rng.integers(pairs)), rng.random(pairs)
+        others = material.text[~np.isin(material.text, [first, second])]
+        out = rng.choice(others, length)
+        out[0] = ids[0]
+        places = shares[:-1] + (within * (np.diff(shares) - 1)).astype(np.int64)
+        out[places], out[places + 1] = first, second
+        out[-1] = first[right]
+        return Choice(out, second, right)
+
+    return posed

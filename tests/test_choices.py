@@ -1,0 +1,176 @@
+"""Passkey and induction by likelihood: on subjects whose share of right answers is known beforehand."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from posbench.config.schema import Config
+from posbench.data.tokenizer import Tokenizer, train_bpe
+from posbench.data.tokens import TokenSplit
+from posbench.errors import Undefined, UserError
+from posbench.evaluation import choices, curve, probes
+from posbench.evaluation.check import check
+from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.probes import Choice, Material
+from posbench.evaluation.subject import Ranker, Varied
+from posbench.evaluation.variants import Variant
+from posbench.runs.rows import BlockRow, EvaluationRow
+
+L, V = 64, 400
+PROBLEMS = 128
+Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of what is read (C,) and candidates (K,): (K,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+    """A subject that is no model, within an attention window if it is narrowed."""
+
+    expects: Nll
+    name: str = "planted"
+    train_length: int = L
+    window: int | None = None
+
+    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
+        return np.full((len(ids), scored), math.log(V))
+
+    def nll_of_candidates(self, ids: np.ndarray, candidates: np.ndarray, first: int) -> np.ndarray:
+        seen = ids if self.window is None else ids[:, -self.window :]
+        return np.stack([self.expects(*problem) for problem in zip(seen, candidates, strict=True)])
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        return Varied(dataclasses.replace(self, window=variant.window), None)
+
+
+def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Expects what followed the longest earlier occurrence of the last tokens read."""
+    followers: dict[int, int] = {}
+    for at in range(1, len(ids)):
+        same = 0
+        while same < at and ids[at - 1 - same] == ids[-1 - same]:
+            same += 1
+        followers[same] = ids[at]
+    best = max(followers)
+    return np.where((candidates == followers[best]) & (best > 0), 0.1, 5.0) + candidates / 1e6
+
+
+def ignores_context(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    return (candidates * 7919 % 1009).astype(np.float64)
+
+
+def text(n: int = 40_000) -> TokenSplit:
+    ids = np.random.default_rng(1).integers(0, V, n).astype(np.uint16)
+    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V)
+
+
+def rows_of(
+    subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str
+) -> tuple[list[EvaluationRow], list[list[BlockRow]]]:
+    settings = dataclasses.replace(
+        config.evaluation, ratios=(1, 2, 8), targets=8, blocks=PROBLEMS, windowed=True, protocols=("fixed_target",),
+        tasks=tasks,
+    )  # fmt: skip
+    encode = None if tokenizer is None else tokenizer.encode
+    cpu = torch.device("cpu")
+    pairs = list(evaluate(Evaluation(subject, text(), None, settings, 7, "fp32", cpu, encode=encode)))
+    return [row for row, _ in pairs if row.task], [blocks for row, blocks in pairs if row.task]
+
+
+def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
+    tiny_config: Config, tokenizer: Tokenizer
+) -> None:
+    assert isinstance(Planted(looks_up), Ranker)
+    rows, blocks = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey", "induction", "passkey:depth=0")
+    by = {(row.task, row.length, row.window): row for row in rows}
+    for (_, length, window), row in by.items():
+        if window is None:
+            assert (row.accuracy, row.n_blocks, row.status) == (1.0, PROBLEMS, "ok")
+            low, high = choices.interval_of(row) or (0, 0)
+            assert low == pytest.approx(0.025 ** (1 / PROBLEMS)) and high == 1.0  # Clopper & Pearson, by hand
+        elif row.task != "passkey:depth=0":  # a share L / length of the places is within the window
+            assert L / length - 0.1 < row.accuracy < L / length + 0.35
+    assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3  # of ten candidates, seen from nowhere
+    for row, of_row in zip(rows, blocks, strict=True):
+        assert sum(block.n_correct or 0 for block in of_row) == round(row.accuracy * row.n_blocks)
+        assert sum(block.nll_sum or 0 for block in of_row) / row.n_tokens == pytest.approx(row.nll)
+
+    guessed, _ = rows_of(Planted(ignores_context), tiny_config, tokenizer, "passkey", "induction", "induction:pairs=2")
+    for row in guessed:
+        assert row.chance == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[row.task]
+        low, high = choices.interval_of(row) or (0, 0)
+        assert low < row.chance < high
+    assert "right, by chance 10.0%" in describe(guessed[0])
+    alike, _ = rows_of(Planted(lambda ids, candidates: np.ones(len(candidates))), tiny_config, tokenizer, "induction")
+    assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
+    broken, _ = rows_of(Planted(lambda ids, candidates: candidates * math.nan), tiny_config, tokenizer, "induction")
+    assert {row.status for row in broken} == {"failed"}
+
+
+def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
+    window = np.arange(100, 100 + 256)
+    material = Material(text().ids.astype(np.int64), tokenizer.encode)
+
+    def posed(task: str, number: int, length: int = 256) -> Choice:
+        (probe,) = probes.of(task, [length], 8, L)
+        assert probe.poses is not None
+        return probe.poses(material)(window[:length], number)
+
+    keys = [posed("passkey:depth=0.5", number) for number in range(40)]
+    for choice in keys:
+        key = tokenizer.decode([choice.candidates[choice.right]])
+        said = tokenizer.decode(choice.ids)
+        assert f'The key is "{key}". Remember: the key is "{key}".' in said
+        assert said.endswith('What was the key? The key is "') and choice.ids[0] == window[0]
+    assert {choice.right for choice in keys} == set(range(10))
+    told = np.flatnonzero(keys[0].ids[:200] != window[:200])
+    assert abs(told.mean() - 128) < 25  # in the middle, but for the question's length
+    assert posed("passkey", 3).right == posed("passkey", 3, 200).right  # by number, whatever the length
+
+    for number in range(40):
+        choice = posed("induction", number)
+        ids, answer = choice.ids, choice.candidates[choice.right]
+        assert all((ids == token).sum() == 1 for token in choice.candidates) and len(set(choice.candidates)) == 8
+        (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
+        assert ids[asked + 1] == answer and ids[0] == window[0]
+
+
+def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
+    for encode, said in (
+        (None, "tokenizer is not known"),
+        (lambda texts: [np.zeros(30, np.int64)] * len(texts), "no token of its own for each digit"),
+        (lambda texts: [np.array(list(one.encode())) for one in texts], "the sentences of passkey are 75 tokens"),
+        (lambda texts: [np.zeros(0, np.int64)] * len(texts), "no tokens for"),
+    ):
+        (probe,) = probes.of("passkey", [L], 8, L)
+        assert probe.poses is not None
+        with pytest.raises(Undefined, match=said):
+            probe.poses(Material(np.arange(99), encode))
+    rows, _ = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
+    found = {(row.task, row.length): row.status for row in rows if row.window is None}
+    assert {status for (task, _), status in found.items() if task == "passkey"} == {"undefined"}
+    assert found["induction:pairs=40", L] == "undefined" and found["induction:pairs=40", 2 * L] == "ok"
+    (few,) = probes.of("induction", [L], 8, L)
+    assert few.poses is not None
+    with pytest.raises(Undefined, match="17 different tokens"):
+        few.poses(Material(np.arange(17), None))
+    for asked, said in (("passkey:depth=2", "a number from 0 to 1"), ("induction:pairs=1", "2 to 64")):
+        settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
+        with pytest.raises(UserError, match=said):
+            check(dataclasses.replace(tiny_config, evaluation=settings))
+
+
+def test_the_terminal_shows_the_share_with_chance_and_interval(tiny_config: Config, tokenizer: Tokenizer) -> None:
+    rows, _ = rows_of(Planted(looks_up), tiny_config, tokenizer, "passkey")
+    out = Console(width=100, record=True)
+    out.print(curve._answers_table(curve._others([row for row in rows if row.window is None]), out))
+    shown = out.export_text()
+    assert "right answers by context" in shown and "10.0%" in shown and shown.count("100.0% (97..100)") == 3
