@@ -332,6 +332,12 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     changed(tmp_path / "a", max_position_embeddings=None)
     with pytest.raises(UserError, match="expected train_length=N"):
         job.asked_of(dataclasses.replace(folders.read(tmp_path / "a")), [])
+    short = folders.read(tmp_path / "b")
+    for asked, targets in (([], 16), (["targets=8"], 8), (["train_length=48"], 32)):  # the usual 32, or all there are
+        asked = asked if "train_length=48" in asked else ["train_length=16", *asked]
+        assert job.asked_of(short, asked).settings.targets == targets
+    with pytest.raises(UserError, match="targets is 17: expected at most"):
+        job.asked_of(short, ["train_length=16", "targets=17"])
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------
@@ -370,7 +376,8 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert (folder / "evaluation.jsonl").read_bytes() == before
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    assert posbench("evaluate", "model", *EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false") == 0
+    more = [*EVALUATE, "length=48,144", "protocol=fixed_target", "windowed=false"]
+    assert library_of_ours.evaluate("model", more).folder == folder.relative_to(tmp_path)  # from Python
     assert [r["length"] for r in read_jsonl(folder / "evaluation.jsonl")[len(lines) :]] == [144]
 
     run = library_of_ours.load(folder)

@@ -200,11 +200,11 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
     if own.get("bos") not in (None, "document", "window"):
         raise UserError(f"bos is {own['bos']}: expected document or window")
     base, _ = compose.single(text)
-    ratios = dataclasses.replace(base.evaluation, ratios=RATIOS)
+    usual = dataclasses.replace(base.evaluation, ratios=RATIOS, targets=min(base.evaluation.targets, length))
     training = dataclasses.replace(
         base.training, train_length=length, batch_size=1, accumulation=1, tokens=length, warmup_tokens=0
     )
-    base = dataclasses.replace(base, training=training, evaluation=ratios)
+    base = dataclasses.replace(base, training=training, evaluation=usual)
     settings, device, threads = apply(base, rest)
     return Asked(
         base=base,

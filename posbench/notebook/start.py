@@ -43,23 +43,31 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
 
 
 def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
-    """Evaluate a finished run as `posbench evaluate` does; rows that exist are not computed again.
+    """Evaluate a finished run, or a HuggingFace model, as `posbench evaluate` does; no row is computed twice.
 
     Args:
-        run: what `load` or `train` returned, or a run folder.
+        run: what `load` or `train` returned, a run folder, or a HuggingFace model: its folder or its name on the hub.
         overrides: as typed after the command, one string each: ["length=128,256", "extension=yarn"].
 
     Returns:
-        The run with its new rows; the one that was given stays as it was.
+        The run with its new rows, or the results of the model; a run that was given stays as it was.
 
     Raises:
-        UserError: it is no run or has no checkpoint, or an override cannot be used.
+        UserError: it is no run or has no checkpoint, the model cannot be used, or an override cannot.
+        RunFailed: memory or the disk is full.
+        Stopped: it was interrupted; what was computed is kept.
     """
     from posbench.config.overrides import apply
     from posbench.evaluation.job import evaluate_run
+    from posbench.runs import finding
     from posbench.runs.folder import load_config
     from posbench.terminal import console
 
+    if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
+        from posbench.huggingface.job import evaluate_model
+
+        with console.log_shown(), _threads_kept():
+            return _told(load(evaluate_model(str(run), _listed(overrides))[0]))
     given = run if isinstance(run, LoadedRun) else load(run)
     settings, device, threads = apply(load_config(given.folder), _listed(overrides))
     with console.log_shown(), _threads_kept():
