@@ -203,29 +203,16 @@ def tokenizer_file(name: str) -> tuple[Path, str]:
         UserError: no such model or revision, it has no such file, or it can be neither reached nor found in the cache.
     """
     import huggingface_hub
-    from huggingface_hub import errors
 
     repository, _, revision = name.partition("@")
     away = _commit("model", repository, revision or None) is None
-    try:
+    with _in_one_line("tokenizer", repository, "a tokenizer.json of this machine, data.tokenizer=FILE"):
         # By the name of the revision, not its commit, so that the cache knows it by that name later.
         file = Path(
             huggingface_hub.hf_hub_download(
                 repository, "tokenizer.json", revision=revision or None, local_files_only=away
             )
         )
-    except errors.LocalEntryNotFoundError:
-        raise UserError(
-            f"tokenizer '{repository}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the "
-            "local cache: connect once, or give a tokenizer.json of this machine, data.tokenizer=FILE"
-        ) from None
-    except errors.EntryNotFoundError:
-        raise UserError(
-            f"'{repository}' has no tokenizer.json, the only kind of tokenizer that is read: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) of transformers makes one"
-        ) from None
-    except (OSError, errors.HfHubHTTPError) as error:  # of the transfer
-        raise UserError(f"the tokenizer of '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
     return file, file.parent.name
 
 
@@ -240,26 +227,48 @@ def model_folder(name: str) -> tuple[Path, str]:
         UserError: no such model or revision, or it can be neither reached nor found in the cache.
     """
     import huggingface_hub
-    from huggingface_hub import errors
 
     repository, _, revision = name.partition("@")
     away = _commit("model", repository, revision or None) is None
     weights = ["model.safetensors.index.json", "model.safetensors", "model-*.safetensors"]
-    try:
+    here = "a folder of this machine that save_pretrained of transformers has written"
+    with _in_one_line("model", repository, here):
         folder = huggingface_hub.snapshot_download(
             repository,
             revision=revision or None,
             allow_patterns=["config.json", "tokenizer.json", *weights],
             local_files_only=away,
         )
+    return Path(folder), Path(folder).name
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
+    """The hub's errors at a download.
+
+    Args:
+        what: is downloaded of a repository: a tokenizer, the one file that is asked for by its name, or a model.
+        here: what may be given in its place, without the hub.
+
+    Raises:
+        UserError: in the place of an error of the hub.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.LocalEntryNotFoundError:
+        endpoint = huggingface_hub.constants.ENDPOINT
+        told = f"{what} '{repository}' cannot be reached at {endpoint} and is not in the local cache"
+        raise UserError(f"{told}: connect once, or give {here}") from None
+    except errors.EntryNotFoundError:
         raise UserError(
-            f"model '{repository}' cannot be reached at {huggingface_hub.constants.ENDPOINT} and is not in the local "
-            "cache: connect once, or give a folder of this machine that save_pretrained of transformers has written"
+            f"'{repository}' has no tokenizer.json, the only kind of tokenizer that is read: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) of transformers makes one"
         ) from None
     except (OSError, errors.HfHubHTTPError) as error:  # of the transfer
-        raise UserError(f"model '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
-    return Path(folder), Path(folder).name
+        raise UserError(f"{what} '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
 
 
 def _ask(dataset: str, revision: str | None) -> str | None:
