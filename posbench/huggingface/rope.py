@@ -17,6 +17,8 @@ from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Shape
 from posbench.errors import Undefined
 from posbench.extend import methods
+from posbench.huggingface import spelling
+from posbench.huggingface.spelling import Parameters
 
 _TOLERANCE = 1e-5  # of cosines and sines: the library's frequencies are fp32
 _CPU = torch.device("cpu")
@@ -140,70 +142,56 @@ def _rope(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
 # -- how the library spells them ---------------------------------------------------------------------------------------
 
 
-def _pi(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    return {"rope_type": "linear", "factor": facts["factor"]}
+def _ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
+    return spelling.larger_base(plain.base, facts["factor"], plain.width)
 
 
-def _ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    stretched = facts["factor"] ** (plain.width / max(1, plain.width - 2))
-    return {"rope_type": "default", "rope_theta": plain.base * stretched}
+def _dynamic_ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
+    return spelling.dynamic(plain.base, facts["factor"]) | {"original_max_position_embeddings": train_length}
 
 
-def _dynamic_ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    return {"rope_type": "dynamic", "factor": facts["factor"], "original_max_position_embeddings": train_length}
+def _yarn(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
+    return spelling.yarn(
+        plain.base,
+        facts["factor"],
+        slow=facts["alpha"],
+        fast=facts["beta"],
+        attention_factor=made.attention_factor,
+        original=train_length,
+    )
 
 
-def _yarn(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "factor": facts["factor"],
-        "beta_slow": facts["alpha"],
-        "beta_fast": facts["beta"],
-        "attention_factor": made.attention_factor,
-        "original_max_position_embeddings": train_length,
-    }
+def _llama3(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
+    slow, fast = facts["low_freq_factor"], facts["high_freq_factor"]
+    return spelling.llama3(plain.base, facts["factor"], slow=slow, fast=fast, original=train_length)
 
 
-def _llama3(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    return {
-        "rope_type": "llama3",
-        "factor": facts["factor"],
-        "low_freq_factor": facts["low_freq_factor"],
-        "high_freq_factor": facts["high_freq_factor"],
-        "original_max_position_embeddings": train_length,
-    }
-
-
-def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
+def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
     """Both lists are those of this length: which of them counts, the library finds by the length as we do."""
-    divisors: list[float] = (plain.inv_freq(_CPU) / made.inv_freq(_CPU)).tolist()
-    return {
-        "rope_type": "longrope",
-        "factor": facts["factor"],
-        "long_factor": divisors,
-        "short_factor": divisors,
-        "attention_factor": made.attention_factor,
-        "original_max_position_embeddings": train_length,
-    }
-
-
-def _abf(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": facts["base"]}
+    divisors = plain.inv_freq(_CPU) / made.inv_freq(_CPU)
+    return spelling.longrope(
+        plain.base,
+        facts["factor"],
+        short=divisors,
+        long=divisors,
+        attention_factor=made.attention_factor,
+        original=train_length,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spelling:
-    spell: Callable[[Rotary, Rotary, dict[str, Any], int], dict[str, Any]]  # plain, made, facts, train_length
+    spell: Callable[[Rotary, Rotary, dict[str, Any], int], Parameters]  # plain, made, facts, train_length
     ramp: str | None = None  # the one that the library has
 
 
 _SPELT = {
-    "pi": _Spelling(_pi),
+    "pi": _Spelling(lambda plain, made, facts, train_length: spelling.linear(plain.base, facts["factor"])),
     "ntk": _Spelling(_ntk),
     "dynamic_ntk": _Spelling(_dynamic_ntk),
     "ntk_by_parts": _Spelling(_yarn, "index"),
     "yarn": _Spelling(_yarn, "index"),
     "llama3": _Spelling(_llama3, "rotations"),
     "longrope": _Spelling(_longrope),
-    "abf": _Spelling(_abf),
+    "abf": _Spelling(lambda plain, made, facts, train_length: spelling.default(facts["base"])),
 }

@@ -25,11 +25,11 @@ from posbench.encodings.partial_rope import PartialRoPE
 from posbench.encodings.pi import PI
 from posbench.encodings.rope import RoPE
 from posbench.encodings.yarn import YaRN
-
-Parameters = dict[str, Any]
+from posbench.huggingface import spelling
+from posbench.huggingface.spelling import Parameters
 
 # Pairs of which none turns: attention without positions, in architectures that know only rotary ones.
-NO_POSITIONS: Parameters = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.0}
+NO_POSITIONS = spelling.proportional(10000.0, 0.0)
 
 
 def expressible(encoding: Encoding) -> bool:
@@ -61,102 +61,66 @@ def order_of(rope: Encoding, partly: bool) -> Tensor:
     return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
 
 
-def _default(rope: Rotary) -> Parameters:
-    return {"rope_type": "default", "rope_theta": rope.base}
-
-
 def _partial(rope: PartialRoPE) -> Parameters:
-    return {**_default(rope), "partial_rotary_factor": rope.fraction} if rope.width else NO_POSITIONS
-
-
-def _proportional(rope: PRoPE) -> Parameters:
-    return {"rope_type": "proportional", "rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
-
-
-def _linear(rope: PI) -> Parameters:
-    return {"rope_type": "linear", "rope_theta": rope.base, "factor": rope.factor}
-
-
-def _larger_base(rope: NTK) -> Parameters:
-    d = rope.shape.head_dim
-    return {"rope_type": "default", "rope_theta": rope.base * rope.factor ** (d / max(1, d - 2))}
+    return {**spelling.default(rope.base), "partial_rotary_factor": rope.fraction} if rope.width else NO_POSITIONS
 
 
 def _by_parts(rope: NTKByParts) -> Parameters:
+    length = rope.shape.train_length
     if rope.ramp == "rotations" and rope.attention_factor == 1:
-        return {
-            "rope_type": "llama3",
-            "rope_theta": rope.base,
-            "factor": rope.factor,
-            "low_freq_factor": rope.alpha,
-            "high_freq_factor": rope.beta,
-            "original_max_position_embeddings": rope.shape.train_length,
-        }
+        return spelling.llama3(rope.base, rope.factor, slow=rope.alpha, fast=rope.beta, original=length)
     if rope.ramp == "rotations":
         return _listed(rope)
-    return {
-        "rope_type": "yarn",
-        "rope_theta": rope.base,
-        "factor": rope.factor,
-        "beta_fast": rope.beta,
-        "beta_slow": rope.alpha,
-        "attention_factor": rope.attention_factor,
-        "original_max_position_embeddings": rope.shape.train_length,
-    }
+    return spelling.yarn(
+        rope.base,
+        rope.factor,
+        slow=rope.alpha,
+        fast=rope.beta,
+        attention_factor=rope.attention_factor,
+        original=length,
+    )
 
 
 def _llama3(rope: Llama3) -> Parameters:
-    return {
-        "rope_type": "llama3",
-        "rope_theta": rope.base,
-        "factor": rope.factor,
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.shape.train_length,
-    }
+    slow, fast, length = rope.low_freq_factor, rope.high_freq_factor, rope.shape.train_length
+    return spelling.llama3(rope.base, rope.factor, slow=slow, fast=fast, original=length)
 
 
 def _longrope(rope: LongRoPE) -> Parameters:
-    return {
-        "rope_type": "longrope",
-        "rope_theta": rope.base,
-        "factor": rope.factor,
-        "short_factor": [1.0] * len(rope.short),
-        "long_factor": (rope.short / rope.inv_freq(_CPU)).tolist(),
-        "attention_factor": rope.attention_factor,
-        "original_max_position_embeddings": rope.original_length,
-    }
-
-
-def _dynamic(rope: DynamicNTK) -> Parameters:
-    return {"rope_type": "dynamic", "rope_theta": rope.base, "factor": rope.factor}
+    return spelling.longrope(
+        rope.base,
+        rope.factor,
+        short=torch.ones(len(rope.short)),
+        long=rope.short / rope.inv_freq(_CPU),
+        attention_factor=rope.attention_factor,
+        original=rope.original_length,
+    )
 
 
 def _listed(rope: Rotary) -> Parameters:
     """Any frequencies above 0: LongRoPE's divisors, the same at every length."""
-    divisors = (rotary.frequencies(rope.width, rope.base, _CPU) / rope.inv_freq(_CPU)).tolist()
-    return {
-        "rope_type": "longrope",
-        "rope_theta": rope.base,
-        "factor": 1.0,
-        "short_factor": divisors,
-        "long_factor": divisors,
-        "attention_factor": rope.attention_factor,
-        "original_max_position_embeddings": rope.shape.train_length,
-    }
+    divisors = rotary.frequencies(rope.width, rope.base, _CPU) / rope.inv_freq(_CPU)
+    return spelling.longrope(
+        rope.base,
+        1.0,
+        short=divisors,
+        long=divisors,
+        attention_factor=rope.attention_factor,
+        original=rope.shape.train_length,
+    )
 
 
 _CPU = torch.device("cpu")
 _SPELT: dict[type[Encoding], Callable[[Any], Parameters]] = {
-    RoPE: _default,
+    RoPE: lambda rope: spelling.default(rope.base),
     PartialRoPE: _partial,
-    PRoPE: _proportional,
-    PI: _linear,
-    NTK: _larger_base,
+    PRoPE: lambda rope: spelling.proportional(rope.base, rope.fraction),
+    PI: lambda rope: spelling.linear(rope.base, rope.factor),
+    NTK: lambda rope: spelling.larger_base(rope.base, rope.factor, rope.shape.head_dim),
     NTKByParts: _by_parts,
     YaRN: _by_parts,
     Llama3: _llama3,
     LongRoPE: _longrope,
-    DynamicNTK: _dynamic,
+    DynamicNTK: lambda rope: spelling.dynamic(rope.base, rope.factor),
     LeRoPE: _listed,
 }
