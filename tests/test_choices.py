@@ -18,7 +18,9 @@ from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.probes import Choice, Material
 from posbench.evaluation.subject import Ranker, Varied
+from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
+from posbench.model import build
 from posbench.runs.rows import BlockRow, EvaluationRow
 
 L, V = 64, 400
@@ -141,6 +143,18 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
         assert all((ids == token).sum() == 1 for token in choice.candidates) and len(set(choice.candidates)) == 8
         (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
         assert ids[asked + 1] == answer and ids[0] == window[0]
+
+
+def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
+    model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
+    for task in ("passkey", "induction"):
+        (probe,) = probes.of(task, [L], 8, L)
+        assert probe.poses is not None
+        choice = probe.poses(Material(text().ids.astype(np.int64), tokenizer.encode))(np.arange(L), 5)
+        wanted = [model.nll(np.append(choice.ids, each)[None], 1, 0)[0, 0] for each in choice.candidates]
+        got = model.nll_of_candidates(choice.ids[None], choice.candidates[None], 0)[0]
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+        assert np.ptp(got) > 0.01
 
 
 def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:

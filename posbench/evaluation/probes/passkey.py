@@ -47,7 +47,7 @@ def _poses(material: Material, length: int, depth: float | None) -> Pose:
     told, asked = (material.encode([text.format(digit) for digit in _DIGITS]) for text in (_TELLS, _ASKS))
     if not all(map(len, asked)):
         raise Undefined("the tokenizer has no tokens for passkey's sentences")
-    question, candidates = asked[0][:-1], np.array([each[-1] for each in asked])
+    question, candidates = asked[0][:-1], np.array([each[-1] for each in asked], dtype=np.int64)
     alike = all(np.array_equal(each[:-1], question) for each in asked) and len(set(candidates.tolist())) == len(asked)
     if not alike or not all(key in each for key, each in zip(candidates, told, strict=True)):
         raise Undefined("the tokenizer has no token of its own for each digit of passkey's sentences")
