@@ -258,6 +258,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "another shape": (lambda f: changed(f, intermediate_size=48), "another shape of"),
     "weights as a program": (pickled, "pytorch_model.bin, which is a program"),
     "a program of its own": (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "quantised": (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
     "an adapter": (lambda f: (f / "adapter_config.json").write_text("{}") and None, "adapter"),
     "an unknown kind": (lambda f: changed(f, model_type="lama"), "did you mean 'llama'"),

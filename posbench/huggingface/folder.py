@@ -219,7 +219,8 @@ def _own(folder: Path, name: str) -> Path:
         elif not path.is_file():
             raise UserError(f"{path} is no file: refused")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise UserError(f"{folder} has no {name}: {error.__class__.__name__}") from None
+        why = "" if isinstance(error, FileNotFoundError) else f": {error.__class__.__name__}"
+        raise UserError(f"{folder} has no {name}{why}") from None
     return path
 
 

@@ -30,7 +30,8 @@ def is_model(word: str) -> bool:
     """Whether a word of a command line names a model of HuggingFace rather than runs: its folder, or its name there."""
     path = Path(word)
     if path.exists():
-        return (path / "config.json").is_file() and not (path / "run.json").exists()
+        there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
+        return there and not (path / "run.json").exists()
     return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
 
 
