@@ -416,7 +416,10 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
 
 def _options(group: str, search: list[str], loader: ConfigLoader, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
     def inside(group: str, kind: ObjectType) -> list[str]:
-        return loader.get_group_options(group, kind, overrides=_searchpath(search))
+        if search:
+            return loader.get_group_options(group, kind, overrides=_searchpath(search))
+        # The same, without the copy of all it knows that the loader makes first.
+        return [name for source in loader.get_sources() if source.is_group(group) for name in source.list(group, kind)]
 
     found = inside(group, kind)
     if group and kind is ObjectType.CONFIG:  # encoding=layered/gemma3

@@ -4,16 +4,20 @@ Below this module nobody sees YAML. Field meanings are explained in `configs/*/*
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from posbench.config.checks import above_zero, at_least, at_most_entries, fraction, plain_name
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
@@ -325,11 +329,19 @@ def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -
     import pydantic
 
     try:
-        made: object = pydantic.TypeAdapter(strict(cls)).validate_python(dict(plain))
+        made: object = _reader(cls).validate_python(dict(plain))  # type: ignore[arg-type] # a class is hashable
     except pydantic.ValidationError as error:
         raise UserError(in_one_line(cls, section, error.errors(include_url=False)[0])) from None
     assert isinstance(made, cls)
     return made
+
+
+@functools.cache
+def _reader(cls: type) -> "TypeAdapter[Any]":
+    """What reads one kind of configuration. It is made once, since that takes longer than all it will read."""
+    import pydantic
+
+    return pydantic.TypeAdapter(strict(cls))
 
 
 def load_saved(path: Path) -> Config:

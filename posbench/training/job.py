@@ -157,7 +157,8 @@ def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:
     """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
     from posbench.config.compose import config_of
 
-    study = Path(_parent_.dir) if "subdir" in _parent_ else None  # of hydra.sweep
+    of_sweep = "subdir" in set(_parent_)  # `in _parent_` would resolve it, which asks for the name again, and so on
+    study = Path(_parent_.dir) if of_sweep else None
     try:
         return run_folder(config_of(_root_, study), study).name
     except UserError:
