@@ -3,11 +3,13 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from posbench import machine
 from posbench.config.schema import Config, from_container
 
 _OFFLINE = Path(__file__).with_name("offline")
@@ -30,6 +32,14 @@ def fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
+
+
+@pytest.fixture(autouse=True, scope="session")
+def freed_memory_goes_back() -> Iterator[None]:
+    """What a command does for its own process is not done to this one, which would grow by what every test takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "keep_freed_memory", lambda: None)
+        yield
 
 
 @pytest.fixture

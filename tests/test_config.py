@@ -437,15 +437,21 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain() -> Config:
+    """What no override gives."""
+    return composed()
+
+
 @pytest.mark.parametrize("typed", SETTINGS)
-def test_evaluation_settings_are_typed_alike_in_every_command(typed: str) -> None:
+def test_evaluation_settings_are_typed_alike_in_every_command(plain: Config, typed: str) -> None:
     asked = [composed(typed), compose.check(["encoding=rope,alibi", typed], multirun=True)[1]]
     ((_, of_sweep),) = compose.combinations([["encoding=rope", typed]])
     spelt = compose.for_hydra([typed], asked)
     for config in [*asked, of_sweep, composed(*spelt)]:
-        assert config.evaluation == dataclasses.replace(composed().evaluation, **SETTINGS[typed])
-    of_run, _, _ = overrides.apply(composed(), [typed])
-    assert of_run == dataclasses.replace(composed().evaluation, longest=16.0, **SETTINGS[typed])
+        assert config.evaluation == dataclasses.replace(plain.evaluation, **SETTINGS[typed])
+    of_run, _, _ = overrides.apply(plain, [typed])
+    assert of_run == dataclasses.replace(plain.evaluation, longest=16.0, **SETTINGS[typed])
 
 
 def test_runtime_settings_need_no_section() -> None:
