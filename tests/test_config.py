@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,21 @@ def test_the_default_is_the_demo_with_rope() -> None:
     assert (config.study, config.encoding.name, config.model.d_model) == ("demo", "rope", 128)
     assert config == composed("experiment=demo", "encoding=rope")
     assert 450 <= config.training.tokens // config.training.tokens_per_step <= 500
+
+
+def test_our_own_files_are_composed_again_only_where_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "configs"
+    shutil.copytree(configs_dir(), own)
+    calls: list[object] = []
+    composing = compose.compose
+    monkeypatch.setattr(compose, "configs_dir", lambda: own)
+    monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
+    assert composed("seed=3").seed == 3 and composed().seed == 0 and len(calls) == 1
+    (own / "train.yaml").write_text((own / "train.yaml").read_text().replace("seed: 0", "seed: 5"))
+    assert composed().seed == 5 and len(calls) == 2
+    assert composed("hydra.run.dir=a").seed == 5 and len(calls) == 3  # Hydra's own part is never kept
 
 
 def test_command_line_choices_win_over_the_experiment() -> None:
