@@ -52,6 +52,17 @@ def test_the_gradient_takes_the_place_of_the_logits() -> None:
     assert made.data_ptr() == where and not torch.equal(made.detach(), before)
 
 
+def test_by_itself_the_loss_gives_what_it_gives_times_1() -> None:
+    """On a CPU that product is left out."""
+    logits, labels, gradients = torch.randn(40, 20), torch.randint(20, (40,)), []
+    for factor in (1.0, 2.0):
+        leaf = logits.clone().requires_grad_()
+        (factor * cross_entropy(leaf * 1.0, labels)).backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad / factor)  # exact: a power of 2
+    assert torch.equal(*gradients) and gradients[0].abs().sum() > 0
+
+
 def test_without_a_gradient_the_logits_stay() -> None:
     logits = torch.randn(8, 20)
     before = logits.clone()
