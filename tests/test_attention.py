@@ -262,6 +262,21 @@ def test_without_gradients_no_probabilities_are_kept(monkeypatch: pytest.MonkeyP
     assert asked
 
 
+def test_a_small_mask_is_made_once_also_where_evaluation_is_the_first_to_ask() -> None:
+    tiles._kept_mask.cache_clear()
+    queries = torch.empty(1, 1, 300, 4)
+    with torch.inference_mode():
+        first = [tile.mask for tile in tiles.Cut(queries, window=40).tiles()]
+    again = [tile.mask for tile in tiles.Cut(queries, window=40).tiles()]
+    assert len(first) > 2 and all(one is other for one, other in zip(first, again, strict=True))
+    assert not any(mask.is_inference() for mask in first)
+    index = torch.arange(300)
+    gap = index[128:256, None] - index[89:256]  # the second block sees 39 keys before its first row
+    assert torch.equal(first[1] == 0, (gap >= 0) & (gap < 40))
+    large = [list(tiles.Cut(torch.empty(1, 1, 4096, 4)).tiles())[-1].mask for _ in range(2)]
+    assert large[0] is not large[1]
+
+
 def test_on_an_accelerator_blocks_are_larger_and_more_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles.machine, "device_memory", lambda device: 24 * 2**30)
 

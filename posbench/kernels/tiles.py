@@ -8,6 +8,7 @@ slice of it, and no product has to copy what it reads.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -27,6 +28,8 @@ MAX_ROWS_ACCELERATOR = 1024
 # give a share of their memory, of which a dozen layers leave most.
 KEPT_BYTES = 128 * 2**20
 KEPT_SHARE_ACCELERATOR = 1 / 64
+# Masks that are kept for all layers and steps: numbers in one, and how many.
+MASK_NUMBERS, MASKS = 2**18, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +97,20 @@ class Cut:
         return size // self.like.element_size()
 
     def _mask(self, rows: int, keys: int) -> Tensor:
-        hidden = torch.full((rows, keys), -math.inf, dtype=exact(self.like), device=self.like.device)
-        mask = hidden.triu(keys - rows + 1)
-        return mask + hidden.tril(keys - rows - self.window) if self.window else mask
+        make = _kept_mask if rows * keys <= MASK_NUMBERS else _mask
+        return make(rows, keys, self.window, exact(self.like), self.like.device)
+
+
+def _mask(rows: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    hidden = torch.full((rows, keys), -math.inf, dtype=dtype, device=device)
+    mask = hidden.triu(keys - rows + 1)
+    return mask + hidden.tril(keys - rows - window) if window else mask
+
+
+@functools.lru_cache(MASKS)
+def _kept_mask(rows: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # evaluation may be the first to ask, and training the second
+        return _mask(rows, keys, window, dtype, device)
 
 
 def kept_bytes(device: torch.device) -> int:
