@@ -31,6 +31,11 @@ def fusing() -> Iterator[None]:
         _fusing.reset(token)
 
 
+def is_fusing() -> bool:
+    """Whether what is `fusible` runs compiled here."""
+    return _fusing.get()
+
+
 def fusible(dynamic: bool = False) -> Callable[[Callable[_Given, _Out]], Callable[_Given, _Out]]:
     """Compile a function for calls within `fusing`, when it is first called there.
 
