@@ -131,7 +131,7 @@ def test_a_run_that_compiles_has_the_same_loss_and_gradient_from_one_graph(
 def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(function: Any) -> Any:
+    def broken(function: Any, **_: Any) -> Any:
         raise RuntimeError("no working compiler\nat all")
 
     monkeypatch.setattr(torch, "compile", broken)

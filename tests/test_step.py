@@ -1,6 +1,7 @@
 """One update: what is scored, how parts of a batch add up, and that wrappers of the model see all of it."""
 
 import dataclasses
+import logging
 import math
 import pathlib
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
+from posbench.kernels.fused import fusible, fusing
 from posbench.model import GPT, build
 from posbench.training.step import Learner, LossScale, begin_update, learner_for, update
 
@@ -247,6 +249,22 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
 def test_what_the_compiler_makes_takes_the_same_step(tiny_config: Config, encoding: str, block: dict[str, str]) -> None:
     model = dataclasses.replace(tiny_config.model, **block)
     assert_steps_are_equal(dataclasses.replace(tiny_config, model=model, encoding=EncodingConfig(encoding, {})))
+
+
+def test_where_nothing_can_be_compiled_pieces_run_as_they_are_with_one_warning_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(function: Any, **_: Any) -> Any:
+        raise RuntimeError("no C++ compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(logging.getLogger("posbench"), "propagate", True)
+    piece = fusible(dynamic=True)(torch.neg)
+    with fusing():
+        assert [float(piece(torch.tensor(x))) for x in (1.0, 2.0)] == [-1, -2]
+    assert [record.getMessage() for record in caplog.records] == [
+        "neg cannot be compiled here: no C++ compiler; it runs uncompiled"
+    ]
 
 
 def assert_steps_are_equal(config: Config) -> None:

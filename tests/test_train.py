@@ -273,10 +273,12 @@ def test_a_clock_that_goes_back_makes_no_time_negative(
     assert record["status"] == "done" and min(seconds) >= 0
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at_step", [7])  # 200 moments: slow/test_kills.py
 def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one(
-    config: Config, tmp_path: pathlib.Path, at_step: int
+    config: Config, tmp_path: pathlib.Path, at_step: int, compiled: bool
 ) -> None:
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=compiled))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(config, whole, [])
     process = start(config, killed)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library
 
+from posbench.kernels.on_cuda import fused
+
 _Given = ParamSpec("_Given")
 _Out = TypeVar("_Out")
 
@@ -37,20 +39,18 @@ def is_fusing() -> bool:
 
 
 def fusible(dynamic: bool = False) -> Callable[[Callable[_Given, _Out]], Callable[_Given, _Out]]:
-    """Compile a function for calls within `fusing`, when it is first called there.
+    """Compile a function for calls within `fusing`, when it is first called there; one warning where that fails.
 
     Args:
         dynamic: one graph for all shapes, rather than one for each of a few.
     """
 
     def decorate(function: Callable[_Given, _Out]) -> Callable[_Given, _Out]:
-        @functools.cache
-        def compiled() -> Callable[_Given, _Out]:
-            return torch.compile(function, dynamic=dynamic)
+        compiled = fused(function, dynamic)
 
         @functools.wraps(function)
         def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Out:
-            return (compiled() if _fusing.get() else function)(*args, **kwargs)
+            return (compiled if _fusing.get() else function)(*args, **kwargs)
 
         return call
 

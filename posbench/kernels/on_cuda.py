@@ -13,9 +13,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def fused(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning."""
-    compiled = functools.cache(lambda: torch.compile(function))
+def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
+    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning.
+
+    Args:
+        dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
+    """
+    compiled = functools.cache(lambda: torch.compile(function, dynamic=dynamic))
     failed = False
 
     @functools.wraps(function)
