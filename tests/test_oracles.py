@@ -33,6 +33,7 @@ SETTINGS = [  # T, H, Dh, positions, seed
     (33, 1, 16, "consecutive", 2),
     (20, 6, 8, "gaps", 0),
     (7, 4, 8, "far", 1),
+    (20, 4, 8, "fractional", 2),
 ]
 
 

@@ -350,6 +350,40 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
     assert learned.embed(torch.zeros(1, 32, SHAPE.d_model), longest).isfinite().all()
 
 
+def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
+    encoding = encodings.build("cape", SHAPE, {"global_shift": 4.0, "local_shift": 0.5, "scaling": 1.25})
+    ids, whole = torch.zeros(3, 30, dtype=torch.long), torch.arange(30.0)
+    first, again = (encoding.positions(ids, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert first.shape == (1, 30) and torch.equal(first, again) and (first.diff() >= 0).all()
+    stream = torch.Generator().manual_seed(0)
+    draws = torch.cat([encoding.positions(ids, stream) for _ in range(300)])
+    stretches = (draws[:, 15:] - draws[:, :15]).mean(1) / 15
+    assert (stretches > 0.74).all() and (stretches < 1.32).all() and stretches.min() < 0.85 and stretches.max() > 1.2
+    assert abs(float(stretches.log().mean())) < 0.05  # as often squeezed as stretched
+    # Each part by itself, the others at what does nothing.
+    for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):
+        alone = encodings.build("cape", SHAPE, {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0} | options)
+        moved = torch.cat([alone.positions(ids, stream) for _ in range(300)]) - whole
+        assert 0.95 * bound < moved.max() <= bound + 1e-5 and -bound - 1e-5 <= moved.min() < -0.95 * bound
+        same = (moved - moved[:, :1]).abs().amax(1) < 1e-5
+        assert same.all() if "global_shift" in options else not same.any()
+    disordered = encodings.build("cape", SHAPE, {"local_shift": 1.0})
+    assert (disordered.positions(ids, stream).diff() < 0).any()
+    assert torch.equal(encoding.eval().positions(ids, None), torch.arange(30)[None])
+
+
+@pytest.mark.parametrize("inner", ["sinusoidal", "rope", "t5", "fire"])
+def test_cape_that_does_nothing_is_the_encoding_inside(inner: str) -> None:
+    nothing = {"inner": inner, "global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
+    encoding = schemes.build("cape", nothing, SHAPE)
+    positions = encoding.positions(torch.zeros(2, LENGTH, dtype=torch.long), torch.Generator().manual_seed(3))
+    q, k, v, x = inputs()
+    alone = encoding.inners[0]
+    assert torch.equal(encoding.embed(x, positions), alone.embed(x, counting()))
+    expected = attention(alone, q, k, v, x, counting(), 1)
+    torch.testing.assert_close(attention(encoding, q, k, v, x, positions, 1), expected, **CLOSE)
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +398,13 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
         ("randomized", {"max_length": 8}, "encoding.max_length is 8 for 'randomized': expected at least train_length"),
         ("shape", {"shift": 0}, "encoding.shift is 0 for 'shape': expected a number of tokens from 1 to 16,777,216"),
         ("shape", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself: expected"),
+        ("cape", {"global_shift": -1.0}, "encoding.global_shift is -1 for 'cape': expected a number of tokens of at"),
+        ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': expected a number of tokens"),
+        ("cape", {"scaling": 0.5}, "encoding.scaling is 0.5 for 'cape': expected a number of at least 1 (default"),
+        ("cape", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected one that"),
+        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which has whole positions alone: expected one,"),
+        ("cape", {"inner": "layered", "inner_options": {"layers": [{"name": "rope"}, {"name": "tupe"}]}},
+         "encoding.inner is 'layered', which has whole positions alone: expected one"),
         ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),
         ("layered", {"layers": [{"nam": "rope"}]}, "encoding.layers[0] is {'nam': 'rope'}: expected a name"),
         ("layered", {"layers": [{"name": "rope"}, {"name": "t5", "num_buckets": 1}]},

@@ -19,6 +19,8 @@ from posbench.errors import UserError
 class Skew(Encoding):
     """Base of these encodings; a subclass says how wide a block is, which heads have their own, and the start."""
 
+    whole_positions = True
+
     def __init__(self, shape: Shape, block: int, heads: int) -> None:
         """`block` channels make a block; `heads` is n_heads, or 1 where they share one matrix."""
         super().__init__(shape)

@@ -27,6 +27,8 @@ from posbench.errors import Undefined, UserError
 
 
 class Binary(Additive):
+    whole_positions = True
+
     def __init__(
         self,
         shape: Shape,

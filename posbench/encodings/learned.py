@@ -22,6 +22,8 @@ from posbench.errors import UserError
 
 
 class Learned(Encoding):
+    whole_positions = True
+
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.max_length = shape.train_length

@@ -25,6 +25,8 @@ DEVIATION = 0.02
 
 
 class ProjectedBias(Encoding):
+    whole_positions = True
+
     def __init__(self, shape: Shape, extent: int | None = None, curves: int = 16) -> None:
         super().__init__(shape)
         self.expect(extent is None or extent >= 1, "extent", extent, "at least 1 distance, or null for train_length")

@@ -23,6 +23,8 @@ from posbench.errors import UserError
 
 
 class TUPE(Encoding):
+    whole_positions = True
+
     def __init__(self, shape: Shape, relative: bool = False) -> None:
         super().__init__(shape)
         self.max_length = shape.train_length

@@ -76,7 +76,7 @@ def test_flex_attention_passes_its_check_here(kind: type) -> None:
 @pytest.mark.parametrize("name", encodings.names())
 def test_loss_and_gradients_are_those_of_the_cpu(tiny_config: Config, name: str, window: int | None) -> None:
     config = configured(tiny_config, name, window)
-    if name in ("randomized", "shape"):
+    if name in ("randomized", "shape", "cape"):
         pytest.skip("draws other positions on another device")
     found, expected = with_gradients(config, DEVICE), with_gradients(config, CPU)
     assert found.keys() == expected.keys()

@@ -31,7 +31,8 @@ Optional names in a module, with what holds without them:
     DTYPE = torch.float32             float64: inputs and parameters are handed over in fp64 (ours stays fp32)
     CAUSAL = (True, False)            which masks it can compare
     POSITIONS = ("consecutive", "offset", "gaps", "far")   which positions: (1, T) from 0, (1, T) from elsewhere,
-                                      (B, T) increasing but not consecutive, and that up to 1024
+                                      (B, T) increasing but not consecutive, and that up to 1024; "fractional" is
+                                      compared where it is named here: (B, T) increasing, between whole positions
     TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
     UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
 
