@@ -72,17 +72,22 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
     length, heads, width, kind, seed = setting
     oracle = schemes.oracle_of(name)
     # Far: distances that are no longer whole numbers in bf16, where a scheme that forgets fp32 goes wrong.
-    shape = Shape(heads * width, heads, LAYERS, train_length=1024 if kind == "far" else 64)
+    vocabulary = getattr(oracle, "VOCABULARY", ())
+    shape = Shape(heads * width, heads, LAYERS, train_length=1024 if kind == "far" else 64, vocabulary=vocabulary)
     encoding = schemes.build(name, options, shape, seed)
     completed = schemes.completed(name, options, shape)
     positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
+    ids = torch.randint(len(vocabulary), (BATCH, length), generator=torch.Generator()) if vocabulary else None
+    given = {"ids": ids} if vocabulary else {}
     worst = {"values": 0.0, "gradients": 0.0}
     for causal in getattr(oracle, "CAUSAL", (True, False)):
         ours = _Inputs(encoding, length, seed, torch.float32)
         theirs = _Inputs(encoding, length, seed, getattr(oracle, "DTYPE", torch.float32))
-        expected = oracle.reference(theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal)
-        assert expected and set(expected) <= {"embedded", "q", "k", "bias", "probabilities", "output"}
-        actual = {key: _ours(key, encoding, ours, positions, seed, causal) for key in expected}
+        expected = oracle.reference(
+            theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal, **given
+        )
+        assert expected and set(expected) <= {"positions", "embedded", "q", "k", "bias", "probabilities", "output"}
+        actual = {key: _ours(key, encoding, ours, positions, ids, seed, causal) for key in expected}
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
         for key, value in expected.items():
             value = _comparable(key, value, causal, actual[key].shape)
@@ -132,10 +137,15 @@ class _Inputs:
         return {key: torch.zeros_like(value) if value.grad is None else value.grad for key, value in named.items()}
 
 
-def _ours(key: str, encoding: Encoding, inputs: _Inputs, positions: Tensor, layer: int, causal: bool) -> Tensor:
+def _ours(
+    key: str, encoding: Encoding, inputs: _Inputs, positions: Tensor, ids: Tensor | None, layer: int, causal: bool
+) -> Tensor:
     q, k, v, x = inputs.tensors
+    if key == "positions":
+        assert ids is not None, "it takes a VOCABULARY"
+        return encoding.positions(ids, None)
     if key == "embedded":
-        return encoding.embed(x[..., : encoding.token_dim()], positions)
+        return encoding.embed(x[..., : encoding.token_dim()], positions, ids)
     if key in ("q", "k"):
         used, own_layer = encoding.at(layer)
         return used.rotate(q, k, x, positions, own_layer)["qk".index(key)]

@@ -384,6 +384,72 @@ def test_cape_that_does_nothing_is_the_encoding_inside(inner: str) -> None:
     torch.testing.assert_close(attention(encoding, q, k, v, x, positions, 1), expected, **CLOSE)
 
 
+def ids_in(vocabulary: tuple[str, ...], *rows: str) -> Tensor:
+    return torch.tensor([[vocabulary.index(token) for token in row.split(" ")] for row in rows])
+
+
+def test_bipe_gives_segments_as_positions_and_adds_the_places_in_them() -> None:
+    vocabulary = ("a", "b", "c", "d", "e", ".", "\n", "end.", "\n\n")
+    bipe = schemes.build("bipe", {}, dataclasses.replace(SHAPE, vocabulary=vocabulary))
+    ids = ids_in(vocabulary, "a b . c d . e", ". . a \n end. \n\n b")
+    segments = bipe.positions(ids, None)
+    assert segments.tolist() == [[0, 0, 0, 1, 1, 1, 2], [0, 1, 2, 2, 3, 3, 3]]
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 0], [0, 0, 0, 1, 0, 1, 2]])
+    x = schemes.random(2, 7, SHAPE.d_model)
+    assert torch.equal(bipe.embed(x, segments, ids), x + bipe.table[places])
+    long = torch.zeros(1, 40, dtype=torch.long)  # one segment, beyond the table of 32
+    added = bipe.embed(torch.zeros(1, 40, SHAPE.d_model), bipe.positions(long, None), long)[0]
+    assert torch.equal(added, bipe.table[torch.arange(40).clamp(max=31)])
+    assert bipe.remarks() == []
+    (remark,) = encodings.build("bipe", dataclasses.replace(SHAPE, vocabulary=("a", "b"))).remarks()
+    assert remark.startswith("bipe: no token of the vocabulary is one of ['.', '\\n'] by itself")
+    unknown = encodings.build("bipe", SHAPE)
+    assert unknown.remarks() == [] and not unknown.positions(ids, None).any()
+
+
+def test_bipe_multiplies_the_slopes_of_alibi_unless_they_are_given() -> None:
+    for options, factor in (({}, 96.0), ({"alibi_factor": 2.0}, 2.0), ({"inner_options": {"slopes": [1.0] * 4}}, None)):
+        bipe = encodings.build("bipe", SHAPE, {"inner": "alibi"} | options)
+        expected = torch.ones(4) if factor is None else factor * encodings.build("alibi", SHAPE).slopes
+        torch.testing.assert_close(bipe.inner_encodings[0].slopes, expected)
+
+
+def test_abacus_numbers_the_digits_of_each_number_and_in_training_begins_anywhere() -> None:
+    vocabulary = tuple("0123456789+=")
+    abacus = schemes.build("abacus", {"max_offset": 5, "rows": 8}, dataclasses.replace(SHAPE, vocabulary=vocabulary))
+    ids = ids_in(vocabulary, "1 2 + 3 4 5 =", "+ = 7 7 7 7 7")
+    places = torch.tensor([[1, 2, 0, 1, 2, 3, 0], [0, 0, 1, 2, 3, 4, 5]])
+    x = schemes.random(2, 7, SHAPE.d_model)
+
+    def rows() -> Tensor:
+        return (abacus.embed(x, counting(7), ids) - x)[:, :, None].sub(abacus.table).abs().sum(-1).argmin(-1)
+
+    assert torch.equal(rows(), places)
+    drawn = []
+    for update in range(100):
+        tell_progress(abacus, update / 100)
+        drawn.append(int(rows()[0, 0]) - 1)
+        assert torch.equal(rows(), torch.where(places > 0, (places + drawn[-1]).clamp(max=7), 0))
+    assert set(drawn) == set(range(6))
+    again = [(tell_progress(abacus, update / 100), int(rows()[0, 0]) - 1)[1] for update in reversed(range(100))]
+    assert again == drawn[::-1]  # what it is follows from the share of the updates, so a continued run draws alike
+    abacus.eval()
+    assert torch.equal(rows(), places)
+    assert abacus.remarks() == []
+    (remark,) = encodings.build("abacus", dataclasses.replace(SHAPE, vocabulary=("12", " 1"))).remarks()
+    assert remark.startswith("abacus: no token of the vocabulary is a digit by itself")
+
+
+def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same() -> None:
+    def drawn(seed: int) -> list[int]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            abacus = encodings.build("abacus", SHAPE)
+        return [(tell_progress(abacus, update / 9), int(abacus.offset))[1] for update in range(9)]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +471,15 @@ def test_cape_that_does_nothing_is_the_encoding_inside(inner: str) -> None:
         ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which has whole positions alone: expected one,"),
         ("cape", {"inner": "layered", "inner_options": {"layers": [{"name": "rope"}, {"name": "tupe"}]}},
          "encoding.inner is 'layered', which has whole positions alone: expected one"),
+        ("bipe", {"separators": []}, "encoding.separators is [] for 'bipe': expected at least one text of a token"),
+        ("bipe", {"separators": [". "]}, "encoding.separators is ['. '] for 'bipe': expected at least one text of a"),
+        ("bipe", {"alibi_factor": 0.0}, "encoding.alibi_factor is 0 for 'bipe': expected a number above 0 (default"),
+        ("bipe", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected a relative"),
+        ("bipe", {"inner": "learned"}, "encoding.inner is 'learned', which acts at the input: expected a relative one"),
+        ("bipe", {"inner": "alibi", "inner_options": {"slopes": [1.0]}},
+         "encoding.inner_options.slopes is [1.0] for 'alibi': expected 4 finite numbers"),
+        ("abacus", {"max_offset": -1}, "encoding.max_offset is -1 for 'abacus': expected a number of rows of at least"),
+        ("abacus", {"rows": 100}, "encoding.rows is 100 for 'abacus': expected at least max_offset + 2, 101 (default"),
         ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),
         ("layered", {"layers": [{"nam": "rope"}]}, "encoding.layers[0] is {'nam': 'rope'}: expected a name"),
         ("layered", {"layers": [{"name": "rope"}, {"name": "t5", "num_buckets": 1}]},

@@ -33,7 +33,8 @@ _LISTED = {
     "rope_pp": (_BLUE, ">"), "temperature": (_RED, ">"), "learned_sinks": (_BLACK, ">"), "hope": (_BLUE, "D"),
     "carope": (_ORANGE, "p"), "liere": (_GREEN, "P"), "comrope": (_PINK, "P"), "path_fox": (_BLACK, "^"),
     "wall": (_RED, "v"), "fox_pro": (_ORANGE, "X"), "dape_v2": (_SKY, "X"), "spe": (_WINE, "D"),
-    "drope": (_WINE, "v"), "shape": (_BLACK, "P"), "cape": (_RED, "P"),
+    "drope": (_WINE, "v"), "shape": (_BLACK, "P"), "cape": (_RED, "P"), "bipe": (_PINK, "X"),
+    "abacus": (_ORANGE, "P"),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ randomised parameters, over lengths, head counts, head widths, position offsets 
     All positions stay below shape.train_length, which is 64 or 1024; the batch is 2, n_layers 3.
     It returns one or more of these (fp32 or fp64, differentiable with respect to q, k, v, x and the parameters):
 
+        "positions"      (1|B, T)       what `positions` returns, of encodings that look at the texts of tokens
         "embedded"       (B, T, D)      what `embed` returns
         "q", "k"         (B, H, T, Dq)  what `rotate` returns
         "bias"           broadcastable to (B, H, T, T), added to the scaled logits; compared up to a constant per row
@@ -33,6 +34,8 @@ Optional names in a module, with what holds without them:
     POSITIONS = ("consecutive", "offset", "gaps", "far")   which positions: (1, T) from 0, (1, T) from elsewhere,
                                       (B, T) increasing but not consecutive, and that up to 1024; "fractional" is
                                       compared where it is named here: (B, T) increasing, between whole positions
+    VOCABULARY = ()                   texts of tokens, for encodings that look at them; `reference` is then given
+                                      `ids` (B, T), too
     TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}        wider only with a reason beside it
     UNCHECKED = "..."                 options left uncompared here, and where they are tested instead
 

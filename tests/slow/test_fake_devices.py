@@ -63,7 +63,7 @@ def test_the_host_reads_a_device_once_in_a_step_and_once_in_a_batch_that_is_scor
         for what in ("step", "score"):
             # MPS has no fp64, and what is drawn there, the host has to fetch for its table.
             made = OF_DISTANCES.get(name, 0) + LEARNED.get(name, 0) * (2 if what == "step" else 1)
-            drawn = name in ("randomized", "shape", "cape")
+            drawn = name in ("randomized", "shape", "cape", "bipe")
             most = 1 + (made + drawn if kind == "mps" else 0)
             assert sum(row[what]["reads"].values()) == most, (name, what, row[what]["reads"])
 

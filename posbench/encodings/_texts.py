@@ -1,0 +1,23 @@
+"""What the encodings share that look at the texts of tokens."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def ids_of(texts: Iterable[str], vocabulary: tuple[str, ...]) -> Tensor:
+    """Ids (N,) of the tokens that have one of these texts; without a vocabulary there are none."""
+    wanted = set(texts)
+    return torch.tensor([i for i, text in enumerate(vocabulary) if text in wanted], dtype=torch.long)
+
+
+def among(ids: Tensor, chosen: Tensor) -> Tensor:
+    """Which token ids (B, T) are one of the chosen (N,): (B, T) bool."""
+    return (ids[..., None] == chosen).any(-1)  # torch.isin may make the host wait for its device
+
+
+def places(numbers: Tensor) -> Tensor:
+    """How many tokens before each have its number: (B, T), from numbers (B, T) that never fall within a row."""
+    first = torch.searchsorted(numbers, numbers)
+    return torch.arange(numbers.shape[-1], device=numbers.device) - first
