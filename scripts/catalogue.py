@@ -82,6 +82,7 @@ def page(all_runs: dict[str, load.RunData | None], worst: dict[str, Errors], spe
             ordered = sorted(members, key=lambda name: _nll(all_runs[name]) or math.inf)
             rows = [_row(name, all_runs[name], worst, speeds) for name in ordered]
             parts.append(f"## Acts on: {family}\n\n" + _table(rows, bool(speeds)))
+    parts.append(_LEFT_OUT)
     return "\n".join(parts)
 
 
@@ -185,6 +186,17 @@ nothing of context, and its rise is not to be read. All have one learning rate, 
 - checked against: what none of us wrote, or plain loops from the paper. Values and gradients: the largest difference
   from it over all settings of tests/test_oracles.py, with random parameters, in fp32; in units of a setting's largest
   value, and of its largest gradient, or of 1 where that is less.
+"""
+
+_LEFT_OUT = """## Left out, and why
+
+- TAPE (Zhu et al. 2025, arXiv:2501.00712): in the authors' code every layer attends over states of position as over its
+  values, and hands both on to the next. That is another block, not an encoding of the one that all runs here share.
+- SeqPE (Li et al. 2025, arXiv:2506.13277): a sequence encoder of its own reads the digits of a position, and it is
+  trained with two further losses, a contrastive one and a distillation. Here an encoding has no loss of its own.
+- Wavelet-based positions (Oka et al. 2025, arXiv:2502.02004): which scales and shifts the wavelets have, and how they
+  are normalised, could not be read.
+- MrRoPE (mixed radix): read in a summary alone, which has no formula.
 """
 
 
