@@ -35,7 +35,7 @@ def check(config: Config) -> None:
         told = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
         raise UserError(f"{told} take {needed} tokens, expected at least as many")
     if data.offset and size.fits(config) and draws_positions(config):
-        raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' draws positions itself, expected 0")
+        raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' chooses positions itself, expected 0")
 
 
 def remarks(config: Config) -> list[str]:

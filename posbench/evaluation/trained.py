@@ -86,7 +86,7 @@ class TrainedGPT:
 
     def shifted(self, offset: int) -> "TrainedGPT":
         if "positions" in self._encoding.hooks:
-            raise Undefined(f"'{self._encoding.name}' draws positions itself: there are none to shift")
+            raise Undefined(f"'{self._encoding.name}' chooses positions itself: there are none to shift")
         return dataclasses.replace(self, offset=offset)
 
     @property
