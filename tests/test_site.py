@@ -44,6 +44,8 @@ NOT_RUN = {
     "python scripts/catalogue.py": "reads runs of hours; the test of its tables has two runs of milliseconds",
     "lm_eval": "another project's harness, which is not installed here",
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
+    "posbench evaluate random_pythia": "takes minutes; test_huggingface.py evaluates models of every kind",
+    "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }

@@ -43,7 +43,7 @@ class Abacus(Wrapper):
         self.expect(max_offset >= 0, "max_offset", max_offset, "a number of rows of at least 0")
         self.expect(rows >= max_offset + 2, "rows", rows, f"at least max_offset + 2, {max_offset + 2}")
         self.max_offset = max_offset
-        self.seed = int(torch.randint(2**31, ()))  # of the offsets
+        self.seed = int(torch.randint(2**31, (), device="cpu"))  # of the offsets
         self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
         self.register_buffer("digits", texts.ids_of("0123456789", shape.vocabulary), persistent=False)
         self.register_buffer("offset", torch.zeros((), dtype=torch.long), persistent=False)
