@@ -5,7 +5,8 @@
     python scripts/catalogue.py outputs/catalogue build/oracles.xml
 
 Whatever is not there yet is said in the tables. With `--speeds FILE`, which `posbench bench ... --json` printed, they
-have a column of speeds.
+have a column of speeds. Runs with seed 1, as `posbench sweep study=catalogue experiment=demo seed=1 encoding=...` makes
+them, are set beside those with seed 0 in a table of their own.
 """
 
 import argparse
@@ -51,10 +52,10 @@ def errors(path: Path) -> dict[str, Errors]:
     return found
 
 
-def runs(folder: Path) -> dict[str, load.RunData | None]:
+def runs(folder: Path, *overriding: str) -> dict[str, load.RunData | None]:
     """The runs of the sweep by what `encoding=` chose; None where there is none yet, or one that has not ended."""
     found: dict[str, load.RunData | None] = {}
-    for overrides, config in compose.combinations(jobs.read_sets(SWEEP, [])):
+    for overrides, config in compose.combinations(jobs.read_sets(SWEEP, list(overriding))):
         (name,) = (given.partition("=")[2] for given in overrides if given.startswith("encoding="))
         try:
             run = load.read(folder / jobs.job_of(overrides, config).id)
@@ -69,7 +70,12 @@ def not_finite(all_runs: dict[str, load.RunData | None]) -> list[str]:
     return [name for name, run in all_runs.items() if run and any(x.status == "failed" for x in run.levels.values())]
 
 
-def page(all_runs: dict[str, load.RunData | None], worst: dict[str, Errors], speeds: dict[str, float]) -> str:
+def page(
+    all_runs: dict[str, load.RunData | None],
+    again: dict[str, load.RunData | None],
+    worst: dict[str, Errors],
+    speeds: dict[str, float],
+) -> str:
     done = [run for run in all_runs.values() if run]
     if not done:
         raise SystemExit(f"no run of sweep={SWEEP} is there")
@@ -82,6 +88,8 @@ def page(all_runs: dict[str, load.RunData | None], worst: dict[str, Errors], spe
             ordered = sorted(members, key=lambda name: _nll(all_runs[name]) or math.inf)
             rows = [_row(name, all_runs[name], worst, speeds) for name in ordered]
             parts.append(f"## Acts on: {family}\n\n" + _table(rows, bool(speeds)))
+    if second := {name: nll for name, run in again.items() if (nll := _nll(run)) is not None}:
+        parts.append(_again(all_runs, second))
     parts.append(_LEFT_OUT)
     return "\n".join(parts)
 
@@ -105,6 +113,14 @@ def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunD
         all=len(all_runs),
         missing=f" Not run yet: {', '.join(missing)}." if missing else "",
     )
+
+
+def _again(all_runs: dict[str, load.RunData | None], second: dict[str, float]) -> str:
+    """What runs with another seed have at the training length, beside the first."""
+    ordered = sorted(second, key=lambda name: _nll(all_runs[name]) or math.inf)
+    rows = [[f"`{name}`", f"{_nll(all_runs[name]):.3f}", f"{second[name]:.3f}"] for name in ordered]
+    lines = [["encoding", "seed 0", "seed 1"], ["---", "---:", "---:"], *rows]
+    return f"## Once more\n\n{_AGAIN}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _row(name: str, run: load.RunData | None, worst: dict[str, Errors], speeds: dict[str, float]) -> list[str]:
@@ -188,6 +204,9 @@ nothing of context, and its rise is not to be read. All have one learning rate, 
   value, and of its largest gradient, or of 1 where that is less.
 """
 
+_AGAIN = """The lowest losses with a second seed, which draws other weights and another order of the text: nll at 1x.
+"""
+
 _LEFT_OUT = """## Left out, and why
 
 - TAPE (Zhu et al. 2025, arXiv:2501.00712): in the authors' code every layer attends over states of position as over its
@@ -208,7 +227,8 @@ def main() -> None:
     arguments = parser.parse_args()
     all_runs = runs(arguments.runs)
     speeds = measured_speeds(arguments.speeds) if arguments.speeds else {}
-    PAGE.write_text(page(all_runs, errors(arguments.oracles), speeds), encoding="utf-8")
+    again = runs(arguments.runs, "seed=1")
+    PAGE.write_text(page(all_runs, again, errors(arguments.oracles), speeds), encoding="utf-8")
     if broken := not_finite(all_runs):
         sys.exit(f"not a number: {', '.join(broken)}")
 

@@ -231,8 +231,11 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     sets = [[*tiny, f"encoding={name}"] for name in ("rope", "learned", "layered/smollm3", "fox")]
     for one in sets[:3]:
         assert support.posbench("train", *one) == 0
-    monkeypatch.setattr(jobs, "read_sets", lambda name, overrides: sets)
+    assert support.posbench("train", *sets[0], "seed=1") == 0
+    monkeypatch.setattr(jobs, "read_sets", lambda name, overrides: [[*one, *overrides] for one in sets])
     found = catalogue.runs(Path("outputs/catalogue"))
+    again = catalogue.runs(Path("outputs/catalogue"), "seed=1")
+    assert [name for name, run in again.items() if run] == ["rope"]
     assert [name for name, run in found.items() if run] == ["rope", "learned", "layered/smollm3"]
     assert catalogue.not_finite(found) == []
     case = (
@@ -241,7 +244,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     )
     told = [("rope", 1e-6, 3e-6), ("rope", 2e-6, 1e-6), ("learned", 0.0, 0.0)]
     Path("oracles.xml").write_text(f"<suite>{''.join(case.format(*one) for one in told)}<testcase/></suite>")
-    text = catalogue.page(found, catalogue.errors(Path("oracles.xml")), {"rope": 12345.6})
+    text = catalogue.page(found, again, catalogue.errors(Path("oracles.xml")), {"rope": 12345.6})
     assert "3 of 4 runs are in the tables. Not run yet: `fox`." in text
     rows = {cells[1]: cells[2:-1] for line in text.splitlines() if len(cells := re.split(r" ?\| ?", line)) > 8}
     (rope,) = [cells for name, cells in rows.items() if name.startswith("[`rope`]")]
@@ -249,6 +252,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     levels = {level.row.length_ratio: level.nll for (kind, _), level in found["rope"].levels.items() if kind == "plain"}
     assert (base, rise, far) == pytest.approx([levels[1], levels[4] - levels[1], levels[16] - levels[1]], abs=6e-4)
     assert rope[0] == "0" and rope[4] == "12,346" and rope[6:] == ["2e-06", "3e-06"]
+    assert f"| `rope` | {rope[1]} | {again['rope'].levels['plain', 16].nll:.3f} |" in text
     (learned,) = [cells for name, cells in rows.items() if name.startswith("[`learned`]")]
     assert learned[2:4] == ["undefined", "undefined"] and learned[6:] == ["0", "0"]
     (smollm3,) = [cells for name, cells in rows.items() if name.startswith("[`layered/smollm3`]")]
