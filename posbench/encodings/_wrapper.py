@@ -94,6 +94,27 @@ class Wrapper(Encoding):
         return x
 
 
+class Repositioned(Wrapper):
+    """Base of those that show the encoding inside other positions than 0 .. T-1; what they draw, a batch shares."""
+
+    def adopt(self, inners: Sequence[Encoding]) -> None:
+        super().adopt(inners)
+        for one in self.inner_encodings:
+            if "positions" in one.hooks:
+                raise UserError(
+                    f"encoding.inner is '{one.name}', which chooses positions itself: expected one that does not"
+                )
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return super().hooks | {"positions"}
+
+    @staticmethod
+    def stream(ids: Tensor, generator: torch.Generator | None) -> torch.Generator:
+        """What positions of ids are drawn from; unnamed, the same draw every time."""
+        return generator or torch.Generator(ids.device).manual_seed(0)
+
+
 def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
     """Build an encoding for a wrapper; `key` is where its options stand, for messages: encoding.inner_options.
 

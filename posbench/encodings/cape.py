@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
 from posbench.encodings.base import Shape, check_length
 from posbench.errors import UserError
 
 
-class CAPE(Wrapper):
+class CAPE(Repositioned):
     def __init__(
         self,
         shape: Shape,
@@ -46,24 +46,18 @@ class CAPE(Wrapper):
         self.expect(1 <= scaling < math.inf, "scaling", scaling, "a number of at least 1")
         self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling
         self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
-        if "positions" in self.inner_encodings[0].hooks:
-            raise UserError(f"encoding.inner is '{inner}', which chooses positions itself: expected one that does not")
         if self.whole_positions:
             raise UserError(
                 f"encoding.inner is '{inner}', which has whole positions alone: expected one, such as sinusoidal, "
                 "that has those between them"
             )
 
-    @property
-    def hooks(self) -> frozenset[str]:
-        return super().hooks | {"positions"}
-
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
         places = torch.arange(ids.shape[-1], device=ids.device)[None]
         if not self.training:
             return places
-        stream = generator or torch.Generator(ids.device).manual_seed(0)  # unnamed: the same draw every time
+        stream = self.stream(ids, generator)
 
         def drawn(most: float, count: int) -> Tensor:
             return most * (2 * torch.rand(1, count, generator=stream, device=ids.device) - 1)

@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
 from posbench.encodings.base import Encoding, Shape, check_length
-from posbench.errors import UserError
 
 _MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32; every draw orders all of them
 
 
-class Randomized(Wrapper):
+class Randomized(Repositioned):
     def __init__(
         self,
         shape: Shape,
@@ -43,20 +42,14 @@ class Randomized(Wrapper):
         # To the inner encoding, training reaches as far as the positions do.
         reached = dataclasses.replace(shape, train_length=self.range)
         self.adopt([build_inner(inner, reached, inner_options, "encoding.inner_options")])
-        if "positions" in self.inner_encodings[0].hooks:
-            raise UserError(f"encoding.inner is '{inner}', which chooses positions itself: expected one that does not")
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
         self.length_dependent = True  # a longer input draws other positions
 
-    @property
-    def hooks(self) -> frozenset[str]:
-        return super().hooks | {"positions"}
-
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
-        stream = generator or torch.Generator(ids.device).manual_seed(0)  # unnamed: the same draw every time
+        stream = self.stream(ids, generator)
         drawn = torch.randperm(self.range, generator=stream, device=ids.device)[: ids.shape[-1]]
         return drawn.sort().values[None]

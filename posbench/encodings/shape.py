@@ -21,14 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
 from posbench.encodings.base import Encoding, Shape, check_length
-from posbench.errors import UserError
 
 _MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32
 
 
-class SHAPE(Wrapper):
+class SHAPE(Repositioned):
     def __init__(
         self,
         shape: Shape,
@@ -41,22 +40,16 @@ class SHAPE(Wrapper):
         self.shift = shift
         reached = dataclasses.replace(shape, train_length=shape.train_length + shift)
         self.adopt([build_inner(inner, reached, inner_options, "encoding.inner_options")])
-        if "positions" in self.inner_encodings[0].hooks:
-            raise UserError(f"encoding.inner is '{inner}', which chooses positions itself: expected one that does not")
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if self.max_length is not None:
             self.max_length -= self.shift
 
-    @property
-    def hooks(self) -> frozenset[str]:
-        return super().hooks | {"positions"}
-
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])
         places = torch.arange(ids.shape[-1], device=ids.device)[None]
         if not self.training:
             return places + self.shift
-        stream = generator or torch.Generator(ids.device).manual_seed(0)  # unnamed: the same draw every time
+        stream = self.stream(ids, generator)
         return places + torch.randint(self.shift, (1, 1), generator=stream, device=ids.device)
