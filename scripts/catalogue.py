@@ -82,7 +82,7 @@ def page(
     families: dict[str, list[str]] = defaultdict(list)
     for name in all_runs:
         families[places.family(name.partition("/")[0])].append(name)
-    parts = [_introduction(all_runs, done)]
+    parts = [_introduction(all_runs, done) + (_SPEED if speeds else "")]
     for family in places.FAMILIES:
         if members := families.get(family):
             ordered = sorted(members, key=lambda name: _nll(all_runs[name]) or math.inf)
@@ -131,7 +131,7 @@ def _row(name: str, run: load.RunData | None, worst: dict[str, Errors], speeds: 
         f"[`{name}`](../posbench/encodings/{own}.py)",
         "" if parameters is None else f"{parameters:,}",
         *_figures(run),
-        *([f"{speeds[name]:,.0f}" if name in speeds else ""] if speeds else []),
+        *([f"{speeds[name]:.2f}" if name in speeds else ""] if speeds else []),
         checked,
         *(f"{error:.0e}" if error else "0" for error in worst.get(own, ())),
         *([""] * (2 - len(worst.get(own, ())))),
@@ -162,7 +162,7 @@ def _nll(run: load.RunData | None) -> float | None:
 
 
 def _table(rows: list[list[str]], with_speeds: bool) -> str:
-    speed = ["tokens/s"] if with_speeds else []
+    speed = ["speed"] if with_speeds else []
     rises = [f"rise at {ratio}x" for ratio in RATIOS]
     columns = ["encoding", "parameters", "nll at 1x", *rises, *speed, "checked against", "values", "gradients"]
     left = ("encoding", "checked against")
@@ -171,9 +171,9 @@ def _table(rows: list[list[str]], with_speeds: bool) -> str:
 
 
 def measured_speeds(path: Path) -> dict[str, float]:
-    """Tokens per second of training, from what `posbench bench` printed as JSON."""
+    """Tokens per second of training, in those of `none`, from what `posbench bench` printed as JSON."""
     rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return {row["encoding"]: row["train_tokens_per_second"] for row in rows}
+    return {row["encoding"]: row["ratio_to_none"] for row in rows}
 
 
 _TEXT = """# Catalogue
@@ -205,6 +205,12 @@ nothing of context, and its rise is not to be read. All have one learning rate, 
 """
 
 _AGAIN = """The lowest losses with a second seed, which draws other weights and another order of the text: nll at 1x.
+"""
+
+_SPEED = """\
+- speed: tokens per second of training, in those of `none`, by turns in one process on both cores, eight at a
+  time and `none` among them, since a machine drifts over minutes; differences under 0.05 say nothing. Made by
+  `posbench bench none rope ... --shape demo --rounds 3 --json`, and `--speeds` with all rows in one file.
 """
 
 _LEFT_OUT = """## Left out, and why
