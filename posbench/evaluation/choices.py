@@ -14,6 +14,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation import intervals
 from posbench.evaluation.plan import Forward
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.evaluation.score import in_batches
 from posbench.evaluation.subject import Floats, Ranker, Subject
 from posbench.processes import World
 from posbench.runs.rows import BlockRow, EvaluationRow
@@ -67,13 +68,11 @@ def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World
     """
     assert isinstance(subject, Ranker)
     count, length = problems.ids.shape
-    per_batch = max(1, batch_tokens // length)
 
-    def ranked(first: int) -> Floats:
-        some = slice(first, first + per_batch)
-        return subject.nll_of_candidates(problems.ids[some], problems.candidates[some], first)
+    def ranked(some: slice) -> Floats:
+        return subject.nll_of_candidates(problems.ids[some], problems.candidates[some], some.start)
 
-    return np.concatenate(world.mapped(ranked, range(0, count, per_batch)))
+    return np.concatenate(in_batches(world, count, length, batch_tokens, ranked))
 
 
 def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> tuple[EvaluationRow, list[BlockRow]]:

@@ -23,6 +23,7 @@ from posbench.data import problems as data
 from posbench.errors import Undefined
 from posbench.evaluation import intervals, plan
 from posbench.evaluation.evaluate import same
+from posbench.evaluation.score import in_batches
 from posbench.evaluation.subject import Answers, Solver
 from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
 from posbench.processes import World
@@ -168,13 +169,11 @@ def _measured(
 def _answers(subject: Solver, problems: Problems, evaluation: TaskEvaluation) -> Answers:
     """All answers, so many problems at a time as the settings allow tokens."""
     count, size = problems.scored.shape
-    per_batch = max(1, evaluation.settings.batch_tokens // size)
 
-    def answered(first: int) -> Answers:
-        some = slice(first, first + per_batch)
-        return subject.answers(problems.ids[some], problems.scored[some], first)
+    def answered(some: slice) -> Answers:
+        return subject.answers(problems.ids[some], problems.scored[some], some.start)
 
-    return Answers.joined(evaluation.world.mapped(answered, range(0, count, per_batch)))
+    return Answers.joined(in_batches(evaluation.world, count, size, evaluation.settings.batch_tokens, answered))
 
 
 def _with_numbers(

@@ -1,6 +1,7 @@
 """Negative log-likelihoods of the tokens that windows score."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation.protocols import Integers, Windows
 from posbench.evaluation.subject import Floats, Subject
 from posbench.processes import World
+
+_Part = TypeVar("_Part")
 
 
 def score(
@@ -25,13 +28,25 @@ def score(
         rewrite: changes what a window reads, given its length + 1 tokens; the targets must stay.
         world: the processes among which the forward passes are divided; all of them get all of the result.
     """
-    per_batch = max(1, batch_tokens // windows.length)
 
-    def nll(first: int) -> Floats:
-        index = windows.starts[first : first + per_batch, None] + np.arange(windows.length + 1)
+    def nll(some: slice) -> Floats:
+        index = windows.starts[some, None] + np.arange(windows.length + 1)
         ids = split.ids[index].astype(np.int64)
         if rewrite is not None:
             ids = np.stack([rewrite(window) for window in ids])
-        return subject.nll(ids, windows.scored, first)
+        return subject.nll(ids, windows.scored, some.start)
 
-    return np.concatenate((world or World()).mapped(nll, range(0, len(windows.starts), per_batch)))
+    return np.concatenate(in_batches(world or World(), len(windows.starts), windows.length, batch_tokens, nll))
+
+
+def in_batches(world: World, count: int, length: int, batch_tokens: int, work: Callable[[slice], _Part]) -> list[_Part]:
+    """What `work` makes of all the windows, so many at a time as their tokens allow, in their order.
+
+    Args:
+        world: the processes among which the batches are divided; all of them get all of the result.
+        count: of windows.
+        length: of a window, in tokens.
+        batch_tokens: in a batch, unless a single window has more.
+    """
+    per_batch = max(1, batch_tokens // length)
+    return world.mapped(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))

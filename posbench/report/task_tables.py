@@ -176,7 +176,9 @@ def _variants(found: list[Standing]) -> Table:
 
 def _changed(found: list[Standing]) -> Table:
     spots = {place for one in found for place in one.at if place.kind != PLAIN and place.ratio >= 1}
-    places = sorted({Place("", spot.ratio, spot.offset) for spot in spots}, key=lambda place: place[::-1])
+    places = sorted(
+        {Place("", spot.ratio, spot.offset) for spot in spots}, key=lambda place: (place.offset, place.ratio)
+    )
     rows = []
     for one in found:
         kinds = sorted({place.kind for place in one.at} - {PLAIN}) if one.ranked else []
