@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, check_length
 
@@ -136,7 +138,26 @@ def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
     bias = encoding.bias(rows)
     if bias is not None:
         logits = logits + bias
-    return encoding.scores(logits, rows).masked_fill(~rows.visible, -math.inf)
+    masked: Tensor = _Masked.apply(encoding.scores(logits, rows), rows.visible)  # type: ignore[no-untyped-call]
+    return masked
+
+
+class _Masked(torch.autograd.Function):
+    """Logits with -inf where a key is not visible; `masked_fill` and its gradient take three times as long on CPUs.
+
+    Chosen, not added, for what is hidden may be no number: XPos' logits of keys after the query are not, far out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, visible: Tensor) -> Tensor:
+        ctx.save_for_backward(visible)
+        return torch.where(visible, logits, -math.inf)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (visible,) = ctx.saved_tensors
+        return gradient * visible.to(gradient.dtype), None
 
 
 def narrower(first: int | None, second: int | None) -> int | None:

@@ -14,8 +14,12 @@ Beyond training length: defined everywhere; counts beyond P - 1 are held there.
 Checked against: x-transformers CoPE.
 """
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels.on_cuda import fused_on_cuda
@@ -28,16 +32,52 @@ class CoPE(Encoding):
         self.table = nn.Parameter(torch.zeros(shape.n_layers, max_position, shape.head_dim))
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        with torch.autocast(logits.device.type, enabled=False):
-            at_whole = rows.q.float() @ self.table[rows.layer].mT  # (B, H, Tq, P), q unscaled as in the paper
-        return _by_count(logits, at_whole, rows.visible)
+        at_whole = rows.q @ self.table[rows.layer].to(rows.q.dtype).mT  # (B, H, Tq, P), q unscaled as in the paper
+        visible = rows.visible.to(logits.dtype)
+        by_count: Tensor = _ByCount.apply(logits, at_whole.to(logits.dtype), visible)  # type: ignore[no-untyped-call]
+        return by_count
+
+
+class _ByCount(torch.autograd.Function):
+    """Logits (B, H, Tq, Tk) plus what the vectors of whole positions give each query, (B, H, Tq, P), at the counts.
+
+    Its gradient keeps what four numbers per pair say, in place of the dozen that every step of the formula would keep.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, at_whole: Tensor, visible: Tensor) -> Tensor:
+        biased, *kept = _counted(logits, at_whole, visible)
+        ctx.save_for_backward(*kept)
+        ctx.positions = at_whole.shape[-1]
+        return biased
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *_uncounted(gradient, ctx.positions, *ctx.saved_tensors), None
 
 
 @fused_on_cuda
-def _by_count(logits: Tensor, at_whole: Tensor, visible: Tensor) -> Tensor:
-    """Logits (B, H, Tq, Tk) plus what the vectors of whole positions give each query, (B, H, Tq, P), at the counts."""
-    gates = logits.sigmoid().masked_fill(~visible, 0)
+def _counted(logits: Tensor, at_whole: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
+    """The result, then per pair: its gate, the whole position below its count, the rest, and the slope there."""
+    gates = logits.sigmoid().mul(visible)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
-    below, above = count.floor(), count.ceil()
-    part = count - below
-    return logits + (1 - part) * at_whole.gather(-1, below.long()) + part * at_whole.gather(-1, above.long())
+    below, part = count.long(), count.frac()
+    slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # none beyond the last
+    return torch.addcmul(logits + at_whole.gather(-1, below), part, slope), gates, below, part, slope
+
+
+@fused_on_cuda
+def _uncounted(
+    gradient: Tensor, positions: int, gates: Tensor, below: Tensor, part: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the logits and of what whole positions give."""
+    # A gate counts for all keys up to its own.
+    of_gates = (gradient * slope).cumsum(-1)
+    of_logits = gradient + torch.ops.aten.sigmoid_backward(of_gates, gates)
+    nothing = gradient.new_zeros(*gradient.shape[:-1], positions)
+    of_slopes = nothing.scatter_add(-1, below, gradient * part)
+    of_whole = nothing.scatter_add_(-1, below, gradient)
+    of_whole[..., 1:] += of_slopes[..., :-1]
+    of_whole[..., :-1] -= of_slopes[..., :-1]
+    return of_logits, of_whole

@@ -25,9 +25,13 @@ Beyond training length: defined everywhere; far keys share what the near ones le
 Checked against: fla naive_stickbreaking_attn and a plain loop.
 """
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels.on_cuda import fused_on_cuda
@@ -43,19 +47,38 @@ class StickBreaking(Encoding):
         assert isinstance(rows.keys, slice)  # as it is for who has `attend`
         own = rows.queries.start - rows.keys.start  # column of the first query's own key
         breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
-        weights, rest = _broken(logits, breaks, self.remainder)
-        out = weights @ rows.v.to(weights.dtype)
-        if rest is not None:
-            out = out + rest * rows.v[:, :, own : own + out.shape[2]]
-        return out
+        hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
+        weights, rest = _Broken.apply(logits + hidden)  # type: ignore[no-untyped-call]
+        out: Tensor = weights @ rows.v.to(weights.dtype)
+        return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
+
+
+class _Broken(torch.autograd.Function):
+    """The share of the stick that each key breaks off, (B, H, Tq, Tk), and the remainder, (B, H, Tq, 1).
+
+    Given z, -inf where nothing breaks. In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        weights, rest = _broken(z)
+        ctx.save_for_backward(z, weights, rest)
+        return weights, rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_weights: Tensor, of_rest: Tensor) -> Tensor:
+        return _unbroken(of_weights, of_rest, *ctx.saved_tensors)
 
 
 @fused_on_cuda
-def _broken(logits: Tensor, breaks: Tensor, remainder: bool) -> tuple[Tensor, Tensor | None]:
-    """The share of the stick that each key breaks off, (B, H, Tq, Tk), and the remainder, (B, H, Tq, 1), if wanted."""
-    z = logits.float().masked_fill(~breaks, 0)
-    # In logarithms: what each key leaves of the stick, summed over the keys between it and the query.
-    leaves = F.logsigmoid(-z).masked_fill(~breaks, 0)
-    left = leaves.flip(-1).cumsum(-1).flip(-1) - leaves
-    weights = (F.logsigmoid(z) + left).exp().masked_fill(~breaks, 0)
-    return weights, leaves.sum(-1, keepdim=True).exp() if remainder else None
+def _broken(z: Tensor) -> tuple[Tensor, Tensor]:
+    taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # by the key itself and those between it and the query
+    return (z - taken).exp(), (-taken[..., :1]).exp()
+
+
+@fused_on_cuda
+def _unbroken(of_weights: Tensor, of_rest: Tensor, z: Tensor, weights: Tensor, rest: Tensor) -> Tensor:
+    of_exponent = of_weights * weights
+    # What a key takes is taken from all keys up to it, and from the remainder.
+    return of_exponent - (of_exponent.cumsum(-1) + of_rest * rest) * z.sigmoid()
