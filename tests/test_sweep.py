@@ -33,7 +33,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.runs import finding
 from posbench.runs.lock import in_use
 from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs, launcher, pool, rates, slurm, table, tuning
+from posbench.sweep import jobs, launcher, pool, rates, slurm, table, template, tuning
 from posbench.sweep.jobs import Job, Status
 from posbench.terminal import exits
 from posbench.training.job import _command_line as run_by_command_line
@@ -63,11 +63,12 @@ def overrides(cache: Path, tmp_path: Path) -> list[str]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes that name the folder in their command line."""
+    """Living processes that name the folder in their command line, or whose output goes there."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder).encode() in (path / "cmdline").read_bytes() and int(path.name) != os.getpid():
+            names = [(path / "cmdline").read_bytes(), os.fsencode((path / "fd/1").readlink())]
+            if any(str(folder).encode() in name for name in names) and int(path.name) != os.getpid():
                 found.append(int(path.name))
         except OSError:  # it has just ended
             continue
@@ -381,6 +382,50 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
     saved = max((first.folder / "checkpoint").glob("step-*"))
     assert int(saved.name.removeprefix("step-")) == jobs.progress(first)[0] > 5
     assert not second.folder.exists()
+
+
+@pytest.mark.slow
+def test_jobs_whose_template_dies_save_themselves_and_are_continued(overrides: list[str], tmp_path: Path) -> None:
+    arguments = ["encoding=rope,alibi", *overrides, "training.tokens=32768"]  # 512 updates
+    process = start_sweep(arguments, 2)
+    study = tmp_path / "outputs/demo"
+    until(lambda: steps(study) > 20)
+    (forked_from,) = {int(Path(f"/proc/{one}/stat").read_text().split()[3]) for one in processes_of(study)}
+    assert template.__name__.encode() in Path(f"/proc/{forked_from}/cmdline").read_bytes()
+    os.kill(forked_from, signal.SIGKILL)
+    process.join()  # they are stopped, or, if the sweep finds them still saving, continued
+    sweep.sweep(arguments, n_jobs=2)
+    todo = jobs.expand([arguments])
+    one_by_one(todo, tmp_path / "single")
+    for job in todo:
+        assert len(jobs.record(job)["attempts"]) == 2
+        assert result(job.folder) == result(tmp_path / "single" / job.id)
+
+
+def test_where_nothing_can_be_forked_each_job_is_a_python_of_its_own(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda process: os.stat("/missing"))
+    monkeypatch.setattr(template, "Template", None)
+    sweep.sweep(["encoding=rope", "seed=0", *overrides], n_jobs=1)
+    (job,) = jobs.expand([["encoding=rope", "seed=0", *overrides]])
+    assert jobs.status(job) == Status("done")
+
+
+def test_a_forked_job_has_its_variables_its_output_and_its_exit_code(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with template.opened() as opened, open(output, "xb") as file:
+        assert opened
+        refused = opened.start([str(tmp_path / "missing.yaml")], {"POSBENCH_DEBUG": "1"}, file)
+        until(lambda: refused.poll() is not None)
+        assert refused.returncode == 2
+        told = output.read_text()
+        assert "Traceback" in told  # by its variable
+        assert f"error: cannot read {tmp_path / 'missing.yaml'}" in told
+        waits = opened.start(["--help"] * 1000, {}, file)
+        waits.send_signal(signal.SIGKILL)  # before it has begun, or after
+        until(lambda: waits.poll() is not None)
+        assert waits.returncode in (-signal.SIGKILL, 0)
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"

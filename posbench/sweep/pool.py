@@ -4,6 +4,7 @@ What became of a job is what its `run.json` says. For a process that died before
 """
 
 import dataclasses
+import functools
 import os
 import shlex
 import signal
@@ -18,8 +19,9 @@ from posbench import files, machine
 from posbench.errors import Stopped, UserError
 from posbench.runs.folder import Run
 from posbench.runs.lock import in_use
-from posbench.sweep import jobs
+from posbench.sweep import jobs, template
 from posbench.sweep.jobs import FINAL, Job, Status
+from posbench.sweep.template import Process, Template
 from posbench.terminal import exits
 from posbench.terminal.signals import stop_signals
 
@@ -29,12 +31,12 @@ Show = Callable[[dict[str, Status]], None]  # called again and again with the st
 
 
 @dataclasses.dataclass(frozen=True)
-class _Process:
+class _Started:
     job: Job
     slot: dict[str, str]
     before: dict[str, Any]  # run.json before it started
     oom_kills: int | None  # of the kernel, before it started
-    popen: subprocess.Popen[bytes]
+    process: Process
 
 
 def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
@@ -50,24 +52,24 @@ def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, S
         Stopped: SIGINT or SIGTERM. The jobs were asked to save and have ended; the same sweep continues.
     """
     status = {job.id: Status("done") if jobs.is_finished(job) else jobs.WAITING for job in todo}
-    running: list[_Process] = []
+    running: list[_Started] = []
     looked: dict[str, float] = {}
-    with stop_signals() as stopped:
+    with template.opened() as opened, stop_signals() as stopped:
+        begin = functools.partial(_fork, opened) if opened else start
         told = 0  # signals passed on
         while running or (not stopped and any(one.name not in FINAL for one in status.values())):
-            free = [slot for slot in slots if all(slot is not process.slot for process in running)]
+            free = [slot for slot in slots if all(slot is not one.slot for one in running)]
             for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
-                running.append(_Process(job, slot, jobs.record(job), machine.oom_kills(), start(job, slot)))
+                running.append(_Started(job, slot, jobs.record(job), machine.oom_kills(), begin(job, slot)))
                 status[job.id] = jobs.RUNNING
-            for process in [process for process in running if process.popen.poll() is not None]:
-                running.remove(process)
-                status[process.job.id] = outcome(
-                    process.job, process.popen.returncode, process.before, stopped, process.oom_kills
-                )
+            for one in list(running):
+                if (code := one.process.poll()) is not None:
+                    running.remove(one)
+                    status[one.job.id] = outcome(one.job, code, one.before, stopped, one.oom_kills)
             for number in stopped[told:]:
                 told += 1
-                for process in running:  # the first signal lets them save, the second does not
-                    process.popen.send_signal(number if told == 1 else signal.SIGKILL)
+                for one in running:  # the first signal lets them save, the second does not
+                    one.process.send_signal(number if told == 1 else signal.SIGKILL)
             show(status)
             time.sleep(POLL_SECONDS if running or not stopped else 0)
         show(status)
@@ -108,21 +110,34 @@ def start(job: Job, environment: dict[str, str], rank: int = 0) -> subprocess.Po
     Args:
         rank: which of several processes it is that a scheduler has for the job; only the first has the run folder.
     """
-    jobs.save(job)
-    threads = {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
-    command = [sys.executable, "-P", "-m", "posbench.training.job", str(job.saved), "--run-dir", str(job.folder)]
-    command += ["--parent", str(os.getpid())]
-    if job.overrides:
-        command += ["--command", shlex.join(["posbench", "train", *job.overrides])]
+    command = [sys.executable, "-P", "-m", "posbench.training.job", *_arguments(job), "--parent", str(os.getpid())]
     with files.replaced(job.output.with_suffix(f".rank-{rank}.log") if rank else job.output) as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **threads, **environment},
+            env={**os.environ, **_environment(job), **environment},
             start_new_session=True,
         )
+
+
+def _fork(template: Template, job: Job, environment: dict[str, str]) -> Process:
+    """The same, without the imports."""
+    arguments = _arguments(job)
+    with files.replaced(job.output) as output:
+        return template.start(arguments, _environment(job) | environment, output)
+
+
+def _arguments(job: Job) -> list[str]:
+    """Of `posbench.training.job`, for a job that is saved with that."""
+    jobs.save(job)
+    given = [str(job.saved), "--run-dir", str(job.folder)]
+    return [*given, "--command", shlex.join(["posbench", "train", *job.overrides])] if job.overrides else given
+
+
+def _environment(job: Job) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
 
 
 def outcome(

@@ -10,6 +10,7 @@ import shlex
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -188,6 +189,11 @@ def _command_line() -> None:
         raise SystemExit(exits.IN_USE) from None
 
 
-if __name__ == "__main__":
+def as_process() -> NoReturn:
+    """Be the process of a run; what it is, `sys.argv` says."""
     exits.tolerant_output()
     sys.exit(exits.run(_command_line))
+
+
+if __name__ == "__main__":
+    as_process()
