@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.encodings.base import Encoding, Rows, check_length, part_of
 
 
 def attention_logits(
@@ -116,9 +116,9 @@ def rows_of(
         if window:
             visible = visible & ((gap < window) | (index[keys] < sinks))
         yield Rows(
-            q=q[:, :, start:stop],
-            k=k[:, :, keys],
-            v=v[:, :, keys],
+            q=part_of(q, slice(start, stop)),
+            k=part_of(k, keys),
+            v=part_of(v, keys),
             positions=positions[:, start:stop],
             distance=distance,
             visible=visible,

@@ -69,6 +69,11 @@ class Rows:
     state: tuple[Tensor, ...]  # what `prepare` returned, for the whole sequence
 
 
+def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
+    """x (B, H, T, ...) at some tokens; for all of them x itself, whose gradient then takes no copy."""
+    return x if isinstance(where, slice) and where == slice(0, x.shape[2]) else x[:, :, where]
+
+
 class Encoding(nn.Module):
     """Base of all encodings; as it stands it is no positional encoding at all.
 
