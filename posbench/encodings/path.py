@@ -26,10 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
+from posbench.kernels.convolution import causal_convolution
+from posbench.kernels.reflections import change_by_reflections
 
-KEYS_PER_BLOCK = 64
+EPS = 1e-12  # the least length that a vector is divided by
 
 
 class PaTH(Encoding):
@@ -49,34 +51,16 @@ class PaTH(Encoding):
             raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            w = F.pad(self.up[layer](self.down[layer](x)).mT, (2, 0))  # (B, H Dh, 2 + T)
-            w = self.convolution[layer](w)
+            (weight,) = self.convolution[layer].parameters()
+            w = causal_convolution(self.up[layer](self.down[layer](x)), weight[:, 0])
             w = F.silu(w) if self.silu else w
-            w = F.normalize(w.view(len(x), self.shape.n_heads, self.shape.head_dim, -1), dim=2)
-            return w.mT, 2 * self.beta[layer](x).sigmoid().mT
+            w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
+            w = w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt()
+            return w, 2 * self.beta[layer](x).sigmoid().mT
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         assert isinstance(rows.keys, slice)  # as it is for who has `scores`
-        w, beta = (part[:, :, rows.keys] for part in rows.state[:2])
-        met = torch.ones_like(rows.visible).tril(rows.queries.start - rows.keys.start)  # tokens up to the query
+        w, beta = (part_of(part, rows.keys) for part in rows.state[:2])
+        before = rows.queries.start - rows.keys.start
         with torch.autocast(logits.device.type, enabled=False):
-            return logits - self.logit_scale * _taken_off(rows.q.float(), rows.k.float(), w, beta, met)
-
-
-def _taken_off(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, met: Tensor) -> Tensor:
-    """What the reflections take off q·k, (B, H, Tq, Tk).
-
-    `lost` is what those to the right of the block at hand have taken off each query, (B, H, Tq, Dh).
-    """
-    lost = torch.zeros_like(q)
-    parts = []
-    for start in reversed(range(0, k.shape[2], KEYS_PER_BLOCK)):
-        block = slice(start, start + KEYS_PER_BLOCK)
-        kb, wb, bb = k[:, :, block], w[:, :, block], beta[:, :, block]
-        mixing = (bb[..., None] * (wb @ wb.mT)).tril(-1)  # its unit diagonal is implied below
-        along = ((q - lost) @ wb.mT).masked_fill(~met[:, block], 0)
-        along = torch.linalg.solve_triangular(mixing, along, upper=False, left=False, unitriangular=True)
-        along = along * bb[:, :, None]
-        parts.append(lost @ kb.mT + along @ (wb @ kb.mT).tril(-1))
-        lost = lost + along @ wb
-    return torch.cat(parts[::-1], dim=-1)
+            return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
