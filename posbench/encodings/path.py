@@ -51,8 +51,8 @@ class PaTH(Encoding):
             raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
-            (weight,) = self.convolution[layer].parameters()
-            w = causal_convolution(self.up[layer](self.down[layer](x)), weight[:, 0])
+            weights = self.convolution[layer].get_parameter("weight")[:, 0]
+            w = causal_convolution(self.up[layer](self.down[layer](x)), weights)
             w = F.silu(w) if self.silu else w
             w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
             w = w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt()

@@ -26,16 +26,14 @@ _IMPORTED = (
     "posbench.evaluation.curve",
     "posbench.terminal.console",
 )
-_LONGEST = 2**16  # bytes of a message
+_LONGEST = 2**18  # bytes of a message: more than such a socket sends at once, so none is ever cut
 
 
 class Process(Protocol):
     """What there is to know and to do of a job's process, however it was started."""
 
-    returncode: int | None  # negative for a signal; None: it had not ended when it was asked last
-
     def poll(self) -> int | None:
-        """Ask whether it has ended; gives `returncode`."""
+        """Its exit code, negative for a signal; None: it has not ended."""
 
     def send_signal(self, number: int, /) -> None:
         """Send it a signal, if it has not ended."""
@@ -149,7 +147,9 @@ def _serve(channel: socket.socket) -> None:
                 _, status = os.waitpid(process, 0)
                 os.close(ended)
                 del jobs[number]
-                channel.send(json.dumps({"number": number, "code": os.waitstatus_to_exitcode(status)}).encode())
+                told = json.dumps({"number": number, "code": os.waitstatus_to_exitcode(status)}).encode()
+                with contextlib.suppress(BrokenPipeError):  # who would be told is gone
+                    channel.send(told)
         if channel.fileno() not in ready:
             continue
         message, files, _, _ = socket.recv_fds(channel, _LONGEST, 1)
