@@ -16,11 +16,11 @@ Checked against: transformers Inkling's short convolution, before what the inner
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape
+from posbench.kernels.convolution import causal_convolution
 
 Convolved = Literal["qkv", "qk", "kv"]
 
@@ -61,11 +61,10 @@ class Canon(Wrapper):
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
         with torch.autocast(a.device.type, enabled=False):
-            channels = a.float().mT.flatten(1, 2)  # (B, H Dh, T)
-            ahead = F.pad(channels, (weights.shape[-1] - 1, 0))
-            mixed = F.conv1d(ahead, weights.flatten(0, 1)[:, None], groups=channels.shape[1])
+            channels = a.float().transpose(1, 2).flatten(2)  # (B, T, H Dh)
+            mixed = causal_convolution(channels, weights.flatten(0, 1))
             mixed = mixed + channels if self.residual else mixed
-        return mixed.view(len(a), a.shape[1], a.shape[3], -1).mT.contiguous().to(a.dtype)
+        return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2).contiguous().to(a.dtype)
 
 
 def _initial(shape: Shape, heads: int, width: int) -> nn.Parameter:

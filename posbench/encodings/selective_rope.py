@@ -19,12 +19,12 @@ Checked against: plain loops from the authors' description; with a bias alone, i
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
+from posbench.kernels.convolution import causal_convolution
 
 TOKENS = 4  # that the convolution sees
 
@@ -67,8 +67,10 @@ class SelectiveRoPE(Encoding):
         heads = self.shape.n_heads
         parts = x.view(len(x), x.shape[1], heads, -1)
         x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
-        phi: Tensor = self.convolution[layer](F.pad(self.up[layer](self.down[layer](x)).mT, (TOKENS - 1, 0)))
+        phi = causal_convolution(
+            self.up[layer](self.down[layer](x)), self.convolution[layer].get_parameter("weight")[:, 0]
+        )
         if self.constant is not None:
-            phi = phi + self.constant[layer].exp()[:, None]
-        phi = phi.view(len(x), heads, -1, x.shape[1]).mT
+            phi = phi + self.constant[layer].exp()
+        phi = phi.view(*x.shape[:2], heads, -1).transpose(1, 2)
         return phi if self.gate is None else phi * self.gate[layer](x).sigmoid().mT[..., None]
