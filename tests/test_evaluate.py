@@ -225,6 +225,13 @@ def test_a_text_too_short_for_a_length_gives_a_row_that_says_so(config: Config) 
     assert status == {L: "ok", 2 * L: "ok", 4 * L: "ok", 8 * L: "ok", 16 * L: "too_short"}
 
 
+def test_fewer_blocks_than_an_interval_needs_are_not_blamed_on_the_text(config: Config) -> None:
+    rows, _ = rows_of(Planted(None), periodic(48), evaluation_with(config, blocks=4))
+    said = {(row.status, row.reason) for row in rows if row.protocol == "fixed_target"}
+    assert said == {("too_short", "evaluation.blocks is 4: expected at least 8, for an interval")}
+    assert {row.status for row in rows if row.protocol == "nonoverlap"} == {"ok"}
+
+
 def test_a_known_cell_is_not_computed_again_but_one_on_other_targets_is(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     again, _ = rows_of(Planted(None), periodic(48), config, known=rows)

@@ -21,6 +21,7 @@ import torch
 import yaml
 from support import snapshot
 
+import posbench.training.step
 import posbench.training.train
 from posbench import machine
 from posbench.cli import doctor
@@ -504,13 +505,22 @@ def test_a_run_does_not_go_on_in_another_precision(
     train(config, folder, [])  # nothing is left to train
 
 
-def test_a_run_that_goes_on_with_other_threads_says_so_and_is_marked(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("changed", ["threads 1 -> 3", "compiled False -> True"])
+def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
+    config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: str,
 ) -> None:
     stop_after(7, config, tmp_path / "run", monkeypatch)
-    monkeypatch.setattr(machine, "set_threads", lambda threads: 3)
+    if changed.startswith("threads"):
+        monkeypatch.setattr(machine, "set_threads", lambda threads: 3)
+    else:
+        monkeypatch.setattr(posbench.training.step, "_fused", lambda model: model)  # tested elsewhere, and slow
+        config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     train(config, tmp_path / "run", [])
-    assert "continuing with threads 1 -> 3: the weights will not be those of an uninterrupted run" in caplog.text
+    assert f"continuing with {changed}: the weights will not be those of an uninterrupted run" in caplog.text
     assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
 
 

@@ -112,6 +112,8 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
     )
     if not measurement.possible:
         reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
+        if measurement.protocol in ("fixed_target", "task") and settings.blocks < MIN_BLOCKS:
+            reason = f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval"
         return dataclasses.replace(row, status="too_short", reason=reason)
     try:
         facts = evaluation.subject.varied(forward.variant, forward.length).facts

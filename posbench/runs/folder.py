@@ -108,12 +108,21 @@ class Run:
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(self, device: str, dtype: str, threads: int, processes: int = 1, bit_exact: bool = True) -> None:
+    def begin_attempt(
+        self,
+        device: str,
+        dtype: str,
+        threads: int,
+        processes: int = 1,
+        compiled: bool = False,
+        bit_exact: bool = True,
+    ) -> None:
         """Record that this process starts to work on the run.
 
         Args:
             threads: CPU threads of each process.
             processes: that train together, of which this is the first.
+            compiled: whether the compiler fuses what it can.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
         attempt = {
@@ -125,6 +134,7 @@ class Run:
             "dtype": dtype,
             "threads": threads,
             "processes": processes,
+            "compiled": compiled,
             "bit_exact": bit_exact,
             "steps": 0,
         }

@@ -87,7 +87,13 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        where = _Where(device=str(chosen), dtype=machine.dtype_name(dtype), threads=threads, processes=world.size)
+        where = _Where(
+            device=str(chosen),
+            dtype=machine.dtype_name(dtype),
+            threads=threads,
+            processes=world.size,
+            compiled=config.runtime.compile,
+        )
         run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
@@ -137,7 +143,7 @@ def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
             f"{run.folder} was trained in {was} up to step {step}, here it would go on in {now}: continue it on a "
             f"machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
         )
-    names: list[Literal["device", "processes", "threads"]] = ["device", "processes"]
+    names: list[Literal["device", "processes", "compiled", "threads"]] = ["device", "processes", "compiled"]
     names += ["threads"] if here["device"] == "cpu" else []
     changed = [f"{name} {before[name]} -> {here[name]}" for name in names if before.get(name, here[name]) != here[name]]
     if changed:
@@ -152,6 +158,7 @@ class _Where(TypedDict):
     dtype: str
     threads: int  # of each process
     processes: int
+    compiled: bool  # what lies between attention layers
 
 
 def _fit(
