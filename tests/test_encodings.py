@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.attention import dispatch
-from posbench.attention.reference import attention_output, rows_of
+from posbench.attention.reference import attention_logits, attention_output, rows_of
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.kernels import tiles
@@ -124,6 +124,20 @@ def test_row_blocks_equal_the_whole(case: Case) -> None:
 
         with where(kind=kind, **which):
             assert_same(computed(block=5), computed(block=None))
+
+
+@CASES
+def test_the_last_rows_of_the_definition_are_those_of_all(case: Case) -> None:
+    encoding = schemes.build(*case, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
+    positions = schemes.positions_of("gaps", 2, 19, below(encoding))
+    for causal in (True, False):
+        whole = attention_output(encoding, q, k, v, x, 1, positions, causal)
+        torch.testing.assert_close(
+            attention_output(encoding, q, k, v, x, 1, positions, causal, last=3), whole[:, :, -3:]
+        )
+        logits = attention_logits(encoding, q, k, x, 1, positions, causal)
+        torch.testing.assert_close(attention_logits(encoding, q, k, x, 1, positions, causal, last=3), logits[:, :, -3:])
 
 
 @CASES

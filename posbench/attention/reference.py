@@ -19,6 +19,7 @@ def attention_logits(
     layer: int = 0,
     positions: Tensor | None = None,
     causal: bool = True,
+    last: int | None = None,
 ) -> Tensor:
     """Logits of one attention layer under `encoding`, before softmax.
 
@@ -30,16 +31,17 @@ def attention_logits(
         layer: which layer's parameters to use.
         positions: (T,), (1, T) or (B, T); default 0 .. T-1.
         causal: hide keys after the query.
+        last: only the last so many query rows; None = all T.
 
     Returns:
-        (B, H, T, T) fp32: scaled, biased, -inf where masked.
+        (B, H, last or T, T) fp32: scaled, biased, -inf where masked.
 
     Raises:
         UserError: the encoding needs `x` and it is None, or the input is longer than the encoding is defined for.
     """
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()
-        blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal)
+        blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal, last=last)
         return logits_of(encoding.at(layer)[0], next(iter(blocks)))
 
 
@@ -52,15 +54,15 @@ def attention_output(
     layer: int = 0,
     positions: Tensor | None = None,
     causal: bool = True,
+    last: int | None = None,
 ) -> Tensor:
-    """Output of one attention layer: (B, H, T, Dh) fp32. Arguments and errors as in `attention_logits`."""
+    """Output of one attention layer: (B, H, last or T, Dh) fp32. Arguments and errors as in `attention_logits`."""
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = q.float(), k.float(), v.float()
-        blocks = rows_of(encoding, q, k, v, _float(x), _positions(q, positions), layer, causal=causal)
-        rows = next(iter(blocks))
+        q, k, v, x, positions = q.float(), k.float(), v.float(), _float(x), _positions(q, positions)
+        rows = next(iter(rows_of(encoding, q, k, v, x, positions, layer, causal=causal, last=last)))
         encoding, layer = encoding.at(layer)
         out = encoding.attend(logits_of(encoding, rows), rows)
-        return encoding.map_outputs(out, _float(x), _positions(q, positions), layer)
+        return encoding.map_outputs(out, None if x is None else x[:, rows.queries], rows.positions, layer)
 
 
 def rows_of(

@@ -126,35 +126,44 @@ def fixed_tokens(count: int, width: int) -> Tensor:
 
 
 def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
-    """What attention gets from position alone, all tokens being alike: (1, T) to (contents, H, T, T), query by key."""
+    """What attention gets from position alone, all tokens being alike, from the margin on: (1, T) to
+    (contents, H, T - `MARGIN`, T - `MARGIN`), query by key."""
+    return _contribution(encoding, positions)[..., MARGIN:, MARGIN:]
+
+
+def _contribution(encoding: Encoding, positions: Tensor, last: int | None = None) -> Tensor:
+    """The margin included: (1, T) to (contents, H, last or T, T)."""
     length, shape = positions.shape[-1], encoding.shape
     q, k = (t.expand(-1, length, -1)[:, None] for t in fixed_tokens(2 * CONTENTS, shape.head_dim).chunk(2))
     q, k = (t.expand(-1, shape.n_heads, -1, -1) for t in (q, k))
     x = fixed_tokens(CONTENTS, shape.d_model).expand(-1, length, -1)
-    logits = pair_scores(encoding, q, k, x, positions)
-    return (logits - (q @ k.mT) * first_layer(encoding).logit_scale)[..., MARGIN:, MARGIN:]
+    logits = pair_scores(encoding, q, k, x, positions, last)
+    return logits - (q[..., -(last or length) :, :] @ k.mT) * first_layer(encoding).logit_scale
 
 
-def pair_scores(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor) -> Tensor:
-    """Logits (B, H, T, T); for an encoding with a normaliser of its own, the logarithm of its weights."""
-    logits = attention_logits(encoding, q, k, x, positions=positions)
-    weights = arriving(encoding, q, k, x, positions)
+def pair_scores(
+    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, last: int | None = None
+) -> Tensor:
+    """Logits (B, H, last or T, T); for an encoding with a normaliser of its own, the logarithm of its weights."""
+    logits = attention_logits(encoding, q, k, x, positions=positions, last=last)
+    weights = arriving(encoding, q, k, x, positions, last)
     shares = weights / weights.sum(-1, keepdim=True)  # beside a sink, whose logit is no pair's, they sum to less than 1
     if torch.allclose(shares, logits.softmax(-1), atol=1e-6):
         return logits
     return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
 
 
-def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor) -> Tensor:
-    """How much of each value arrives at each query (B, H, T, T): identity matrices for values, a head at a time."""
+def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, last: int | None = None) -> Tensor:
+    """How much of each value arrives at each query (B, H, last or T, T): identity matrices for values, as wide as heads
+    are at a time."""
     if "attend" not in hooks_of(encoding):
-        return attention_logits(encoding, q, k, x, positions=positions).softmax(-1)
+        return attention_logits(encoding, q, k, x, positions=positions, last=last).softmax(-1)
     length, width = q.shape[-2:]
-    nothing = attention_output(encoding, q, k, torch.zeros_like(q), x, positions=positions)
+    nothing = attention_output(encoding, q, k, torch.zeros_like(q), x, positions=positions, last=last)
     columns = []
     for start in range(0, length, width):
         v = torch.eye(length, start + width)[:, start:].expand_as(q)
-        columns.append(attention_output(encoding, q, k, v, x, positions=positions) - nothing)
+        columns.append(attention_output(encoding, q, k, v, x, positions=positions, last=last) - nothing)
     return torch.cat(columns, dim=-1)[..., :length]
 
 
@@ -174,6 +183,6 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
         # The query stands last, the keys at the asked distances before it, and a margin before those.
         farther = positions.max() + 1 + torch.arange(MARGIN)
         distances = torch.cat([positions[0], farther])
-        pairs = contribution(encoding, (distances.max() - distances).flip(0)[None])[:, :, -1]
+        pairs = _contribution(encoding, (distances.max() - distances).flip(0)[None], last=1)[:, :, -1, MARGIN:]
         parts.append(pairs.flatten(0, 1).mT.flip(0))
     return torch.cat(parts, dim=-1)

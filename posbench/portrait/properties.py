@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.attention.reference import attention_logits, attention_output
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Shape, shared
 from posbench.errors import UserError
 from posbench.portrait import codes, schemes
 from posbench.portrait.schemes import Scheme
@@ -32,7 +32,7 @@ CODE_WIDTH = 64  # for mean and spread, which the width sets
 # that what changes beyond it shows; above T5's max_distance.
 TRAIN_LENGTH = 160
 ORDER_LENGTH = 48
-ORDER_BATCH = 16  # sequences at a time: all 1,082 at once would be 4 GB for encodings that work on whole matrices
+ORDER_BATCH = 32  # sequences at a time: all 1,082 at once would be 4 GB for encodings that work on whole matrices
 UNIQUE_LENGTH = 256
 BF16_LENGTH = 512  # whole numbers above 256 collide in bf16
 RELATIVE_LENGTH = 64
@@ -251,20 +251,20 @@ def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
     tokens = torch.randn(ORDER_LENGTH, encoding.token_dim(), generator=generator)
     weights = torch.randn(layers, 3, WIDTH, WIDTH, generator=generator) / WIDTH**0.5
     batches = torch.split(torch.cat([original[None], index]), ORDER_BATCH)
-    last = torch.cat([_last_output(encoding, tokens[batch], weights, norm) for batch in batches])
+    positions = shared(codes.positions_of(encoding, ORDER_LENGTH), consecutive=False)
+    last = torch.cat([_last_output(encoding, tokens[batch], positions, weights, norm) for batch in batches])
     change = (last[1:] - last[0]).abs().amax(-1)
     return int((change > 1e-9 * last[0].abs().max()).sum())
 
 
-def _last_output(encoding: Encoding, x: Tensor, weights: Tensor, norm: bool) -> Tensor:
+def _last_output(encoding: Encoding, x: Tensor, positions: Tensor, weights: Tensor, norm: bool) -> Tensor:
     """What the last token (B, D) reads of tokens (B, T, D) in causal layers with weights (layers, 3, D, D)."""
-    positions = codes.positions_of(encoding, x.shape[1])
     x = encoding.embed(x, positions, torch.zeros(x.shape[:2], dtype=torch.long))
-    out = x
     for layer, projections in enumerate(weights):
         x = F.layer_norm(x, x.shape[-1:]) if norm else x
         q, k, v = (x @ weight for weight in projections)
-        out = attention_output(encoding, q[:, None], k[:, None], v[:, None], x, layer, positions)[:, 0]
+        last = 1 if layer == len(weights) - 1 else None
+        out = attention_output(encoding, q[:, None], k[:, None], v[:, None], x, layer, positions, last=last)[:, 0]
         x = x + out
     return out[:, -1]
 
