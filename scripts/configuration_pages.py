@@ -75,7 +75,8 @@ def plain(value: Any) -> str:
         return f"[{', '.join(map(plain, value))}]"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    plainly = isinstance(value, str) and value.isprintable()
+    return value if plainly else json.dumps(value, ensure_ascii=False)
 
 
 def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:

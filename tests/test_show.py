@@ -1,5 +1,6 @@
 """Pictures: the numbers behind them, what the terminal prints, and the PNG file."""
 
+import collections
 import io
 import itertools
 import re
@@ -218,6 +219,19 @@ def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: li
     assert not any(box.overlaps(other) for box in boxes for other in taken)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.x1 <= saved[0].bbox.width and box.y0 >= 0 for box in boxes)
+
+
+@pytest.mark.parametrize("names", [["bipe"], ["cape"], ["rope", "sinusoidal"]], ids="-".join)
+def test_nothing_is_cut_off(tmp_path: Path, names: list[str]) -> None:
+    show.main(names, tmp_path / "a.png")
+    pixels = imread(tmp_path / "a.png")[..., :3]
+    assert all((edge == 1).all() for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]))
+
+
+def test_many_panels_are_rows_of_equal_length(tmp_path: Path, saved: list[Figure]) -> None:
+    show.main(["bipe"], tmp_path / "a.png")
+    tops = collections.Counter(round(axis.get_position().y1, 2) for axis in saved[0].axes if axis.get_title())
+    assert list(tops.values()) == [3, 3]
 
 
 def test_the_heading_of_a_single_panel_is_as_wide_as_the_picture(tmp_path: Path, saved: list[Figure]) -> None:

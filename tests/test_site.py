@@ -216,6 +216,15 @@ def test_every_encoding_has_a_page_with_its_facts(written: Path) -> None:
         assert "None\n" not in text.replace("None.\n", ""), name
 
 
+def test_rows_of_tables_made_from_code_are_whole(written: Path) -> None:
+    """A default with a line break in it, as the separators of `bipe`, ended its row."""
+    made = [*(written / "pages" / "encodings").glob("*.md"), *(written / "pages" / "reference").glob("*.md")]
+    rows = [(page.name, line) for page in made for line in page.read_text(encoding="utf-8").splitlines()]
+    rows = [(page, line) for page, line in rows if line.startswith("|")]
+    assert len(rows) > 500 and [row for row in rows if not row[1].endswith("|")] == []
+    assert [line for page, line in rows if page == "bipe.md" and '`[., "\\n"]`' in line]
+
+
 def test_every_encoding_has_a_picture_of_posbenchs_own(site: Any, tmp_path: Path) -> None:
     site.encoding_pages.draw("alibi", tmp_path)
     assert (tmp_path / "alibi.png").read_bytes().startswith(b"\x89PNG")

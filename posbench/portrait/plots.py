@@ -35,7 +35,8 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    columns = min(COLUMNS, max(len(picture.panels) for picture in pictures))
+    most = max(len(picture.panels) for picture in pictures)
+    columns = -(-most // -(-most // COLUMNS))  # six are two rows of three
     heights = [-(-len(picture.panels) // columns) for picture in pictures]
     with _style():
         figure = _figure(width=4.1 * columns, height=ROW * sum(heights))
@@ -78,8 +79,10 @@ def _style() -> Any:
 
 def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return Figure(figsize=(width, height), layout="constrained")
+    pads = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)  # inches: with its own, a number at the edge was cut
+    return Figure(figsize=(width, height), layout=pads)
 
 
 def _save(figure: "Figure", path: Path) -> None:
