@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from posbench import tasks
 from posbench.config import compose, overrides, schema
 from posbench.config.shipped import choices, configs_dir, nested
 
@@ -102,7 +103,8 @@ def _page() -> str:
             continue
         said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
         parts.append(table(_rows(cls, f"{section}.", defaults, said)))
-        parts += [_nested(section, name, path) for name, path in nested(section).items()]
+        if section == "data":
+            parts += [_task(name, path) for name, path in nested(section).items()]
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep", "rates")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)
@@ -166,16 +168,16 @@ def _choices(group: str) -> str:
     return "\n".join(["| choice | what it is |", "|---|---|", *rows, "", *folded])
 
 
-def _nested(group: str, name: str, path: Path) -> str:
-    """A file of a folder within a group, which is all of its kind: what it is, and the options that are its own."""
-    kind_of, said = name.partition("/")[0], comments(path)
-    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))[kind_of]
+def _task(name: str, path: Path) -> str:
+    """What a task is, and the options that are its own."""
+    said, own = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    hints = typing.get_type_hints(tasks.load(own["name"]))
     rows = [
-        (f"{group}.{kind_of}.{key}", _WORDS[type(value)], plain(value), said[f"{kind_of}.{key}"])
+        (f"data.task.{key}", kind(hints[key]), plain(value), said[f"task.{key}"])
         for key, value in own.items()
         if key != "name"
     ]
-    return f"### {group}={name}\n\n{head(path)}\n\n{table(rows, 'option')}"
+    return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"
 
 
 def _folded(group: str, name: str, path: Path) -> str:
