@@ -146,6 +146,8 @@ def pair_scores(
 ) -> Tensor:
     """Logits (B, H, last or T, T); for an encoding with a normaliser of its own, the logarithm of its weights."""
     logits = attention_logits(encoding, q, k, x, positions=positions, last=last)
+    if "attend" not in hooks_of(encoding):
+        return logits
     weights = arriving(encoding, q, k, x, positions, last)
     shares = weights / weights.sum(-1, keepdim=True)  # beside a sink, whose logit is no pair's, they sum to less than 1
     if torch.allclose(shares, logits.softmax(-1), atol=1e-6):
