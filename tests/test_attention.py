@@ -14,13 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
+from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
-KINDS = ("none", "table", "decay", "slopes", "curves", "dense", "banded", "banded keys")
+KINDS = ("none", "table", "decay", "slopes", "curves", "laid out", "dense", "banded", "banded keys")
 
 # (B, H, T, Dq, Dh): one token, below a block, odd, one head, wider queries, several blocks, several sequences per tile
 SIZES = [
@@ -69,6 +70,8 @@ class Case:
         elif kind == "curves":
             mixtures = torch.randn(batch, heads, length, 3, generator=draw)
             self.learned = [mixtures.to(exact).requires_grad_(), leaf(3, NEAR, dtype=exact)]
+        elif kind == "laid out":
+            self.learned = [leaf(heads, length, length, dtype=exact)]
         elif kind == "dense":
             self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
         elif kind.startswith("banded"):
@@ -89,6 +92,7 @@ class Case:
             "decay": Decay,
             "slopes": Slopes,
             "curves": Curves,
+            "laid out": LaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
         return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
@@ -114,6 +118,8 @@ class Case:
         elif self.kind == "curves":
             own = torch.einsum("bhic,cij->bhij", learned[0], learned[1][:, distance.clamp(0, NEAR - 1)])
             logits = logits + own * near
+        elif self.kind == "laid out":
+            logits = logits + learned[0]
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
         weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
@@ -232,7 +238,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "laid out"])  # which is given all pairs
 def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
     batch, heads, length = 1, 2, 4096
     case = Case(kind, (batch, heads, length, 4, 4), torch.bfloat16)
@@ -312,6 +318,21 @@ def test_consecutive_positions_give_what_the_hooks_define(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], rows: int
 ) -> None:
     small_tiles(monkeypatch, rows, 2**20)
+    assert_equals_its_hooks(name, options)
+
+
+@pytest.mark.parametrize("rows", [256, 10])
+@pytest.mark.parametrize("options", [{}, {"threshold": 100}, {"threshold": 1}], ids=str)
+def test_a_fire_too_large_to_be_laid_out_gives_what_its_hooks_define(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], rows: int
+) -> None:
+    monkeypatch.setattr(fire, "LAID_OUT", 2 * 3 * LENGTH**2 - 1)
+    monkeypatch.setattr(fire, "LaidOut", None)
+    small_tiles(monkeypatch, rows, 2**20)
+    assert_equals_its_hooks("fire", options)
+
+
+def assert_equals_its_hooks(name: str, options: dict[str, Any]) -> None:
     encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
     positions = torch.arange(LENGTH)[None]

@@ -13,9 +13,10 @@ from torch.nn.attention import flex_attention as library
 
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
+from posbench.encodings import fire
 from posbench.encodings.base import Shape
 from posbench.kernels import flex
-from posbench.kernels.bias import Bias, Decay, Dense, Near, Table
+from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Near, Table
 
 SHAPE = Shape(d_model=48, n_heads=3, n_layers=2, train_length=64)
 LENGTH = 150  # one block and a part of one; beyond train_length, where FIRE's rows begin to differ
@@ -73,6 +74,16 @@ def test_biases_equal_the_definition_in_values_and_gradients(
     assert max(differences.values()) < 2e-4, differences
 
 
+def test_what_is_too_large_to_be_laid_out_for_all_layers_is_for_each(
+    eager: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fire, "LaidOut", None)
+    monkeypatch.setattr(fire, "LAID_OUT", 2 * 3 * LENGTH**2 - 1)
+    differences = compared("fire", {})
+    assert [call["score_mod"].__name__ for call in eager] == ["laid_out"]
+    assert max(differences.values()) < 2e-4, differences
+
+
 @pytest.mark.parametrize(("window", "sinks"), [(2, 0), (40, 0), (130, 0), (40, 4), (1, 140), (149, 1)])
 @pytest.mark.parametrize("name", ["none", "rope", "t5", "fox"])
 def test_windows_and_sinks_equal_the_definition(eager: list[Any], name: str, window: int, sinks: int) -> None:
@@ -118,6 +129,7 @@ def test_nothing_captured_is_indexed_twice() -> None:
         Table(torch.randn(2, 9)),
         Decay(torch.randn(1, 2, 9)),
         Dense(lambda d, w, t: t[:, d], (torch.randn(2, 9),)),
+        LaidOut(torch.randn(2, 9, 9)),
     ):
         mod = flex._score_mod(bias, 9)
         assert mod is not None

@@ -18,13 +18,18 @@ Beyond training length: defined everywhere; inputs stay within the trained range
 Checked against: the network run on each pair in a plain loop, and worked arguments.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels.bias import Dense
+from posbench.encodings.base import Encoding, Rows, Shape, once
+from posbench.kernels.bias import Bias, Dense, LaidOut
 
 HIDDEN = 32
+# Numbers of the bias of all layers, heads and pairs: up to here one call computes them all, for a step has many small
+# operations otherwise. Above it each layer does, by blocks of rows, and holds none.
+LAID_OUT = 2**19
 
 
 class FIRE(Encoding):
@@ -42,58 +47,72 @@ class FIRE(Encoding):
 
     def bias(self, rows: Rows) -> Tensor:
         with torch.autocast(rows.distance.device.type, enabled=False):
-            bias = _interpolated(rows.distance, rows.positions, *self.pieces(rows.layer), *self.scales(rows.layer))
-            return bias.movedim(0, 1)  # (1|B, H, Tq, Tk)
+            bias = _interpolated(rows.distance, rows.positions, *self.learned(slice(rows.layer, rows.layer + 1)))
+            return bias[0].movedim(0, 1)  # (1|B, H, Tq, Tk)
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Dense:
-        kinks, *network = self.pieces(layer)
-        c, threshold = self.scales(layer)
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias:
+        layers, length = len(self.networks), q.shape[2]
+        if layers * self.shape.n_heads * length**2 <= LAID_OUT:
+            return LaidOut(once(positions, self, lambda: self.laid_out(length))[layer])
+        kinks, slope, intercept, c, threshold = self.learned(slice(layer, layer + 1))
 
         def bias(distance: Tensor, where: Tensor, *learned: Tensor) -> Tensor:
-            return _interpolated(distance, where, kinks, *learned)
+            return _interpolated(distance, where, kinks, *learned)[0]
 
-        return Dense(bias, (*network, c, threshold), uniform_below=threshold)
+        return Dense(bias, (slope, intercept, c, threshold), uniform_below=threshold)
+
+    def laid_out(self, length: int) -> Tensor:
+        """The bias of all pairs in all layers (L, H, T, T), hidden ones as at distance 0."""
+        where = torch.arange(length, device=self.c.device)
+        return _interpolated((where[:, None] - where).clamp(min=0), where, *self.learned(slice(None)))
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""
-        return _share(distance, positions, *self.scales(layer))
+        *_, c, threshold = self.learned(slice(layer, layer + 1))
+        return _share(distance, positions, c, threshold)[0]
 
-    def scales(self, layer: int) -> tuple[Tensor, Tensor]:
-        """c, and the position up to which the bias depends on the distance alone."""
-        return self.c[layer], (self.multiplier[layer] * self.threshold).abs()
+    def learned(self, layers: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Some layers' networks as straight pieces, and what scales their input.
 
-    def pieces(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The network as straight pieces: kinks (32,), slopes and intercepts (33, H) between them."""
-        network = self.networks[layer]
-        assert isinstance(network, nn.Sequential)
-        first, _, last = network
-        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        weight, bias = first.weight[:, 0].float(), first.bias.float()
+        Returns:
+            kinks (L, 32), slopes and intercepts (L, 33, H) of the pieces between them, c (L,), and thresholds (L,): the
+            positions up to which the bias depends on the distance alone.
+        """
+        networks = [cast("nn.Sequential", network) for network in self.networks[layers]]
+        first, last = ([cast("nn.Linear", network[i]) for network in networks] for i in (0, 2))
+        weight = torch.stack([linear.weight[:, 0] for linear in first]).float()
+        bias = torch.stack([linear.bias for linear in first]).float()
         # A unit that switches outside ±1e4 does so far from any share, which lies in 0 .. 1.
         kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
-        middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
-        active = (middles[:, None] * weight + bias > 0).float()  # (33, 32): which units are on in which piece
-        out = last.weight.float().mT  # (32, H)
-        return kinks, (active * weight) @ out, (active * bias) @ out + last.bias.float()
+        middles = torch.cat([kinks[:, :1] - 1, (kinks[:, 1:] + kinks[:, :-1]) / 2, kinks[:, -1:] + 1], dim=1)
+        weight, bias = weight[:, None], bias[:, None]
+        active = (middles[..., None] * weight + bias > 0).float()  # (L, 33, 32): which units are on in which piece
+        out = torch.stack([linear.weight.mT for linear in last]).float()  # (L, 32, H)
+        at_zero = torch.stack([linear.bias for linear in last]).float()
+        slope, intercept = (active * weight) @ out, (active * bias) @ out + at_zero[:, None]
+        return kinks, slope, intercept, self.c[layers], (self.multiplier[layers] * self.threshold).abs()
 
 
 def _interpolated(
     distance: Tensor, positions: Tensor, kinks: Tensor, slope: Tensor, intercept: Tensor, c: Tensor, threshold: Tensor
 ) -> Tensor:
-    """Bias (H, ..., Tq, Tk) of distances (..., Tq, Tk) from the queries' positions (..., Tq)."""
+    """Bias (L, H, ..., Tq, Tk) of distances (..., Tq, Tk) from the queries' positions (..., Tq)."""
     share = _share(distance, positions, c, threshold)
-    piece = torch.bucketize(share.detach(), kinks)
-    return _each(slope, piece) * share + _each(intercept, piece)
+    piece = torch.searchsorted(kinks, share.detach().flatten(1)).view(share.shape)
+    return _each(slope, piece) * share[:, None] + _each(intercept, piece)
 
 
 def _each(table: Tensor, piece: Tensor) -> Tensor:
-    """(33, H) looked up at (...): (H, ...). On CPUs the gradient of gather is far cheaper than that of indexing."""
-    heads = table.shape[1]
-    return table.mT.gather(1, piece.view(1, -1).expand(heads, -1)).view(heads, *piece.shape)
+    """(L, 33, H) looked up at (L, ...): (L, H, ...). On CPUs the gradient of gather is far cheaper than of indexing."""
+    layers, _, heads = table.shape
+    index = piece.view(layers, 1, -1).expand(-1, heads, -1)
+    return table.mT.gather(2, index).view(layers, heads, *piece.shape[1:])
 
 
 def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    farthest = torch.maximum(positions.float(), threshold)[..., None]
+    """(L, ..., Tq, Tk)."""
+    c, threshold = (x.view(-1, *[1] * distance.dim()) for x in (c, threshold))
+    farthest = torch.maximum(positions.float()[..., None], threshold)
     return _psi(distance.float(), c) / (_psi(farthest, c) + 1e-6)
 
 

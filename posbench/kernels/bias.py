@@ -151,6 +151,23 @@ class Curves(Bias):
 
 
 @dataclasses.dataclass(frozen=True)
+class LaidOut(Bias):
+    """Any bias that all sequences share, of few enough pairs to be held."""
+
+    values: Tensor  # (H, T, T) fp32, by query and key
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def of(self, tile: Tile, batch: slice) -> Tensor:
+        return self.values[tile.heads, tile.queries, tile.keys]
+
+    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
+        sums[0][tile.heads, tile.queries, tile.keys] += grad
+
+
+@dataclasses.dataclass(frozen=True)
 class Dense(Bias):
     """Any bias that all sequences share (FIRE), computed for a block of query rows at a time, and again backwards."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.bias import Bias, Decay, Dense, Near, Slopes, Sunk, Table
+from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Near, Slopes, Sunk, Table
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
     Decay: ((2, 2, 200),),
     Slopes: ((2, 2, 200), (2, 2, 200)),
     Dense: ((2, 200),),
+    LaidOut: ((2, 200, 200),),
 }
 _TOLERANCE = 2e-3  # relative; the products of the check are fp32, or TF32 where a user has switched that on
 
@@ -115,8 +116,8 @@ def _score_mod(bias: Bias | None, length: int) -> Index | None:
             return score - (i - j) * (of_queries[b, h, i] + of_keys[b, h, j])
 
         return sloped
-    if isinstance(bias, Dense):
-        table = bias.laid_out(length).contiguous()
+    if isinstance(bias, Dense | LaidOut):
+        table = (bias.laid_out(length) if isinstance(bias, Dense) else bias.values).contiguous()
 
         def laid_out(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score + table[h, i, j]
