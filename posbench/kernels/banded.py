@@ -12,7 +12,6 @@ import dataclasses
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
@@ -55,30 +54,29 @@ class _Call:
     keep: bool  # hold the probabilities for the backward pass
 
     def probabilities(self, q: Tensor, k: Tensor, near: Tensor, mask: Tensor) -> Tensor:
-        """Softmax of a tile's logits, from its queries and its padded keys."""
+        """Softmax of a tile's logits, from its queries and its keys."""
         logits = torch.add(mask, product(q, k.mT), alpha=self.scale)
-        _band(logits, len(near)).add_(q @ near.mT, alpha=self.scale)
+        _add_near(logits, q @ near.mT, self.scale)
         return torch.softmax(logits, -1).to(q.dtype)
 
 
 class _Banded(torch.autograd.Function):
-    # Every tile gets K - 1 keys more on the left, hidden, so that the band of its first rows has somewhere to be.
-
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, near_k: Tensor, near_v: Tensor) -> Tensor:
-        q, k, v = flat(q), flat(_padded(k, len(near_k))), flat(_padded(v, len(near_k)))
+        q, k, v = flat(q), flat(k), flat(v)
         out = torch.empty_like(q)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             near_k, near_v = near_k.to(q.dtype), near_v.to(q.dtype)
             for tile in call.cut.tiles():
-                keys, mask = _padded_keys(tile, len(near_k)), _padded_mask(tile, len(near_k))
+                of_keys, of_values = _within(tile, near_k), _within(tile, near_v)
                 for part in map(tile.part, tile.batches):
-                    probabilities = call.probabilities(q[part, tile.queries], k[part, keys], near_k, mask)
-                    product(probabilities, v[part, keys], out=out[part, tile.queries])
-                    out[part, tile.queries] += _band(probabilities, len(near_v)) @ near_v
+                    probabilities = call.probabilities(q[part, tile.queries], k[part, tile.keys], of_keys, tile.mask)
+                    product(probabilities, v[part, tile.keys], out=out[part, tile.queries])
+                    near = _near(probabilities, len(of_values))
+                    _add_product(out[part, tile.queries], near, of_values)
                     if call.keep:
-                        kept.append(probabilities)
+                        kept += probabilities, near
         ctx.call = call
         ctx.save_for_backward(q, k, v, near_k, near_v, *kept)
         return unflat(out, call.cut.like)
@@ -88,49 +86,83 @@ class _Banded(torch.autograd.Function):
         call: _Call = ctx.call
         q, k, v, near_k, near_v, *kept = ctx.saved_tensors
         grad_out = flat(grad_out)
-        near, blocks = len(near_k), len(call.cut.blocks())
+        blocks = len(call.cut.blocks())
         dq, dk, dv = torch.empty_like(q), KeyGradient(k, blocks), KeyGradient(v, blocks)
         sum_k, sum_v = (torch.zeros_like(x, dtype=exact(x)) for x in (near_k, near_v))
         remaining = iter(kept)
         with torch.autocast(q.device.type, enabled=False):
             for tile in call.cut.tiles():
-                keys, mask = _padded_keys(tile, near), _padded_mask(tile, near)
+                of_keys, of_values = _within(tile, near_k), _within(tile, near_v)
                 for part in map(tile.part, tile.batches):
-                    rows, above = q[part, tile.queries], grad_out[part, tile.queries]
-                    probabilities = (
-                        next(remaining) if call.keep else call.probabilities(rows, k[part, keys], near_k, mask)
-                    )
-                    grad = product(above, v[part, keys].mT)
-                    _band(grad, near).add_(above @ near_v.mT)
+                    rows, keys, above = q[part, tile.queries], k[part, tile.keys], grad_out[part, tile.queries]
+                    if call.keep:
+                        probabilities, near = next(remaining), next(remaining)
+                    else:
+                        probabilities = call.probabilities(rows, keys, of_keys, tile.mask)
+                        near = _near(probabilities, len(of_values))
+                    grad = product(above, v[part, tile.keys].mT)
+                    _add_near(grad, above @ of_values.mT)
                     grad = softmax_backward(grad, probabilities)
-                    near_grad = _band(grad, near)
-                    product(grad, k[part, keys], call.scale, out=dq[part, tile.queries])
-                    dq[part, tile.queries].add_(near_grad @ near_k, alpha=call.scale)
-                    dk.add(part, keys, grad.mT, rows, call.scale)
-                    dv.add(part, keys, probabilities.mT, above)
-                    sum_k.add_(_over_all_rows(near_grad, rows), alpha=call.scale)
-                    sum_v.add_(_over_all_rows(_band(probabilities, near), above))
+                    near_grad = _near(grad, len(of_keys))
+                    product(grad, keys, call.scale, out=dq[part, tile.queries])
+                    _add_product(dq[part, tile.queries], near_grad, of_keys, call.scale)
+                    dk.add(part, tile.keys, grad.mT, rows, call.scale)
+                    dv.add(part, tile.keys, probabilities.mT, above)
+                    _within(tile, sum_k).add_(_over_all_rows(near_grad, rows), alpha=call.scale)
+                    _within(tile, sum_v).add_(_over_all_rows(near, above))
         of_q, of_k, of_v = (unflat(x, call.cut.like) for x in (dq, dk.result(), dv.result()))
-        return None, of_q, of_k[:, :, near - 1 :], of_v[:, :, near - 1 :], sum_k, sum_v
+        return None, of_q, of_k, of_v, sum_k, sum_v
+
+
+# -- the band: a tile's scores (sequences heads, rows, keys) at the distances K-1 .. 0 ---------------------------------
+
+
+def _within(tile: Tile, near: Tensor) -> Tensor:
+    """Of what belongs to the distances K-1 .. 0, (K, ...), the part for those that a tile has."""
+    return near[-tile.mask.shape[1] :]
 
 
 def _band(x: Tensor, near: int) -> Tensor:
-    """View (sequences heads, rows, near) of a contiguous, padded tile: each row's keys at distances near-1 .. 0."""
-    count, rows, width = x.shape
-    first = width - near + 1 - rows  # column of the first row's farthest near key
-    return x.as_strided((count, rows, near), (rows * width, width + 1, 1), first)
+    """View (sequences heads, rows - 1, near) of a contiguous tile: all rows' nearest keys but the first row's.
+
+    What lies before the first key is taken from the end of the row above, where that row's hidden keys are: their
+    probabilities and gradients are 0, and what is added to them has no effect.
+    """
+    count, rows, keys = x.shape
+    first = (keys + 1) + (keys - rows) - (near - 1)  # the second row's farthest
+    return x.as_strided((count, rows - 1, near), (rows * keys, keys + 1, 1), first)
 
 
-def _padded(x: Tensor, near: int) -> Tensor:
-    return F.pad(x, (0, 0, near - 1, 0))
+def _first_row(x: Tensor, near: int) -> Tensor:
+    """View (sequences heads, up to near): the first row's nearest keys, as far as there are any."""
+    own = x.shape[2] - x.shape[1]
+    return x[:, 0, max(0, own - near + 1) : own + 1]
 
 
-def _padded_mask(tile: Tile, near: int) -> Tensor:
-    return F.pad(tile.mask, (near - 1, 0), value=-torch.inf)
+def _near(x: Tensor, near: int) -> Tensor:
+    """The band of a tile, (sequences heads, rows, near); 0 where there is no key."""
+    found = x.new_empty(*x.shape[:2], near)
+    found[:, 1:] = _band(x, near)
+    first = _first_row(x, near)
+    found[:, 0, : near - first.shape[1]] = 0
+    found[:, 0, near - first.shape[1] :] = first
+    return found
 
 
-def _padded_keys(tile: Tile, near: int) -> slice:
-    return slice(tile.keys.start, tile.keys.stop + near - 1)
+def _add_near(x: Tensor, added: Tensor, scale: float = 1.0) -> None:
+    """Add scale times (sequences heads, rows, near) to the band of a tile."""
+    near = added.shape[2]
+    band, first = _band(x, near), _first_row(x, near)
+    if x.dtype == added.dtype:  # where torch adds bf16 in strides, it does so one by one
+        band.copy_(band.contiguous().add_(added[:, 1:], alpha=scale))
+    else:
+        band.add_(added[:, 1:], alpha=scale)
+    first.add_(added[:, 0, near - first.shape[1] :], alpha=scale)
+
+
+def _add_product(x: Tensor, near: Tensor, vectors: Tensor, scale: float = 1.0) -> None:
+    """Add scale times near (sequences heads, rows, K) @ vectors (K, Dh) to x, rounded once."""
+    torch.baddbmm(x, near, vectors.expand(len(near), -1, -1), alpha=scale, out=x)
 
 
 def _over_all_rows(a: Tensor, b: Tensor) -> Tensor:
