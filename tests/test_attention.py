@@ -18,10 +18,10 @@ from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, EachLaidOut, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
-KINDS = ("none", "table", "decay", "slopes", "curves", "laid out", "dense", "banded", "banded keys")
+KINDS = ("none", "table", "decay", "slopes", "curves", "laid out", "each laid out", "dense", "banded", "banded keys")
 
 # (B, H, T, Dq, Dh): one token, below a block, odd, one head, wider queries, several blocks, several sequences per tile
 SIZES = [
@@ -72,6 +72,8 @@ class Case:
             self.learned = [mixtures.to(exact).requires_grad_(), leaf(3, NEAR, dtype=exact)]
         elif kind == "laid out":
             self.learned = [leaf(heads, length, length, dtype=exact)]
+        elif kind == "each laid out":
+            self.learned = [leaf(batch, heads, length, length, dtype=exact)]
         elif kind == "dense":
             self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
         elif kind.startswith("banded"):
@@ -93,6 +95,7 @@ class Case:
             "slopes": Slopes,
             "curves": Curves,
             "laid out": LaidOut,
+            "each laid out": EachLaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
         return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
@@ -118,7 +121,7 @@ class Case:
         elif self.kind == "curves":
             own = torch.einsum("bhic,cij->bhij", learned[0], learned[1][:, distance.clamp(0, NEAR - 1)])
             logits = logits + own * near
-        elif self.kind == "laid out":
+        elif self.kind.endswith("laid out"):
             logits = logits + learned[0]
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
@@ -209,6 +212,20 @@ def test_computing_probabilities_again_gives_the_same_gradients(monkeypatch: pyt
         assert torch.equal(x, y), name
 
 
+@pytest.mark.parametrize("window", [None, 3, 70])
+@pytest.mark.parametrize("queries", [1, 10, 299])
+def test_queries_may_be_the_last_tokens_only(monkeypatch: pytest.MonkeyPatch, queries: int, window: int | None) -> None:
+    small_tiles(monkeypatch, 50, 2000)
+    case = Case("each laid out", (2, 2, 300, 8, 12), torch.float32, window)
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return case.fast(q[:, :, -queries:], k, v, bias[:, :, -queries:])
+
+    expected = gradients(lambda *inputs: case.exact(*inputs)[:, :, -queries:], case.inputs)
+    for name, x, y in zip(names(case), gradients(fast, case.inputs), expected, strict=True):
+        assert error(x, y) < 1e-5, name
+
+
 def test_biases_stay_in_fp32_until_they_are_added() -> None:
     """Two keys whose biases differ by less than bf16 can tell apart at that size."""
     q = k = torch.zeros(1, 1, 2, 4, dtype=torch.bfloat16)
@@ -238,7 +255,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "laid out"])  # which is given all pairs
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "laid out" not in kind])  # which are given all pairs
 def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
     batch, heads, length = 1, 2, 4096
     case = Case(kind, (batch, heads, length, 4, 4), torch.bfloat16)
@@ -436,13 +453,13 @@ def test_a_window_with_sinks_costs_what_it_sees_and_not_the_whole_text(
     encoding = schemes.build(name, {}, SHAPE)
     inputs, positions = schemes.layer_inputs(SHAPE, length), torch.arange(length)[None]
     widths = []
-    plain = dispatch.logits_of
+    plain = dispatch._row_block
 
-    def looked_at(encoding: Encoding, rows: Rows) -> Tensor:
+    def looked_at(encoding: Encoding, rows: Rows, *others: Any) -> Tensor:
         widths.append(rows.k.shape[2])
-        return plain(encoding, rows)
+        return plain(encoding, rows, *others)
 
-    monkeypatch.setattr(dispatch, "logits_of", looked_at)
+    monkeypatch.setattr(dispatch, "_row_block", looked_at)
     out = attention(encoding, *inputs, positions, 0, window, sinks, last=last)
     expected = schemes.by_definition(encoding, inputs, positions, 0, window=window, sinks=sinks)[:, :, -last:]
     assert error(out, expected) < 1e-5

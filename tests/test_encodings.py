@@ -188,6 +188,17 @@ def compare_with_the_definition(
             assert_same(schemes.with_gradients(encoding, inputs, chosen(known)), expected)
 
 
+@NAMES
+def test_scores_that_are_said_to_be_additive_add_the_same_to_all_logits(name: str) -> None:
+    encoding = schemes.build(name, {}, SHAPE)
+    inputs, positions = schemes.layer_inputs(SHAPE, 19), torch.arange(19)[None]
+    rows = next(rows_of(encoding, *inputs, positions, 1))
+    logits = schemes.random(2, SHAPE.n_heads, 19, 19, seed=4)
+    added = encoding.scores(logits, rows) - logits
+    of_others = encoding.scores(3 * logits, rows) - 3 * logits
+    assert torch.allclose(added, of_others, **CLOSE) == (encoding.additive_scores or "scores" not in encoding.hooks)
+
+
 @CASES
 @pytest.mark.parametrize(("last", "sinks", "window"), [(4, 0, None), (None, 2, 6), (4, 2, 6)])
 def test_the_last_rows_and_sinks_are_those_of_the_definition(

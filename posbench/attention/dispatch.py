@@ -1,17 +1,19 @@
 """The one place that chooses how an attention layer is computed."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posbench.attention.reference import grouped, logits_of, narrower, rows_of
+from posbench.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Near, Sunk
+from posbench.kernels.bias import Bias, EachLaidOut, LaidOut, Near, Sunk
 from posbench.kernels.tiled import tiled_attention
-from posbench.kernels.tiles import kept_bytes
+from posbench.kernels.tiles import exact, kept_bytes
 
 # Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass, in fp32
 # and twice over: above the bytes that a layer may keep, blocks of rows are computed again.
@@ -133,17 +135,37 @@ def _by_rows(
         blocks = rows_of(
             encoding, q[some], k[some], v[some], x[some], where, layer, True, window, sinks, block=block, last=last
         )
-        out.append(torch.cat([_row_block(encoding, rows, kept) for rows in blocks], dim=2))
+        out.append(torch.cat([_row_block(encoding, rows, kept, window, sinks) for rows in blocks], dim=2))
     return torch.cat(out)
 
 
-def _row_block(encoding: Encoding, rows: Rows, kept: bool) -> Tensor:
+def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, sinks: int) -> Tensor:
+    only_added = "attend" not in encoding.hooks and ("scores" not in encoding.hooks or encoding.additive_scores)
+    tiled = only_added and not sinks and not torch.compiler.is_compiling()
+
     def compute(rows: Rows) -> Tensor:
+        if tiled:
+            q, k, dtype = rows.q, rows.k, rows.v.dtype
+            return tiled_attention(
+                q.to(dtype), k.to(dtype), rows.v, encoding.logit_scale, _added(encoding, rows), window
+            )
         return encoding.attend(logits_of(encoding, rows), rows)
 
     if kept or not torch.is_grad_enabled():
         return compute(rows)
     return checkpoint(compute, rows, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def _added(encoding: Encoding, rows: Rows) -> Bias | None:
+    """All that the pairwise hooks add to a block's logits, (1|B, H, Tq, Tk) in one; None = nothing."""
+    found = biases_of(encoding, rows)
+    if "scores" in encoding.hooks:
+        found = [encoding.scores(sum(found, rows.q.new_zeros((), dtype=exact(rows.q))), rows)]
+    if not found:
+        return None
+    total = functools.reduce(torch.add, found)
+    total = total.expand(-1, rows.q.shape[1], *rows.visible.shape)
+    return LaidOut(total[0]) if len(total) == 1 else EachLaidOut(total)
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

@@ -134,14 +134,17 @@ def rows_of(
 def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
     """Masked logits (B, H, Tq, Tk) of a block of rows under a layer's encoding, fp32 from the scale onwards."""
     logits = (rows.q @ rows.k.mT).float() * encoding.logit_scale
-    by_distance = encoding.distance_bias(rows.distance, rows.layer)
-    if by_distance is not None:
-        logits = logits + by_distance.movedim(0, 1)  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
-    bias = encoding.bias(rows)
-    if bias is not None:
+    for bias in biases_of(encoding, rows):
         logits = logits + bias
     masked: Tensor = _Masked.apply(encoding.scores(logits, rows), rows.visible)  # type: ignore[no-untyped-call]
     return masked
+
+
+def biases_of(encoding: Encoding, rows: Rows) -> list[Tensor]:
+    """What is added to the scaled logits of a block of rows, each broadcastable to (B, H, Tq, Tk), fp32."""
+    by_distance, bias = encoding.distance_bias(rows.distance, rows.layer), encoding.bias(rows)
+    found = [] if by_distance is None else [by_distance.movedim(0, 1)]  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
+    return found if bias is None else [*found, bias]
 
 
 class _Masked(torch.autograd.Function):

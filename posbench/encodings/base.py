@@ -87,6 +87,7 @@ class Encoding(nn.Module):
     window: int | None = None  # keys a query may see, itself included; None = as many as the model lets it
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
     whole_positions: bool = False  # whether it refuses positions that are fractional
+    additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",

@@ -35,6 +35,8 @@ EPS = 1e-12  # the least length that a vector is divided by
 
 
 class PaTH(Encoding):
+    additive_scores = True
+
     def __init__(self, shape: Shape, rank: int = 32, silu: bool = False) -> None:
         super().__init__(shape)
         self.expect(rank >= 1, "rank", rank, "at least 1")

@@ -154,7 +154,7 @@ class Curves(Bias):
 class LaidOut(Bias):
     """Any bias that all sequences share, of few enough pairs to be held."""
 
-    values: Tensor  # (H, T, T) fp32, by query and key
+    values: Tensor  # (H, Tq, Tk) fp32
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -165,6 +165,25 @@ class LaidOut(Bias):
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         sums[0][tile.heads, tile.queries, tile.keys] += grad
+
+
+@dataclasses.dataclass(frozen=True)
+class EachLaidOut(Bias):
+    """The same where sequences have biases of their own."""
+
+    per_sequence: ClassVar[bool] = True
+
+    values: Tensor  # (B, H, Tq, Tk) fp32
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+    def of(self, tile: Tile, batch: slice) -> Tensor:
+        return self.values[batch, tile.heads, tile.queries, tile.keys]
+
+    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
+        sums[0][batch, tile.heads, tile.queries, tile.keys] += grad
 
 
 @dataclasses.dataclass(frozen=True)

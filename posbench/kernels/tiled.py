@@ -32,20 +32,21 @@ def tiled_attention(
     """Causal attention softmax(scale q·k + bias) v.
 
     Args:
-        q, k: queries and keys (B, H, T, Dq), after any rotation, of one dtype.
-        v: values (B, H, T, Dh), of the same dtype.
+        q, k: queries (B, H, Tq, Dq) and keys (B, H, Tk, Dq), after any rotation, of one dtype. The queries are the last
+            ones of Tk tokens; only where they are all of them may `bias` count tokens.
+        v: values (B, H, Tk, Dh), of the same dtype.
         scale: what q·k is multiplied by.
         bias: what `kernels.bias` offers; None = no bias.
         window: keys a query may see, itself included; None = all before it.
         sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
 
     Returns:
-        (B, H, T, Dh) in the same dtype.
+        (B, H, Tq, Dh) in the same dtype.
     """
     bias = bias or Bias()
     inputs = (q, k, v, sinks, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    cut = Cut(q.detach(), window, bias.whole_heads)
+    cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
     call = _Call(cut, bias, scale, keep=train and cut.is_kept())
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
@@ -105,7 +106,7 @@ class _Tiled(torch.autograd.Function):
         ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tensors: Tensor
     ) -> Tensor:
         q, k, v = flat(q), flat(k), flat(v)
-        out = torch.empty_like(v)
+        out = v.new_empty(*q.shape[:2], v.shape[2])
         sunk = None if sinks is None else torch.empty(out.shape[:2], dtype=exact(q), device=q.device)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):

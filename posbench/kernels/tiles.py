@@ -52,35 +52,37 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How one call's scores (B, H, T, T) are cut up."""
+    """How one call's scores (B, H, Tq, Tk) are cut up."""
 
     like: Tensor  # the queries
     window: int | None = None  # keys a query may see, itself included
     whole_heads: bool = False  # keep all heads in one tile
+    before: int = 0  # keys before the first query's own
 
     def blocks(self) -> list[tuple[int, int, int]]:
         """Blocks of query rows: first row, last row (exclusive), first key."""
-        length = self.like.shape[2]
-        seen = min(length, self.window or length)
+        length, before = self.like.shape[2], self.before
+        seen = min(before + length, self.window or before + length)
         rows = max(MIN_ROWS, min(self._most_rows(seen), seen // 2))
         starts = range(0, length, rows)
-        return [(start, min(length, start + rows), max(0, start + 1 - seen)) for start in starts]
+        return [(start, min(length, start + rows), max(0, before + start + 1 - seen)) for start in starts]
 
     def is_kept(self) -> bool:
         """Whether the probabilities of all tiles are few enough to be kept for the backward pass."""
         batch, heads, _, _ = self.like.shape
-        scores = sum((stop - start) * (stop - first) for start, stop, first in self.blocks())
+        scores = sum((stop - start) * (self.before + stop - first) for start, stop, first in self.blocks())
         return batch * heads * scores * self.like.element_size() <= kept_bytes(self.like.device)
 
     def tiles(self) -> Iterator[Tile]:
         batch, n_heads, _, _ = self.like.shape
         for start, stop, first in self.blocks():
-            mask = self._mask(stop - start, stop - first)
+            keys = slice(first, self.before + stop)
+            mask = self._mask(stop - start, keys.stop - first)
             fitting = max(1, self._tile_scores() // mask.numel())  # heads of one sequence, or of several
             heads = n_heads if self.whole_heads else min(n_heads, fitting)
             batches = tuple(_slices(batch, max(1, fitting // heads)))
             for some in _slices(n_heads, heads):
-                yield Tile(some, slice(start, stop), slice(first, stop), mask, batches, n_heads)
+                yield Tile(some, slice(start, stop), keys, mask, batches, n_heads)
 
     def _most_rows(self, seen: int) -> int:
         """Of a block whose rows see so many keys."""
