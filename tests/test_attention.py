@@ -264,6 +264,23 @@ def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
     assert largest.numel <= heads * tiles.MAX_ROWS * (length + tiles.MAX_ROWS)  # all scores: 16 times as many
 
 
+@pytest.mark.parametrize("kind", ["none", "banded"])
+def test_where_nothing_is_kept_no_block_needs_more_memory_than_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    small_tiles(monkeypatch, 16, 2**20)
+    case, sizes, mask = Case(kind, (1, 2, 300, 4, 4), torch.float32), [], tiles.Cut._mask
+
+    def looked_at(self: tiles.Cut, rows: int, keys: int) -> Tensor:
+        sizes.append(rows * keys)
+        return mask(self, rows, keys)
+
+    monkeypatch.setattr(tiles.Cut, "_mask", looked_at)
+    with torch.no_grad():
+        case.fast(*case.inputs)
+    assert len(sizes) == 19 and sizes[1:] == sorted(sizes[1:], reverse=True)  # the first has 12 rows of 16
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_above_the_budget_training_keeps_no_scores(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(tiles, "KEPT_BYTES", 0)

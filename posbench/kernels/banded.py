@@ -68,7 +68,8 @@ class _Banded(torch.autograd.Function):
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
             near_k, near_v = near_k.to(q.dtype), near_v.to(q.dtype)
-            for tile in call.cut.tiles():
+            # What the last block frees, the largest, serves all others; growing, each would take new memory.
+            for tile in call.cut.tiles(last_first=not call.keep):
                 of_keys, of_values = _within(tile, near_k), _within(tile, near_v)
                 for part in map(tile.part, tile.batches):
                     probabilities = call.probabilities(q[part, tile.queries], k[part, tile.keys], of_keys, tile.mask)

@@ -110,7 +110,8 @@ class _Tiled(torch.autograd.Function):
         sunk = None if sinks is None else torch.empty(out.shape[:2], dtype=exact(q), device=q.device)
         kept: list[Tensor] = []
         with torch.autocast(q.device.type, enabled=False):
-            for tile in call.cut.tiles():
+            # What the last block frees, the largest, serves all others; growing, each would take new memory.
+            for tile in call.cut.tiles(last_first=not call.keep):
                 shared = call.shared(tile)
                 for batch in tile.batches:
                     part = tile.part(batch)

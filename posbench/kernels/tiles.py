@@ -73,9 +73,9 @@ class Cut:
         scores = sum((stop - start) * (self.before + stop - first) for start, stop, first in self.blocks())
         return batch * heads * scores * self.like.element_size() <= kept_bytes(self.like.device)
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self, last_first: bool = False) -> Iterator[Tile]:
         batch, n_heads, _, _ = self.like.shape
-        for start, stop, first in self.blocks():
+        for start, stop, first in self.blocks()[:: -1 if last_first else 1]:
             keys = slice(first, self.before + stop)
             mask = self._mask(stop - start, keys.stop - first)
             fitting = max(1, self._tile_scores() // mask.numel())  # heads of one sequence, or of several
