@@ -394,6 +394,22 @@ def test_positions_with_gaps_take_no_form_that_counts_tokens(name: str, options:
         assert error(attention(encoding, q, k, v, x, positions, 1, consecutive=True), expected) > 1e-3
 
 
+@pytest.mark.parametrize("last", [None, 39])
+@pytest.mark.parametrize(("name", "options"), [("xpos", {}), ("temperature", {"inner": "xpos"})], ids=str)
+def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else(
+    name: str, options: dict[str, Any], last: int | None
+) -> None:
+    encoding = schemes.build(name, options, SHAPE)
+    q, k, v, x = layer_inputs(40)
+    positions = torch.linspace(0, 128 * SHAPE.train_length // 2 - 1, 40).long()[None]  # as far apart as xpos is defined
+    turned = encoding.at(0)[0].rotate(q, k, x, positions, 0)
+    assert not (turned[0] @ turned[1].mT).isfinite().all()  # else there is nothing to see here
+    out = attention(encoding, q, k, v, x, positions, 0, last=last)
+    expected = attention_output(encoding, q, k, v, x, 0, positions)
+    assert error(out, expected[:, :, -(last or 40) :]) < 1e-5
+    assert all(found.isfinite().all() for found in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
 @pytest.mark.parametrize("window", [1, 10, 64])
 @pytest.mark.parametrize("name", ["none", "alibi", "fox", "shaw"])
 def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> None:

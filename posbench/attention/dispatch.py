@@ -57,7 +57,9 @@ def attention(
     # The compiler cannot see into hand-written kernels.
     by_data = whole and consecutive and not torch.compiler.is_compiling()
     added = declared(encoding, q, grouped(k, q), x, positions, layer) if by_data else None
-    known = added is not None or (whole and not encoding.hooks & PAIRWISE)
+    # Tiles add -inf to logits that are hidden, at consecutive positions those of a few hundred keys after the query.
+    addable = consecutive or encoding.hidden_finite
+    known = added is not None or (whole and addable and not encoding.hooks & PAIRWISE)
     flexible = known and flex.takes(v, added, window, sinks)
     if known and (flexible or not sinks):
         v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
@@ -141,7 +143,7 @@ def _by_rows(
 
 def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, sinks: int) -> Tensor:
     only_added = "attend" not in encoding.hooks and ("scores" not in encoding.hooks or encoding.additive_scores)
-    tiled = only_added and not sinks and not torch.compiler.is_compiling()
+    tiled = only_added and encoding.hidden_finite and not sinks and not torch.compiler.is_compiling()
 
     def compute(rows: Rows) -> Tensor:
         if tiled:

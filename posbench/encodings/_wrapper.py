@@ -26,6 +26,7 @@ class Wrapper(Encoding):
         self.max_length = min((one.max_length for one in inners if one.max_length is not None), default=None)
         self.length_dependent = any(one.length_dependent for one in inners)
         self.whole_positions = any(one.whole_positions for one in inners)
+        self.hidden_finite = all(one.hidden_finite for one in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
         """The same wrapper around others in the place of its own, which stay as they are."""

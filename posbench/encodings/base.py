@@ -88,6 +88,7 @@ class Encoding(nn.Module):
     length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
     whole_positions: bool = False  # whether it refuses positions that are fractional
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
+    hidden_finite: bool = True  # whether logits of keys after the query are numbers, however far after
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",

@@ -28,6 +28,8 @@ GAMMA = 0.4
 
 
 class XPos(rotary.Rotary):
+    hidden_finite = False  # what makes far keys small makes those after the query as large
+
     def __init__(
         self,
         shape: Shape,
