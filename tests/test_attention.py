@@ -18,7 +18,7 @@ from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.kernels import tiles
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, EachLaidOut, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
 KINDS = ("none", "table", "decay", "slopes", "curves", "laid out", "each laid out", "dense", "banded", "banded keys")
@@ -95,7 +95,7 @@ class Case:
             "slopes": Slopes,
             "curves": Curves,
             "laid out": LaidOut,
-            "each laid out": EachLaidOut,
+            "each laid out": LaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
         return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)

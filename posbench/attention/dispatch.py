@@ -1,7 +1,5 @@
 """The one place that chooses how an attention layer is computed."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +9,7 @@ from posbench.attention.reference import biases_of, grouped, logits_of, narrower
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, EachLaidOut, LaidOut, Near, Sunk
+from posbench.kernels.bias import Bias, LaidOut, Near, Sunk
 from posbench.kernels.tiled import tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 
@@ -165,9 +163,8 @@ def _added(encoding: Encoding, rows: Rows) -> Bias | None:
         found = [encoding.scores(sum(found, rows.q.new_zeros((), dtype=exact(rows.q))), rows)]
     if not found:
         return None
-    total = functools.reduce(torch.add, found)
-    total = total.expand(-1, rows.q.shape[1], *rows.visible.shape)
-    return LaidOut(total[0]) if len(total) == 1 else EachLaidOut(total)
+    total = sum(found[1:], found[0]).expand(-1, rows.q.shape[1], *rows.visible.shape)
+    return LaidOut(total[0] if len(total) == 1 else total)
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:

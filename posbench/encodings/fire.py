@@ -53,18 +53,14 @@ class FIRE(Encoding):
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias:
         layers, length = len(self.networks), q.shape[2]
         if layers * self.shape.n_heads * length**2 <= LAID_OUT:
-            return LaidOut(once(positions, self, lambda: self.laid_out(length))[layer])
+            everywhere = once(positions, self, lambda: Dense(_interpolated, self.learned(slice(None))).laid_out(length))
+            return LaidOut(everywhere[layer])
         kinks, slope, intercept, c, threshold = self.learned(slice(layer, layer + 1))
 
         def bias(distance: Tensor, where: Tensor, *learned: Tensor) -> Tensor:
             return _interpolated(distance, where, kinks, *learned)[0]
 
         return Dense(bias, (slope, intercept, c, threshold), uniform_below=threshold)
-
-    def laid_out(self, length: int) -> Tensor:
-        """The bias of all pairs in all layers (L, H, T, T), hidden ones as at distance 0."""
-        where = torch.arange(length, device=self.c.device)
-        return _interpolated((where[:, None] - where).clamp(min=0), where, *self.learned(slice(None)))
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""

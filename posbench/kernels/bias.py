@@ -19,8 +19,12 @@ from posbench.kernels.tiles import Tile
 class Bias:
     """What is added to the scaled logits; as it stands, nothing."""
 
-    per_sequence: ClassVar[bool] = False  # differs between the sequences of a batch
     whole_heads: ClassVar[bool] = False  # is cheaper for all heads together than for a few at a time
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether it differs between the sequences of a batch."""
+        return False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -74,7 +78,7 @@ def _slanted(x: Tensor, keys: int) -> Tensor:
 class Decay(Bias):
     """sums_i - sums_j for query i and key j: what is forgotten in between (FoX)."""
 
-    per_sequence: ClassVar[bool] = True
+    per_sequence = True
 
     sums: Tensor  # (B, H, T) fp32, running sums of the log forget gates
     beside_sinks: bool = False  # whether something that is not lowered stands in the denominators, too
@@ -97,7 +101,7 @@ class Decay(Bias):
 class Slopes(Bias):
     """-(i - j)·(queries_i + keys_j): a penalty linear in distance, at a slope that both ends set (GRAPE-A)."""
 
-    per_sequence: ClassVar[bool] = True
+    per_sequence = True
 
     queries: Tensor  # (B, H, T) fp32
     keys: Tensor  # likewise
@@ -121,7 +125,7 @@ class Slopes(Bias):
 class Curves(Bias):
     """mixtures_i · curves at distance i - j, 0 from distance K on: each query mixes curves of its own (Inkling)."""
 
-    per_sequence: ClassVar[bool] = True
+    per_sequence = True
 
     mixtures: Tensor  # (B, H, T, C) fp32
     curves: Tensor  # (C, K) fp32, at the distances 0 .. K-1
@@ -152,38 +156,26 @@ class Curves(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class LaidOut(Bias):
-    """Any bias that all sequences share, of few enough pairs to be held."""
+    """Any bias of few enough pairs to be held."""
 
-    values: Tensor  # (H, Tq, Tk) fp32
+    values: Tensor  # (H, Tq, Tk) fp32, or (B, H, Tq, Tk) where sequences have biases of their own
+
+    @property
+    def per_sequence(self) -> bool:
+        return self.values.dim() == 4
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
-        return self.values[tile.heads, tile.queries, tile.keys]
+        return self._part(self.values, tile, batch)
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        sums[0][tile.heads, tile.queries, tile.keys] += grad
+        self._part(sums[0], tile, batch).add_(grad)
 
-
-@dataclasses.dataclass(frozen=True)
-class EachLaidOut(Bias):
-    """The same where sequences have biases of their own."""
-
-    per_sequence: ClassVar[bool] = True
-
-    values: Tensor  # (B, H, Tq, Tk) fp32
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-    def of(self, tile: Tile, batch: slice) -> Tensor:
-        return self.values[batch, tile.heads, tile.queries, tile.keys]
-
-    def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        sums[0][batch, tile.heads, tile.queries, tile.keys] += grad
+    def _part(self, x: Tensor, tile: Tile, batch: slice) -> Tensor:
+        return (x[batch] if self.per_sequence else x)[..., tile.heads, tile.queries, tile.keys]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +205,7 @@ class Dense(Bias):
             total += part
 
     def laid_out(self, length: int) -> Tensor:
-        """The bias of all pairs (H, T, T), hidden ones as at distance 0; autograd goes through it."""
+        """The bias of all pairs (..., H, T, T), hidden ones as at distance 0; autograd goes through it."""
         where = torch.arange(length, device=self.parameters[0].device)
         return self.function((where[:, None] - where).clamp(min=0), where, *self.parameters).float()
 
