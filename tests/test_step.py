@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from posbench.errors import RunFailed
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.fused import fusible, fusing
 from posbench.model import GPT, build
+from posbench.processes import World
+from posbench.training.compilation import is_compiled
 from posbench.training.step import Learner, LossScale, begin_update, learner_for, update
 
 V, B, T = 50, 6, 16
@@ -273,3 +276,39 @@ def assert_steps_are_equal(config: Config) -> None:
     assert found == pytest.approx(expected, rel=1e-5)
     for (name, one), other in zip(plain.model.named_parameters(), compiled.model.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4, msg=lambda t, n=name: f"{n}: {t}")
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "device", "asked", "expected"),
+    [
+        ({"norm": "rmsnorm", "mlp": "swiglu"}, 10**9, "cpu", "auto", True),
+        ({"norm": "rmsnorm", "mlp": "swiglu"}, 10**6, "cpu", "auto", False),  # half a minute
+        ({"norm": "layernorm", "mlp": "gelu"}, 10**9, "cpu", "auto", False),
+        ({"norm": "rmsnorm", "mlp": "swiglu"}, 10**9, "cuda", "auto", False),  # not measured
+        ({"norm": "layernorm", "mlp": "gelu"}, 10**6, "cuda", True, True),
+        ({"norm": "rmsnorm", "mlp": "swiglu"}, 10**9, "cpu", False, False),
+    ],
+)
+def test_auto_compiles_where_it_pays(
+    tiny_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, str],
+    tokens: int,
+    device: str,
+    asked: Any,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setenv("CXX", sys.executable)  # a program that is there
+    config = dataclasses.replace(
+        tiny_config,
+        model=dataclasses.replace(tiny_config.model, n_layers=4, d_model=256, n_heads=4, **model),
+        training=dataclasses.replace(tiny_config.training, tokens=tokens),
+        runtime=dataclasses.replace(tiny_config.runtime, compile=asked),
+    )
+    assert is_compiled(config, torch.device(device), World()) == expected
+    many = World()
+    many.size = 200
+    assert is_compiled(config, torch.device(device), many) == (expected and asked != "auto")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert is_compiled(config, torch.device(device), World()) == (expected and asked != "auto")

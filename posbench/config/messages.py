@@ -37,7 +37,8 @@ def in_one_line(cls: Any, section: str, error: Mapping[str, Any]) -> str:
 def _expected(error: Mapping[str, Any]) -> str:
     kind = error["type"]
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        named = re.findall(r"'([^']*)'|(True|False)", error["ctx"]["expected"])
+        choices = [text or truth.lower() for text, truth in named]
         return f"expected {' or '.join(choices)}" + did_you_mean(str(error["input"]), choices).replace(":", ",", 1)
     for start, expected in _EXPECTED.items():
         if kind.startswith(start):

@@ -227,7 +227,7 @@ class RuntimeConfig:
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
     threads: int | None  # of the CPU; None = as torch chooses
-    compile: bool  # what lies between attention layers
+    compile: Literal[True, False, "auto"]  # what lies between attention layers; auto: where it pays
     log_every_steps: int  # updates
     validate_every_steps: int | None  # updates; None = never
     checkpoint_every_steps: int  # updates

@@ -24,6 +24,11 @@ def parameters(config: Config, vocab_size: int) -> int:
     return model.n_layers * block + width + tables * vocab_size * width
 
 
+def vocabulary(config: Config) -> int:
+    """Tokens of the tokenizer that a configuration names; of bytes, for a file's is not known before it is read."""
+    return config.data.vocab_size if config.data.tokenizer == "bpe" else 257
+
+
 def hidden_width(model: ModelConfig) -> int:
     """Channels of the feed-forward part, `model.d_ff` or what stands for its null."""
     if model.d_ff is not None:
@@ -35,7 +40,7 @@ def hidden_width(model: ModelConfig) -> int:
 def _needs(config: Config, purpose: Purpose) -> Iterator[tuple[int, str, str]]:
     """Bytes taken at the very least, more each time, by what, and which keys would lower that."""
     model, settings = config.model, config.training
-    vocab_size = config.data.vocab_size if config.data.tokenizer == "bpe" else 257  # a file's is not known yet
+    vocab_size = vocabulary(config)
     of_parameter = _BYTES_OF_TRAINING if purpose == "train" else _BYTES_OF_READING
     needed = parameters(config, vocab_size) * of_parameter + model.n_layers * _BYTES_OF_LAYER
     yield needed, "the model", "model.n_layers, model.d_model or data.vocab_size"

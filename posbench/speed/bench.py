@@ -237,6 +237,7 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
         "training.tokens": 10**12,  # no fewer than any batch has
         "evaluation.targets": 1,
         "runtime.threads": threads or "null",
+        "runtime.compile": "false",  # unless it is asked for: by so many tokens it would pay
     }
     return compose.check([*(f"{key}={value}" for key, value in given.items()), *overrides])[0]
 

@@ -16,6 +16,7 @@ from posbench.errors import RunFailed
 from posbench.kernels.fused import fusing
 from posbench.processes import World
 from posbench.randomness import generator
+from posbench.training.compilation import is_compiled
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -99,10 +100,10 @@ def learner_for(
     model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype, world: World | None = None
 ) -> Learner:
     """What trains a model, which is on its device already, as the configuration says."""
-    training = config.training
+    training, world = config.training, world or World()
     return Learner(
         model=model,
-        forward=_fused(model) if config.runtime.compile else model,
+        forward=_fused(model) if is_compiled(config, device, world) else model,
         optimizer=optimizer_for(model, training),
         device=device,
         dtype=dtype,
@@ -112,7 +113,7 @@ def learner_for(
         steps=training.steps,
         failed=torch.zeros((), device=device),
         scale=LossScale(device) if dtype == torch.float16 else None,
-        world=world or World(),
+        world=world,
     )
 
 

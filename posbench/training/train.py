@@ -43,6 +43,7 @@ from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
 from posbench.terminal import console
 from posbench.terminal.signals import ended_in_words, stop_signals
+from posbench.training.compilation import is_compiled
 from posbench.training.step import Learner, LossScale, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,10 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             dtype=machine.dtype_name(dtype),
             threads=threads,
             processes=world.size,
-            compiled=config.runtime.compile,
+            compiled=is_compiled(config, device, world),
         )
+        if where["compiled"]:
+            logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
         run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
