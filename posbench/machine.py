@@ -55,11 +55,19 @@ def bf16_is_fast(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        capabilities: dict[str, object] = getattr(
-            torch.cpu, "get_capabilities", dict
-        )()  # torch before 2.12 cannot tell: fp32
-        return any(capabilities.get(flag) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"))
+        return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"})
     return False
+
+
+def has_amx() -> bool:
+    """Whether the CPU has instructions for whole tiles of bf16 numbers, which torch's fused attention uses."""
+    return "amx_bf16" in _cpu_flags()
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
+    return frozenset(flag for flag, there in known.items() if there)
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:

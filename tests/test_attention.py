@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posbench import machine
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
 from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
-from posbench.kernels import tiles
+from posbench.kernels import tiled, tiles
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
@@ -150,6 +151,14 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm().clamp(min=1))
 
 
+def calls_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:
+    """A list that grows by the function's name whenever a module calls it."""
+    called: list[str] = []
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: called.append(name) or real(*args, **kwargs))
+    return called
+
+
 def names(case: Case) -> list[str]:
     return ["output", "q", "k", "v", *(f"learned {n}" for n in range(len(case.learned)))]
 
@@ -176,6 +185,29 @@ def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size:
     expected = gradients(case.exact, case.inputs)
     for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
+
+
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
+def test_the_fused_kernel_gives_what_tiles_give_where_no_gradient_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, ...], window: int | None
+) -> None:
+    monkeypatch.setattr(machine, "has_amx", lambda: True)
+    fused = calls_of(monkeypatch, tiled.F, "scaled_dot_product_attention")
+    case = Case(kind, size, torch.bfloat16, window)
+    expected = case.exact(*case.inputs)
+    with torch.no_grad():
+        assert error(case.fast(*case.inputs), expected) < BF16
+        assert bool(fused) == (size[-2] == size[-1])  # else torch would store every score
+        q, *others = case.inputs
+        if kind == "none":  # the last rows
+            fused.clear()
+            last = tiled_attention(q[:, :, -3:], others[0], others[1], case.scale, None, window)
+            assert error(last, expected[:, :, -3:]) < BF16 and bool(fused) == (size[-2] == size[-1])
+    fused.clear()
+    case.fast(*case.inputs)
+    assert not fused  # with gradients
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -425,27 +457,33 @@ def test_a_window_hides_the_same_keys_on_every_path(name: str, window: int) -> N
             assert error(dispatch.windowed(q, k, v, encoding.logit_scale, window), rows) < 1e-5
 
 
-def test_on_cpus_only_fp32_evaluation_without_a_bias_goes_to_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    real = dispatch.tiled_attention
+def test_on_cpus_the_fused_kernel_serves_where_nothing_is_added_and_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiles_of = calls_of(monkeypatch, dispatch, "tiled_attention")
 
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        called.append("blocked")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(dispatch, "tiled_attention", spy)
-
-    def used(name: str, dtype: torch.dtype, train: bool) -> bool:
-        called.clear()
+    def tiled(name: str, dtype: torch.dtype, train: bool, window: int | None = None, amx: bool = False) -> bool:
+        monkeypatch.setattr(machine, "has_amx", lambda: amx)
+        tiles_of.clear()
         q, k, v, x = (tensor.detach().to(dtype) for tensor in layer_inputs())
+        positions = torch.arange(LENGTH)[None]
         with torch.set_grad_enabled(train):
-            attention(schemes.build(name, {}, SHAPE), q, k, v, x, torch.arange(LENGTH)[None], 0, consecutive=True)
-        return called == ["blocked"]
+            attention(schemes.build(name, {}, SHAPE), q, k, v, x, positions, 0, window, consecutive=True)
+        return len(tiles_of) == 1
 
-    assert not used("none", torch.float32, train=False)
-    assert used("none", torch.float32, train=True)
-    assert used("none", torch.bfloat16, train=False)
-    assert used("alibi", torch.float32, train=False)
+    for amx in (False, True):
+        assert not tiled("none", torch.float32, train=False, amx=amx)
+        assert tiled("none", torch.float32, train=False, window=4, amx=amx)
+        assert tiled("none", torch.float32, train=True, amx=amx)
+        assert tiled("none", torch.bfloat16, train=False, amx=amx) != amx
+        assert tiled("none", torch.bfloat16, train=False, window=4, amx=amx)
+        assert tiled("none", torch.bfloat16, train=True, amx=amx)
+        assert tiled("alibi", torch.bfloat16, train=False, amx=amx)
+        assert tiled("alibi", torch.float32, train=False, amx=amx)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "FUSED_GRADIENTS_FROM", LENGTH)
+            assert tiled("none", torch.bfloat16, train=True, amx=amx) != amx
+            assert tiled("alibi", torch.bfloat16, train=True, amx=amx)
 
 
 @pytest.mark.parametrize(("name", "options"), FAST, ids=str)

@@ -10,7 +10,7 @@ from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, decl
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, LaidOut, Near, Sunk
-from posbench.kernels.tiled import tiled_attention
+from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 
 # Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass, in fp32
@@ -19,6 +19,8 @@ SCORES_AT_ONCE = 2**21
 SCORES_AT_ONCE_ACCELERATOR = 2**24
 SCORE_BYTES = 8
 MIN_ROWS = 64
+# Tokens from which on torch's fused kernel, where there is AMX, is faster than tiles with gradients, too.
+FUSED_GRADIENTS_FROM = 1024
 
 
 def attention(
@@ -81,20 +83,27 @@ def kernel(
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
     Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
-    attention wins for the rest (and is what the compiler can see into).
+    attention wins for the rest (and is what the compiler can see into). With AMX it wins in bf16, too, but for the
+    gradients of short sequences.
     """
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)
     if isinstance(added, Sunk):
         return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
-    fp32_evaluation = q.dtype == torch.float32 and not torch.is_grad_enabled() and window is None
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
-    if added is not None or (on_cpu and not (fp32_evaluation and of_one_width)):
+    if added is not None or (on_cpu and not (of_one_width and window is None and _fused_wins(q))):
         return tiled_attention(q, k, v, scale, added, window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     return windowed(q, k, v, scale, window)
+
+
+def _fused_wins(q: Tensor) -> bool:
+    """Whether torch's fused kernel is faster than tiles on a CPU, where nothing is added to the logits."""
+    if torch.is_grad_enabled():
+        return fused_is_fast(q) and q.shape[2] >= FUSED_GRADIENTS_FROM
+    return fused_is_fast(q) or q.dtype == torch.float32
 
 
 def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:

@@ -1,8 +1,9 @@
 """Causal attention by tiles of scores, forward and backward written out in plain torch operations.
 
-On CPUs torch's fused kernel reaches about a third of what bf16 matrix products do, and a learned bias sends it down a
+On most CPUs torch's fused kernel reaches about a third of what bf16 products do, and a learned bias sends it down a
 path that stores every score. Tiles (see `tiles`) stay in cache, and take up biases as they go, so that neither a bias
-nor its gradient ever exists at (B, H, T, T).
+nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes the tiles that no
+gradient is wanted of.
 
 Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). Probabilities are kept for the
 backward pass in the dtype of q, or computed again if they are many; without gradients nothing is kept, so that memory
@@ -13,8 +14,10 @@ import dataclasses
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from posbench import machine
 from posbench.kernels.bias import Bias
 from posbench.kernels.fused import fusible
 from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
@@ -47,9 +50,15 @@ def tiled_attention(
     inputs = (q, k, v, sinks, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
-    call = _Call(cut, bias, scale, keep=train and cut.is_kept())
+    fused = not train and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
+    call = _Call(cut, bias, scale, keep=train and cut.is_kept(), fused=fused)
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
+
+
+def fused_is_fast(q: Tensor) -> bool:
+    """Whether torch's fused kernel computes outputs, if not gradients, faster than tiles: in bf16 on CPUs with AMX."""
+    return q.dtype == torch.bfloat16 and q.device.type == "cpu" and machine.has_amx()
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -61,6 +70,7 @@ class _Call:
     bias: Bias
     scale: float
     keep: bool  # hold the probabilities for the backward pass
+    fused: bool  # by torch's fused kernel, which tells no probabilities
 
     def shared(self, tile: Tile) -> Tensor | None:
         """Bias and mask of a tile where all sequences share them."""
@@ -79,6 +89,13 @@ class _Call:
             return _softmax(scores, added, self.scale).flatten(0, 1), None
         probabilities, sunk = _softmax_with_sinks(scores, added, self.scale, sinks[tile.heads])
         return probabilities.flatten(0, 1), sunk.flatten(0, 1)
+
+    def outputs(self, q: Tensor, k: Tensor, v: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
+        """What the queries of a tile get of its values, by the fused kernel: (sequences heads, Tq, Dh)."""
+        q, k, v = (tile.by_head(x) for x in (q, k, v))
+        added = self._added(tile, batch) if shared is None else shared
+        added = added.expand(*q.shape[:2], *tile.mask.shape)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale).flatten(0, 1)
 
     def _added(self, tile: Tile, batch: slice) -> Tensor:
         bias = self.bias.of(tile, batch)
@@ -115,12 +132,14 @@ class _Tiled(torch.autograd.Function):
                 shared = call.shared(tile)
                 for batch in tile.batches:
                     part = tile.part(batch)
-                    probabilities, of_sinks = call.probabilities(
-                        q[part, tile.queries], k[part, tile.keys], tile, batch, shared, sinks
-                    )
+                    rows, keys, values = q[part, tile.queries], k[part, tile.keys], v[part, tile.keys]
+                    if call.fused:
+                        out[part, tile.queries] = call.outputs(rows, keys, values, tile, batch, shared)
+                        continue
+                    probabilities, of_sinks = call.probabilities(rows, keys, tile, batch, shared, sinks)
                     if sunk is not None and of_sinks is not None:
                         sunk[part, tile.queries] = of_sinks
-                    product(probabilities, v[part, tile.keys], out=out[part, tile.queries])
+                    product(probabilities, values, out=out[part, tile.queries])
                     if call.keep:
                         kept.append(probabilities)
         ctx.call = call
