@@ -692,7 +692,9 @@ def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs(mo
     assert runs() == sorted([*first, *(f"{name}.old-1" for name in first)])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 def test_a_signal_ends_a_multirun_at_once_and_the_run_is_saved(number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "posbench", "train", "-m", *TINY, "data.path=text.txt", "seed=0,1"]
     long = ["training.tokens=100000000", "runtime.log_every_steps=1"]

@@ -255,7 +255,7 @@ def _composer(search: list[str]) -> Compose:
     return composed
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=128)  # all encodings
 def _of_ours(chosen: tuple[str, ...], stamps: tuple[tuple[str, int], ...], here: str) -> DictConfig:
     """What our own files give, kept for the next call: Hydra takes a tenth of a second to read them again.
 
