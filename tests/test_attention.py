@@ -17,7 +17,7 @@ from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
 from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
-from posbench.kernels import tiled, tiles
+from posbench.kernels import tiled, tiles, toeplitz
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
@@ -198,12 +198,18 @@ def test_the_fused_kernel_gives_what_tiles_give_where_no_gradient_is_wanted(
     case = Case(kind, size, torch.bfloat16, window)
     expected = case.exact(*case.inputs)
     with torch.no_grad():
-        assert error(case.fast(*case.inputs), expected) < BF16
+        found = case.fast(*case.inputs)
+        assert error(found, expected) < BF16
         assert bool(fused) == (size[-2] == size[-1])  # else torch would store every score
-        q, *others = case.inputs
-        if kind == "none":  # the last rows
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(case.fast(*case.inputs), found)  # it rounds no bias
+        with monkeypatch.context() as patch:
+            patch.setattr(toeplitz, "MIN_ROWS", 7)  # several blocks, of which the last is smaller
+            assert error(case.fast(*case.inputs), expected) < BF16
+        q, k, v, *learned = case.inputs
+        if kind in ("none", "table"):  # the last rows
             fused.clear()
-            last = tiled_attention(q[:, :, -3:], others[0], others[1], case.scale, None, window)
+            last = tiled_attention(q[:, :, -3:], k, v, case.scale, Table(*learned) if learned else None, window)
             assert error(last, expected[:, :, -3:]) < BF16 and bool(fused) == (size[-2] == size[-1])
     fused.clear()
     case.fast(*case.inputs)

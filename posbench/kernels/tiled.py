@@ -2,8 +2,8 @@
 
 On most CPUs torch's fused kernel reaches about a third of what bf16 products do, and a learned bias sends it down a
 path that stores every score. Tiles (see `tiles`) stay in cache, and take up biases as they go, so that neither a bias
-nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes the tiles that no
-gradient is wanted of.
+nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes what no gradient is
+wanted of: tiles, or larger blocks where the bias follows from the distance alone (see `toeplitz`).
 
 Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). Probabilities are kept for the
 backward pass in the dtype of q, or computed again if they are many; without gradients nothing is kept, so that memory
@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.kernels.bias import Bias
+from posbench.kernels.bias import Bias, Table
 from posbench.kernels.fused import fusible
 from posbench.kernels.tiles import Cut, KeyGradient, Tile, exact, flat, product, softmax_backward, unflat
+from posbench.kernels.toeplitz import toeplitz_attention
 
 
 def tiled_attention(
@@ -51,9 +52,19 @@ def tiled_attention(
     train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
     fused = not train and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
+    if fused and (line := _line(bias, k)) is not None:
+        with torch.autocast(q.device.type, enabled=False):  # which would round the bias
+            return toeplitz_attention(q, k, v, scale, line, window)
     call = _Call(cut, bias, scale, keep=train and cut.is_kept(), fused=fused)
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
+
+
+def _line(bias: Bias, k: Tensor) -> Tensor | None:
+    """The bias at the distances 0 .. Tk-1, (H, Tk), if it follows from the distance alone; else None."""
+    if isinstance(bias, Table):
+        return bias.values
+    return k.new_zeros(k.shape[1:3], dtype=exact(k)) if type(bias) is Bias else None
 
 
 def fused_is_fast(q: Tensor) -> bool:
