@@ -55,17 +55,18 @@ def bf16_is_fast(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        return bool(_cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"})
+        return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"})
     return False
 
 
 def has_amx() -> bool:
     """Whether the CPU has instructions for whole tiles of bf16 numbers, which torch's fused attention uses."""
-    return "amx_bf16" in _cpu_flags()
+    return "amx_bf16" in cpu_flags()
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets that this CPU has, by torch's names for them."""
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.12 cannot tell
     return frozenset(flag for flag, there in known.items() if there)
 

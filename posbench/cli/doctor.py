@@ -79,11 +79,10 @@ def _cpu_model() -> str:
 
 
 def _cpu_flags() -> str:
-    import torch
+    from posbench import machine
 
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     wanted = ("avx2", "avx512_f", "avx512_bf16", "amx_tile", "amx_bf16", "arm_bf16")
-    return ", ".join(flag for flag in wanted if capabilities.get(flag)) or "none of interest"
+    return ", ".join(flag for flag in wanted if flag in machine.cpu_flags()) or "none of interest"
 
 
 def _devices() -> list[str]:

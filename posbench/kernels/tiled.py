@@ -50,11 +50,10 @@ def tiled_attention(
     bias = bias or Bias()
     inputs = (q, k, v, sinks, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
     fused = not train and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
     if fused and (line := _line(bias, k)) is not None:
-        with torch.autocast(q.device.type, enabled=False):  # which would round the bias
-            return toeplitz_attention(q, k, v, scale, line, window)
+        return toeplitz_attention(q, k, v, scale, line, window)
+    cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
     call = _Call(cut, bias, scale, keep=train and cut.is_kept(), fused=fused)
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out

@@ -40,7 +40,8 @@ def toeplitz_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, values: Te
         nearest = line[:, rows - (stop - start) :]
         size = (*q.shape[:2], stop - start, shown.stop - shown.start)
         bias = nearest.as_strided(size, (0, line.stride(0), 1, 1), nearest.storage_offset())
-        out[:, :, start:stop] = F.scaled_dot_product_attention(
-            q[:, :, start:stop], k[:, :, shown], v[:, :, shown], attn_mask=bias, scale=scale
-        )
+        with torch.autocast(q.device.type, enabled=False):  # which would round the bias
+            out[:, :, start:stop] = F.scaled_dot_product_attention(
+                q[:, :, start:stop], k[:, :, shown], v[:, :, shown], attn_mask=bias, scale=scale
+            )
     return out
