@@ -141,8 +141,20 @@ def dense_rows(distance: Tensor, where: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     """Output and the gradients of a fixed weighting of it."""
     out = function(*inputs)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, inputs, weight)]
+    return [out.detach(), *torch.autograd.grad(out, inputs, weight_of(out))]
+
+
+def weight_of(out: Tensor) -> Tensor:
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+
+
+def slope(function: Callable[..., Tensor], inputs: list[Tensor], at: int, direction: Tensor) -> float:
+    """How that weighting of the output changes as one of the inputs goes in a direction: a central difference."""
+    out = []
+    for step in (1e-5, -1e-5):
+        moved = [x.detach() + step * direction if place == at else x.detach() for place, x in enumerate(inputs)]
+        out.append(function(*moved))
+    return float(((out[0] - out[1]) * weight_of(out[0])).sum() / 2e-5)
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -190,7 +202,7 @@ def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size:
 @pytest.mark.parametrize("window", [None, 1, 70])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
-def test_the_fused_kernel_gives_what_tiles_give_where_no_gradient_is_wanted(
+def test_the_fused_kernel_gives_what_tiles_give_where_no_probabilities_are_kept(
     monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, ...], window: int | None
 ) -> None:
     monkeypatch.setattr(machine, "has_amx", lambda: True)
@@ -213,7 +225,13 @@ def test_the_fused_kernel_gives_what_tiles_give_where_no_gradient_is_wanted(
             assert error(last, expected[:, :, -3:]) < BF16 and bool(fused) == (size[-2] == size[-1])
     fused.clear()
     case.fast(*case.inputs)
-    assert not fused  # with gradients
+    assert not fused  # they are kept for the gradients
+    monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
+    for name, x, y in zip(
+        names(case), gradients(case.fast, case.inputs), gradients(case.exact, case.inputs), strict=True
+    ):
+        assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
+    assert bool(fused) == (size[-2] == size[-1])
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -226,7 +244,13 @@ def test_gradients_agree_with_finite_differences(
     if not kept:
         monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
     case = Case(kind, (2, 3, 8, 2, 3), torch.float64, window)
-    assert torch.autograd.gradcheck(case.fast, case.inputs)
+    _, *found = gradients(case.fast, case.inputs)
+    for at, (name, gradient) in enumerate(zip(names(case)[1:], found, strict=True)):
+        for _ in range(3):
+            direction = torch.randn_like(gradient)
+            expected = slope(case.fast, case.inputs, at, direction)
+            scale = float(gradient.norm() * direction.norm())
+            assert float((gradient * direction).sum()) == pytest.approx(expected, abs=1e-8 * max(1.0, scale)), name
 
 
 @pytest.mark.parametrize(("rows", "scores"), [(256, 2**30), (16, 700), (7, 1), (1, 1)])
@@ -243,6 +267,7 @@ def test_how_scores_are_cut_up_changes_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_computing_probabilities_again_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(machine, "has_amx", lambda: False)  # else another kernel computes the outputs then
     case = Case(kind, (2, 2, 300, 8, 8), torch.bfloat16)
     kept = gradients(case.fast, case.inputs)
     monkeypatch.setattr(tiles, "KEPT_BYTES", 0)

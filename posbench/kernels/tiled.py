@@ -2,8 +2,9 @@
 
 On most CPUs torch's fused kernel reaches about a third of what bf16 products do, and a learned bias sends it down a
 path that stores every score. Tiles (see `tiles`) stay in cache, and take up biases as they go, so that neither a bias
-nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes what no gradient is
-wanted of: tiles, or larger blocks where the bias follows from the distance alone (see `toeplitz`).
+nor its gradient ever exists at (B, H, T, T). On CPUs with AMX, which that kernel uses, it computes the outputs of tiles
+whose probabilities nobody keeps, or, where no gradient is wanted and the bias follows from the distance alone, of
+larger blocks (see `toeplitz`).
 
 Products run in the dtype of q; bias, logits and softmax in fp32 (fp64 for fp64 inputs). Probabilities are kept for the
 backward pass in the dtype of q, or computed again if they are many; without gradients nothing is kept, so that memory
@@ -50,11 +51,12 @@ def tiled_attention(
     bias = bias or Bias()
     inputs = (q, k, v, sinks, *bias.tensors)
     train = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    fused = not train and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
-    if fused and (line := _line(bias, k)) is not None:
-        return toeplitz_attention(q, k, v, scale, line, window)
     cut = Cut(q.detach(), window, bias.whole_heads, before=k.shape[2] - q.shape[2])
-    call = _Call(cut, bias, scale, keep=train and cut.is_kept(), fused=fused)
+    keep = train and cut.is_kept()
+    fused = not keep and sinks is None and q.shape[-1] == v.shape[-1] and fused_is_fast(q)
+    if fused and not train and (line := _line(bias, k)) is not None:
+        return toeplitz_attention(q, k, v, scale, line, window)
+    call = _Call(cut, bias, scale, keep, fused)
     out: Tensor = _Tiled.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return out
 
