@@ -44,7 +44,8 @@ class Template:
 
     def __init__(self) -> None:
         self._forked: list[Forked] = []
-        self._begin()
+        self._process: subprocess.Popen[bytes] | None = None  # none is there before there is a job for it
+        self._is_gone = True
 
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,8 +73,9 @@ class Template:
 
     def close(self) -> None:
         """End it. Jobs that have not ended save and end themselves."""
-        self._socket.close()
-        self._process.wait()
+        if self._process:
+            self._socket.close()
+            self._process.wait()
 
     def _send(self, order: dict[str, Any], *files: IO[bytes]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # which `_look` finds
