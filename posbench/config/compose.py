@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
@@ -241,7 +241,7 @@ def _composer(search: list[str]) -> Compose:
     @functools.cache
     def composed(chosen: tuple[str, ...]) -> DictConfig:
         if not search and not any(each.lstrip("+~").startswith("hydra") for each in chosen):
-            return _of_ours(chosen, _stamps(), os.getcwd())
+            return _of_ours(chosen, _stamps())
         cfg = _compose([*_searchpath(search), *chosen])
         if search:
             refuse_other_hydra(cfg, without(tuple(each for each in chosen if each.lstrip("+~").startswith("hydra"))))
@@ -256,12 +256,11 @@ def _composer(search: list[str]) -> Compose:
 
 
 @functools.lru_cache(maxsize=128)  # all encodings
-def _of_ours(chosen: tuple[str, ...], stamps: tuple[tuple[str, int], ...], here: str) -> DictConfig:
+def _of_ours(chosen: tuple[str, ...], stamps: tuple[tuple[str, int], ...]) -> DictConfig:
     """What our own files give, kept for the next call: Hydra takes a tenth of a second to read them again.
 
     Args:
         stamps: of the files as they are now.
-        here: the current folder, which Hydra notes.
     """
     return _compose([*chosen])
 
@@ -402,6 +401,8 @@ def _assigned(
             values.append(override)
     base = composed(tuple(chosen))
     cfg = copy.deepcopy(base)
+    with read_write(cfg.hydra):
+        cfg.hydra.runtime.cwd = os.getcwd()  # not where it was composed first
     refuse_both(override.key_or_group for override in values)
     lengths: list[Any] = []
     for override in values:
