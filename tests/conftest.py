@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed notes a stack for each device there may once be
 
 
 @pytest.fixture(autouse=True, scope="session")
