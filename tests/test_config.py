@@ -87,6 +87,8 @@ def test_our_own_files_are_composed_again_only_where_one_has_changed(
     monkeypatch.setattr(compose, "configs_dir", lambda: own)
     monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
     assert composed("seed=3").seed == 3 and composed().seed == 0 and len(calls) == 1
+    monkeypatch.chdir(own)  # which Hydra notes
+    assert composed("runtime.outputs=${hydra.runtime.cwd}").runtime.outputs == str(own) and len(calls) == 1
     (own / "train.yaml").write_text((own / "train.yaml").read_text().replace("seed: 0", "seed: 5"))
     assert composed().seed == 5 and len(calls) == 2
     assert composed("hydra.run.dir=a").seed == 5 and len(calls) == 3  # Hydra's own part is never kept
