@@ -536,6 +536,7 @@ def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() ->
 def test_a_single_run_is_composed_once_and_told_by_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     composing = compose.compose
+    compose._of_ours.cache_clear()  # of what other tests have composed
     monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
     monkeypatch.setattr(job, "run_with_hydra", None)
     before = dict(os.environ)
