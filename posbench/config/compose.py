@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
@@ -401,8 +401,7 @@ def _assigned(
             values.append(override)
     base = composed(tuple(chosen))
     cfg = copy.deepcopy(base)
-    with read_write(cfg.hydra):
-        cfg.hydra.runtime.cwd = os.getcwd()  # not where it was composed first
+    cfg.hydra.runtime.cwd = os.getcwd()  # not where it was composed first
     refuse_both(override.key_or_group for override in values)
     lengths: list[Any] = []
     for override in values:
