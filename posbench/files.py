@@ -29,6 +29,15 @@ _LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # at one that is not: who asks whether i
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def user_cache() -> Path:
+    """Folder of what can be made again, in the user's cache. It may not be there, nor be writable.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+
+
 def temporary(path: Path) -> Path:
     """A fresh name beside `path`, of the pattern that `remove_stale` knows as ours."""
     return path.with_name(f".tmp-{secrets.token_hex(8)}-{path.name}")

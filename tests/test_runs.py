@@ -71,8 +71,8 @@ def test_attempts_follow_each_other_and_times_are_utc(tmp_path: Path, tiny_confi
     assert record["status"] == "done" and record["reason"] is None
     assert len(record["attempts"]) == 2
     for attempt in record["attempts"]:
-        keys = ["started", "ended", "host", "pid", "device", "dtype", "threads", "processes", "compiled", "bit_exact"]
-        assert list(attempt) == [*keys, "steps"]
+        keys = ["started", "ended", "host", "pid", "device", "dtype", "threads", "processes", "compiled", "native"]
+        assert list(attempt) == [*keys, "bit_exact", "steps"]
         assert attempt["steps"] == 7 and attempt["pid"] == os.getpid()
         for time_ in (attempt["started"], attempt["ended"]):
             assert datetime.fromisoformat(time_).utcoffset().total_seconds() == 0  # type: ignore[union-attr]

@@ -24,6 +24,7 @@ from support import snapshot
 import posbench.training.step
 import posbench.training.train
 from posbench import machine
+from posbench.attention import dispatch
 from posbench.cli import doctor
 from posbench.comparison import load
 from posbench.config.schema import Config, to_container
@@ -31,6 +32,7 @@ from posbench.data.batches import Batch, validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
+from posbench.kernels import native
 from posbench.model import GPT, build
 from posbench.runs import tracking
 from posbench.runs.checkpoint import load_model
@@ -507,7 +509,7 @@ def test_a_run_does_not_go_on_in_another_precision(
     train(config, folder, [])  # nothing is left to train
 
 
-@pytest.mark.parametrize("changed", ["threads 1 -> 3", "compiled False -> True"])
+@pytest.mark.parametrize("changed", ["threads 1 -> 3", "compiled False -> True", "native False -> True"])
 def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     config: Config,
     tmp_path: pathlib.Path,
@@ -518,6 +520,9 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     stop_after(7, config, tmp_path / "run", monkeypatch)
     if changed.startswith("threads"):
         monkeypatch.setattr(machine, "set_threads", lambda threads: 3)
+    elif changed.startswith("native"):
+        monkeypatch.setattr(native, "serves", lambda device, dtype, width: True)
+        monkeypatch.setattr(dispatch, "takes", lambda q, k, v, bias: False)
     else:
         monkeypatch.setattr(posbench.training.step, "_fused", lambda model: model)  # tested elsewhere, and slow
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))

@@ -10,6 +10,7 @@ from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, decl
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, LaidOut, Near, Sunk
+from posbench.kernels.native import native_attention, takes
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 
@@ -82,7 +83,7 @@ def kernel(
 ) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
-    Measured on CPUs: tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
+    On CPUs the kernel in C++ wins for what it takes. Of the others tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
     attention wins for the rest (and is what the compiler can see into). With AMX it wins in bf16, too, but for the
     gradients of short sequences.
     """
@@ -90,6 +91,8 @@ def kernel(
         return _near(q, k, v, scale, added, window)
     if isinstance(added, Sunk):
         return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
+    if takes(q, k, v, added):
+        return native_attention(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
     if added is not None or (on_cpu and not (of_one_width and window is None and _fused_wins(q))):
@@ -152,17 +155,16 @@ def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, s
     only_added = "attend" not in encoding.hooks and ("scores" not in encoding.hooks or encoding.additive_scores)
     tiled = only_added and encoding.hidden_finite and not sinks and not torch.compiler.is_compiling()
 
-    def compute(rows: Rows) -> Tensor:
+    def attend(rows: Rows) -> Tensor:
         if tiled:
-            q, k, dtype = rows.q, rows.k, rows.v.dtype
-            return tiled_attention(
-                q.to(dtype), k.to(dtype), rows.v, encoding.logit_scale, _added(encoding, rows), window
-            )
+            q, k, added = rows.q.to(rows.v.dtype), rows.k.to(rows.v.dtype), _added(encoding, rows)
+            compute = native_attention if takes(q, k, rows.v, added) else tiled_attention
+            return compute(q, k, rows.v, encoding.logit_scale, added, window)
         return encoding.attend(logits_of(encoding, rows), rows)
 
     if kept or not torch.is_grad_enabled():
-        return compute(rows)
-    return checkpoint(compute, rows, use_reentrant=False)  # type: ignore[no-any-return]
+        return attend(rows)
+    return checkpoint(attend, rows, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def _added(encoding: Encoding, rows: Rows) -> Bias | None:

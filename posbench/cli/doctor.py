@@ -53,6 +53,7 @@ def report() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "devices": ", ".join(_devices()),
         "between_processes": ", ".join(processes.backends()) or "nothing: this torch trains in one process only",
+        "attention": _attention(),
         "precision_auto": f"{machine.dtype_name(machine.resolve_precision('auto', device))} on {device}",
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "wandb_mode": _wandb_mode(),
@@ -83,6 +84,12 @@ def _cpu_flags() -> str:
 
     wanted = ("avx2", "avx512_f", "avx512_bf16", "amx_tile", "amx_bf16", "arm_bf16")
     return ", ".join(flag for flag in wanted if flag in machine.cpu_flags()) or "none of interest"
+
+
+def _attention() -> str:
+    from posbench.kernels import native
+
+    return native.described()
 
 
 def _devices() -> list[str]:

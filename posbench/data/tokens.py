@@ -123,8 +123,7 @@ def prepare_all(configs: Iterable[Config]) -> None:
 
 def cache_folder(setting: str | None) -> Path:
     """Return the cache folder: the setting, or `posbench` in the user's cache; a temporary one if it is unwritable."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(setting).expanduser() if setting else Path(home).expanduser() / "posbench"
+    folder = Path(setting).expanduser() if setting else files.user_cache()
     try:
         (folder / "tokens").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder / "tokens"):

@@ -20,6 +20,7 @@ from posbench import machine
 from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
 from posbench.kernels.fused import fusible
+from posbench.kernels.native import turn_pairs, turns_pairs
 
 Layout = Literal["half", "interleaved"]
 
@@ -136,6 +137,8 @@ def laid_out(turns: Tensor, layout: Layout) -> tuple[Tensor, ...]:
 
 def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     """`rotate`, by turns that are laid out."""
+    if len(laid) == 1 and turns_pairs(x, *laid):
+        return turn_pairs(x, *laid)
     turning = laid[0].shape[-1] * (2 if len(laid) == 1 else 1)
     if turning < x.shape[-1]:
         return torch.cat((turn(x[..., :turning], laid), x[..., turning:]), dim=-1) if turning else x

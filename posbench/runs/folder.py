@@ -115,6 +115,7 @@ class Run:
         threads: int,
         processes: int = 1,
         compiled: bool = False,
+        native: bool = False,
         bit_exact: bool = True,
     ) -> None:
         """Record that this process starts to work on the run.
@@ -123,6 +124,7 @@ class Run:
             threads: CPU threads of each process.
             processes: that train together, of which this is the first.
             compiled: whether the compiler fuses what it can.
+            native: whether attention is computed by the kernel in C++, where that takes it.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
         attempt = {
@@ -135,6 +137,7 @@ class Run:
             "threads": threads,
             "processes": processes,
             "compiled": compiled,
+            "native": native,
             "bit_exact": bit_exact,
             "steps": 0,
         }

@@ -21,6 +21,7 @@ from torch import Tensor
 from posbench import machine
 from posbench.config import problems, size
 from posbench.config.schema import Config, TrainingConfig
+from posbench.config.shape import shape_of
 from posbench.data.batches import Batch, TrainingBatches
 from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
@@ -30,6 +31,7 @@ from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.sync import send
+from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.model import GPT, build, parameter_counts
 from posbench.processes import World
@@ -94,6 +96,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             threads=threads,
             processes=world.size,
             compiled=is_compiled(config, device, world),
+            native=native.serves(device, dtype, shape_of(config).head_dim),
         )
         if where["compiled"]:
             logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
@@ -139,14 +142,15 @@ def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
         return True
     step, state = found
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = {"processes": 1, **next(trained, {}), **state}  # checkpoints of earlier versions do not say it
+    before = {"processes": 1, "native": False, **next(trained, {}), **state}  # earlier versions did not say it
     was, now = before.get("dtype", here["dtype"]), here["dtype"]
     if was != now:
         raise UserError(
             f"{run.folder} was trained in {was} up to step {step}, here it would go on in {now}: continue it on a "
             f"machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
         )
-    names: list[Literal["device", "processes", "compiled", "threads"]] = ["device", "processes", "compiled"]
+    names: list[Literal["device", "processes", "compiled", "native", "threads"]]
+    names = ["device", "processes", "compiled", "native"]
     names += ["threads"] if here["device"] == "cpu" else []
     changed = [f"{name} {before[name]} -> {here[name]}" for name in names if before.get(name, here[name]) != here[name]]
     if changed:
@@ -162,6 +166,7 @@ class _Where(TypedDict):
     threads: int  # of each process
     processes: int
     compiled: bool  # what lies between attention layers
+    native: bool  # attention by the kernel in C++, where that takes it
 
 
 def _fit(

@@ -1,0 +1,634 @@
+// Causal attention of bf16 numbers, forwards and backwards, for CPUs with AVX-512 BF16 or AMX.
+//
+// One sequence and head at a time per thread, by blocks of scores that stay in its cache: a score is never written to
+// memory. The backward pass computes the probabilities again from the sums that the forward pass leaves behind, with
+// keys along the rows, so that what it multiplies by lies in memory as the instructions read it.
+//
+// Products are of bf16 numbers with sums in fp32; logits, softmax and what is added to them are fp32.
+//
+// Source of the order of the two passes: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
+// Partitioning" (2023), arXiv:2307.08691, algorithms 1 and 2.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+using Half = uint16_t;  // a bf16 number
+using Pair = uint32_t;  // two of them that a product takes together, the first in the low half
+typedef float Floats __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef Half Halves __attribute__((vector_size(32)));
+
+constexpr int64_t LANES = 16;
+constexpr int64_t BLOCK = 32;  // rows of scores that are computed together; lengths are filled up to a multiple
+constexpr int64_t PANEL = 32;  // columns of a matrix that lie together: (K, N) as (N / PANEL, K, PANEL)
+constexpr int64_t KEYS = 128;  // keys of a block backwards, of long sequences
+constexpr int64_t CHUNK = 1024;  // keys, or queries backwards, that are computed at once
+constexpr int64_t APART = 32;  // numbers left free between rows, which else would share one set of a cache's lines
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+struct Strided {  // (B, H, T, D), channels next to each other
+  Half* data;
+  int64_t batch, head, time;
+  Half* of(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+};
+
+// What is added to the logits of query i and key j, with strides in numbers.
+struct Added {
+  int64_t kind;         // one of those below
+  const float* values;  // of the first sequence and head
+  int64_t batch, head, row;
+  float* sums;          // of gradients, by group of sequences; null where none are wanted
+  int64_t sums_group, sums_head;
+};
+enum Kind : int64_t {
+  NOTHING = 0,
+  BY_DISTANCE = 1,  // values[i - j]; forwards they lie the other way round
+  BY_PAIR = 2,      // values[i * row + j]
+  DECAY = 3,        // values[i] - values[j]
+};
+
+struct Sizes {
+  int64_t batch, heads, length, width;  // width a multiple of 32
+  int64_t window;                       // keys that a query sees, itself included
+  int64_t threads;
+  char* scratch;                        // memory of the first thread, at a multiple of 64
+  int64_t scratch_stride;               // bytes to the next thread's
+  float scale;
+};
+
+// -- numbers ----------------------------------------------------------------------------------------------------------
+
+template <class V, class X>
+inline V load(const X* from) {
+  V out;
+  std::memcpy(&out, from, sizeof(V));
+  return out;
+}
+template <class V, class X>
+inline void store(X* to, V x) {
+  std::memcpy(to, &x, sizeof(V));
+}
+
+inline Floats widened(Halves x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
+inline Halves rounded(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
+inline float sum(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
+inline float most(Floats x) { return _mm512_reduce_max_ps((__m512)x); }
+
+// e^x for x up to 0, to 2e-7 of it; 0 below -87.
+inline Floats exponential(Floats x) {
+  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in the lowest bits
+  const Floats shifted = x * 1.44269504f + shift, n = shifted - shift;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  Floats p = r * (1.0f / 5040) + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Words power = ((Words)shifted - (Words)(Floats{} + shift) + 127) << 23;
+  return x < -87.0f ? Floats{} : p * (Floats)power;
+}
+
+// 16 x 16 words, rows to columns: at each scale the blocks off the diagonal change places.
+template <int SCALE>
+inline void transposed_at(Words (&rows)[LANES]) {
+  Words low, high;
+  for (int e = 0; e < LANES; e++) {
+    low[e] = e & SCALE ? LANES + e - SCALE : e;
+    high[e] = e & SCALE ? LANES + e : e + SCALE;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++)
+    if (!(i & SCALE)) {
+      const Words a = rows[i], b = rows[i + SCALE];
+      rows[i] = __builtin_shuffle(a, b, low);
+      rows[i + SCALE] = __builtin_shuffle(a, b, high);
+    }
+}
+inline void transpose(Words (&rows)[LANES]) {
+  transposed_at<8>(rows);
+  transposed_at<4>(rows);
+  transposed_at<2>(rows);
+  transposed_at<1>(rows);
+}
+inline void load_rows(Words (&rows)[LANES], const void* from, int64_t stride) {
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) rows[i] = load<Words>((const Pair*)from + i * stride);
+}
+
+// (M, N) words to (N, M)
+void transpose(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t M, int64_t N) {
+  Words rows[LANES];
+  for (int64_t m = 0; m < M; m += LANES)
+    for (int64_t n = 0; n < N; n += LANES) {
+      load_rows(rows, (const Pair*)from + m * from_stride + n, from_stride);
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) store((Pair*)to + (n + i) * to_stride + m, rows[i]);
+    }
+}
+
+// (T, N) words to panels of (N, T)
+void transpose_to_panels(const void* from, Pair* to, int64_t T, int64_t N) {
+  for (int64_t t = 0; t < T; t += PANEL) transpose((const Pair*)from + t * N, N, to + t * N, PANEL, PANEL, N);
+}
+
+// (T, N) to panels of (T/2, N), pairs of two rows
+void pair_rows(const Half* from, int64_t stride, Pair* to, int64_t T, int64_t N) {
+  for (int64_t n = 0; n < N; n += PANEL)
+    for (int64_t t = 0; t < T; t += 2)
+      for (int64_t lane = n; lane < n + PANEL; lane += LANES, to += LANES) {
+        const Words low = __builtin_convertvector(load<Halves>(from + t * stride + lane), Words);
+        const Words high = __builtin_convertvector(load<Halves>(from + (t + 1) * stride + lane), Words);
+        store(to, low | high << 16);
+      }
+}
+
+// Rows (T, D) at a stride to (Tp, D), zeros beyond T
+void copy_rows(const Half* from, int64_t stride, Half* to, int64_t T, int64_t Tp, int64_t D) {
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t d = 0; d < D; d += 2 * LANES) store(to + t * D + d, load<Words>(from + t * stride + d));
+  std::memset(to + T * D, 0, (Tp - T) * D * sizeof(Half));
+}
+
+// -- products ---------------------------------------------------------------------------------------------------------
+// C (M, N) = A (M, K) B (K, N), or added to C, with B in panels of pairs of rows; all sizes are multiples of 32.
+
+#if defined(__AMX_BF16__)
+
+struct alignas(64) Shapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The unit for tiles of a thread, which other libraries in the process use, too: left as it was found.
+class Unit {
+ public:
+  Unit() {
+    _tile_storeconfig(found);
+    static const Shapes shapes;
+    _tile_loadconfig(&shapes);
+  }
+  ~Unit() {
+    if (found[0])
+      _tile_loadconfig(found);
+    else
+      _tile_release();
+  }
+
+ private:
+  alignas(64) uint8_t found[64];
+};
+
+bool unit_is_there() { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0; }
+
+void product(const Half* a, int64_t a_stride, const Pair* b, int64_t panel, float* c, int64_t c_stride, int64_t M,
+             int64_t N, int64_t K, bool add = false) {
+  for (int64_t n = 0; n < N; n += 32)
+    for (int64_t m = 0; m < M; m += 32) {
+      float *above = c + m * c_stride + n, *below = above + 16 * c_stride;
+      if (add) {
+        _tile_loadd(0, above, c_stride * 4);
+        _tile_loadd(1, above + 16, c_stride * 4);
+        _tile_loadd(2, below, c_stride * 4);
+        _tile_loadd(3, below + 16, c_stride * 4);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      for (int64_t k = 0; k < K; k += 32) {
+        _tile_loadd(4, a + m * a_stride + k, a_stride * 2);
+        _tile_loadd(5, a + (m + 16) * a_stride + k, a_stride * 2);
+        const Pair* both = b + n / PANEL * panel + k / 2 * PANEL;
+        _tile_loadd(6, both, PANEL * 4);
+        _tile_loadd(7, both + 16, PANEL * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, above, c_stride * 4);
+      _tile_stored(1, above + 16, c_stride * 4);
+      _tile_stored(2, below, c_stride * 4);
+      _tile_stored(3, below + 16, c_stride * 4);
+    }
+}
+
+#else
+
+struct Unit {};
+bool unit_is_there() { return true; }
+
+void product(const Half* a, int64_t a_stride, const Pair* b, int64_t panel, float* c, int64_t c_stride, int64_t M,
+             int64_t N, int64_t K, bool add = false) {
+  constexpr int ROWS = 8;
+  for (int64_t n = 0; n < N; n += 2 * LANES)
+    for (int64_t m = 0; m < M; m += ROWS) {
+      __m512 sums[ROWS][2];
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++) {
+        const float* at = c + (m + i) * c_stride + n;
+        sums[i][0] = add ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
+        sums[i][1] = add ? _mm512_loadu_ps(at + LANES) : _mm512_setzero_ps();
+      }
+      for (int64_t k = 0; k < K / 2; k++) {
+        const Pair* both = b + n / PANEL * panel + k * PANEL;
+        const auto left = (__m512bh)_mm512_loadu_si512(both), right = (__m512bh)_mm512_loadu_si512(both + LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+          const auto two = (__m512bh)_mm512_set1_epi32(load<int>(a + (m + i) * a_stride + 2 * k));
+          sums[i][0] = _mm512_dpbf16_ps(sums[i][0], two, left);
+          sums[i][1] = _mm512_dpbf16_ps(sums[i][1], two, right);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++) {
+        float* at = c + (m + i) * c_stride + n;
+        _mm512_storeu_ps(at, sums[i][0]);
+        _mm512_storeu_ps(at + LANES, sums[i][1]);
+      }
+    }
+}
+
+#endif
+
+// -- memory of a thread -----------------------------------------------------------------------------------------------
+
+int64_t padded(int64_t n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
+
+class Scratch {
+ public:
+  explicit Scratch(char* at) : next(at) {}
+  template <class X>
+  X* take(int64_t count) {
+    X* out = (X*)next;
+    next += (count * sizeof(X) + 63) / 64 * 64;
+    return out;
+  }
+  char* next;
+};
+
+// Of one sequence and head at a time. Tp: the length filled up; wide: numbers from row to row of a block of scores.
+struct Forwards {
+  int64_t Tp, wide;
+  Half *Q, *K, *V;            // (Tp, D)
+  Pair *K_columns, *V_pairs;  // panels of (D/2, Tp) and of (Tp/2, D)
+  float *S, *O;               // logits of a block (BLOCK, wide), its outputs (BLOCK, D)
+  Half* P;                    // exponentials of its logits (BLOCK, wide)
+
+  Forwards(const Sizes& sizes, Scratch& from) : Tp(padded(sizes.length)), wide(std::min(Tp, CHUNK) + APART) {
+    const int64_t D = sizes.width;
+    for (Half** x : {&Q, &K, &V}) *x = from.take<Half>(Tp * D);
+    for (Pair** x : {&K_columns, &V_pairs}) *x = from.take<Pair>(Tp * D / 2);
+    S = from.take<float>(BLOCK * wide);
+    O = from.take<float>(BLOCK * D);
+    P = from.take<Half>(BLOCK * wide);
+  }
+};
+
+// Likewise. Blocks are of keys here, and what they hold is by key and query.
+struct Backwards {
+  int64_t Tp, wide, keys, whole;      // keys: of a block; whole: numbers from row to row of whole lengths
+  Half *Q, *K, *V, *A;                // (Tp, D); A: gradients of the outputs
+  Half* K_columns;                    // (D, whole)
+  Pair *Q_columns, *A_columns;        // panels of (D/2, Tp)
+  Pair *Q_pairs, *A_pairs, *K_pairs;  // panels of (Tp/2, D)
+  float *S, *G, *E;                   // (keys, wide): logits, gradients of probabilities, what is added
+  Half *P, *dS;                       // (keys, wide): probabilities, gradients of logits
+  Pair* dS_pairs;                     // panels of (keys/2, queries)
+  float *dQ, *dK, *dV;                // (D, whole), (keys, D), (keys, D)
+  float *inner, *logs;                // (Tp,): products of A and the outputs, logs of sums of exponentials
+
+  Backwards(const Sizes& sizes, Scratch& from)
+      : Tp(padded(sizes.length)),
+        wide(std::min(Tp, CHUNK) + APART),
+        keys(Tp < CHUNK ? BLOCK : KEYS),
+        whole(Tp + APART) {
+    const int64_t D = sizes.width;
+    for (Half** x : {&Q, &K, &V, &A}) *x = from.take<Half>(Tp * D);
+    for (Pair** x : {&Q_columns, &A_columns, &Q_pairs, &A_pairs, &K_pairs}) *x = from.take<Pair>(Tp * D / 2);
+    for (float** x : {&S, &G, &E}) *x = from.take<float>(keys * wide);
+    for (Half** x : {&P, &dS}) *x = from.take<Half>(keys * wide);
+    dS_pairs = from.take<Pair>(keys / 2 * wide);
+    for (float** x : {&dK, &dV}) *x = from.take<float>(keys * D);
+    for (float** x : {&inner, &logs}) *x = from.take<float>(Tp);
+    K_columns = from.take<Half>(D * whole);
+    dQ = from.take<float>(D * whole);
+  }
+};
+
+template <class Memory>
+Memory memory_of_thread(const Sizes& sizes) {
+  Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
+  return Memory(sizes, from);
+}
+
+template <class Memory>
+int64_t memory_needed(const Sizes& sizes) {
+  Scratch from(nullptr);
+  Memory(sizes, from);
+  return from.next - (char*)nullptr;
+}
+
+// -- forwards ---------------------------------------------------------------------------------------------------------
+
+const Floats COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Logits of query i and `count` keys from `begin` on, in place; hidden ones are -inf. Returns the largest.
+template <int64_t KIND>
+inline float logits(float* s, const float* values, int64_t row, int64_t i, int64_t begin, int64_t count,
+                    const Sizes& sizes) {
+  const float* added = KIND == BY_DISTANCE || KIND == BY_PAIR ? values + i * row + begin : nullptr;
+  const float *of_keys = KIND == DECAY ? values + begin : nullptr, own = KIND == DECAY ? values[i] : 0;
+  const float last = float(i - begin), first = last - float(sizes.window) + 1;  // columns that the query sees
+  Floats top = Floats{} + NEVER;
+  for (int64_t c = 0; c < count; c += LANES) {
+    Floats x = load<Floats>(s + c) * sizes.scale;
+    if constexpr (KIND == DECAY) x += own - load<Floats>(of_keys + c);
+    if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
+    const Floats column = COUNT + float(c);
+    x = (column <= last) & (column >= first) ? x : Floats{} + NEVER;
+    store(s + c, x);
+    top = x > top ? x : top;
+  }
+  return most(top);
+}
+
+// A block of queries from `first` on, by chunks of keys; what earlier chunks gave is scaled when a larger logit comes.
+template <int64_t KIND>
+void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, int64_t row, int64_t first, Half* out,
+                    int64_t stride, float* logs) {
+  const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
+  const int64_t nearest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;  // in it all see a key
+  float tops[BLOCK], totals[BLOCK] = {};
+  std::fill(tops, tops + BLOCK, NEVER);
+  for (int64_t begin = nearest; begin < end; begin += CHUNK) {
+    const int64_t count = std::min(CHUNK, end - begin);
+    product(m.Q + first * D, D, m.K_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, BLOCK, count, D);
+    for (int64_t r = 0; r < rows; r++) {
+      float* s = m.S + r * m.wide;
+      Half* p = m.P + r * m.wide;
+      const float top = std::max(tops[r], logits<KIND>(s, values, row, first + r, begin, count, sizes));
+      Floats total{};
+      for (int64_t c = 0; c < count; c += LANES) {
+        const Floats e = exponential(load<Floats>(s + c) - top);
+        total += e;
+        store(p + c, rounded(e));
+      }
+      if (begin > nearest) {
+        const Floats kept = exponential(Floats{} + (tops[r] - top));
+        totals[r] *= kept[0];
+        for (int64_t d = 0; d < D; d += LANES) store(m.O + r * D + d, load<Floats>(m.O + r * D + d) * kept);
+      }
+      tops[r] = top;
+      totals[r] += sum(total);
+    }
+    for (int64_t r = rows; r < BLOCK; r++) std::memset(m.P + r * m.wide, 0, count * sizeof(Half));
+    product(m.P, m.wide, m.V_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.O, D, BLOCK, D, count, begin > nearest);
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const float share = 1 / totals[r];
+    for (int64_t d = 0; d < D; d += LANES)
+      store(out + (first + r) * stride + d, rounded(load<Floats>(m.O + r * D + d) * share));
+    if (logs) logs[first + r] = tops[r] + std::log(totals[r]);
+  }
+}
+
+template <int64_t KIND>
+void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
+              const Strided& out, float* logs) {
+  const int64_t T = sizes.length, D = sizes.width, H = sizes.heads;
+#pragma omp parallel num_threads(sizes.threads)
+  {
+    const auto m = memory_of_thread<Forwards>(sizes);
+    Unit unit;
+#pragma omp for schedule(dynamic)
+    for (int64_t n = 0; n < sizes.batch * H; n++) {
+      const int64_t b = n / H, h = n % H;
+      copy_rows(q.of(b, h), q.time, m.Q, T, m.Tp, D);
+      copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
+      copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
+      transpose_to_panels(m.K, m.K_columns, m.Tp, D / 2);
+      pair_rows(m.V, D, m.V_pairs, m.Tp, D);
+      const float* values = added.values + b * added.batch + h * added.head;
+      for (int64_t first = 0; first < T; first += BLOCK)
+        block_forwards<KIND>(sizes, m, values, added.row, first, out.of(b, h), out.time, logs ? logs + n * T : nullptr);
+    }
+  }
+}
+
+// -- backwards --------------------------------------------------------------------------------------------------------
+
+// Of `keys` keys from `first` on and `count` queries from `begin` on: P, dS and dS_pairs. Gradients of what is added
+// go to `sums`.
+template <int64_t KIND>
+void block_backwards(const Sizes& sizes, const Backwards& m, const float* values, int64_t row, float* sums,
+                     int64_t first, int64_t keys, int64_t begin, int64_t count) {
+  const int64_t D = sizes.width, rows = std::min(keys, sizes.length - first);
+  product(m.K + first * D, D, m.Q_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, keys, count, D);
+  product(m.V + first * D, D, m.A_columns + begin * D / 2, D / 2 * PANEL, m.G, m.wide, keys, count, D);
+  if constexpr (KIND == BY_PAIR) transpose(values + begin * row + first, row, m.E, m.wide, count, keys);
+  for (int64_t r = 0; r < keys; r++) {
+    const int64_t distance = begin - first - r;  // of the first query from the key
+    const float* added = KIND == BY_PAIR ? m.E + r * m.wide : KIND == BY_DISTANCE ? values + distance : nullptr;
+    const float* of_queries = KIND == DECAY ? values + begin : nullptr;
+    const float own = KIND == DECAY ? values[std::min(first + r, sizes.length - 1)] : 0;
+    const float nearest = r < rows ? float(-distance) : -NEVER;  // columns that see the key: none if it is not there
+    const float farthest = float(sizes.window) - 1 - float(distance);
+    float *s = m.S + r * m.wide, *g = m.G + r * m.wide;
+    Floats total{};
+    for (int64_t c = 0; c < count; c += LANES) {
+      Floats x = load<Floats>(s + c) * sizes.scale;
+      if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
+      if constexpr (KIND == DECAY) x += load<Floats>(of_queries + c) - own;
+      const Floats column = COUNT + float(c);
+      const auto seen = (column >= nearest) & (column <= farthest);
+      const Floats p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
+      const Floats ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
+      store(m.P + r * m.wide + c, rounded(p));
+      store(m.dS + r * m.wide + c, rounded(ds));
+      if (KIND == BY_DISTANCE && sums && r < rows) {
+        float* to = sums + distance + c;
+        store(to, load<Floats>(to) + ds);
+      }
+      if constexpr (KIND == BY_PAIR) store(g + c, ds);
+      if constexpr (KIND == DECAY) total += ds;
+    }
+    if (KIND == DECAY && sums && r < rows) sums[first + r] -= sum(total);
+  }
+  if (KIND == BY_PAIR && sums) {
+    Words words[LANES];
+    for (int64_t c = 0; c < count; c += LANES)
+      for (int64_t r = 0; r < keys; r += LANES) {
+        load_rows(words, m.G + r * m.wide + c, m.wide);
+        transpose(words);
+        for (int l = 0; l < LANES; l++) {
+          float* to = sums + (begin + c + l) * row + first + r;
+          store(to, load<Floats>(to) + (Floats)words[l]);
+        }
+      }
+  }
+  pair_rows(m.dS, m.wide, m.dS_pairs, keys, count);
+}
+
+// What the blocks read of a sequence and head, laid out as they read it.
+void prepare(const Backwards& m, const Half* out, int64_t stride, const float* logs, int64_t T, int64_t D) {
+  for (int64_t t = 0; t < m.Tp; t++) {
+    Floats total{};
+    for (int64_t d = 0; t < T && d < D; d += LANES)
+      total += widened(load<Halves>(m.A + t * D + d)) * widened(load<Halves>(out + t * stride + d));
+    m.inner[t] = sum(total);
+    m.logs[t] = t < T ? logs[t] : -NEVER;  // of queries that are not there all probabilities are 0
+  }
+  transpose_to_panels(m.Q, m.Q_columns, m.Tp, D / 2);
+  transpose_to_panels(m.A, m.A_columns, m.Tp, D / 2);
+  pair_rows(m.Q, D, m.Q_pairs, m.Tp, D);
+  pair_rows(m.A, D, m.A_pairs, m.Tp, D);
+  pair_rows(m.K, D, m.K_pairs, m.Tp, D);
+  for (int64_t d = 0; d < D; d += PANEL)
+    transpose(m.K_pairs + d * m.Tp / 2, PANEL, m.K_columns + d * m.whole, m.whole / 2, m.Tp / 2, PANEL);
+  std::memset(m.dQ, 0, D * m.whole * sizeof(float));
+}
+
+// (D, T) at a stride, times scale, to rows (T, D) of bf16 numbers
+void store_columns(const float* from, int64_t from_stride, float scale, Half* to, int64_t to_stride, int64_t T,
+                   int64_t D) {
+  Words words[LANES];
+  for (int64_t t = 0; t < T; t += LANES)
+    for (int64_t d = 0; d < D; d += 2 * LANES) {
+      for (int l = 0; l < LANES; l++) {
+        const float* two = from + (d + 2 * l) * from_stride + t;
+        const Halves low = rounded(load<Floats>(two) * scale), high = rounded(load<Floats>(two + from_stride) * scale);
+        words[l] = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
+      }
+      transpose(words);
+      for (int l = 0; l < std::min(LANES, T - t); l++) store(to + (t + l) * to_stride + d, words[l]);
+    }
+}
+
+void store_rows(const float* from, float scale, Half* to, int64_t stride, int64_t T, int64_t D) {
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t d = 0; d < D; d += LANES) store(to + t * stride + d, rounded(load<Floats>(from + t * D + d) * scale));
+}
+
+template <int64_t KIND>
+void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
+               const Strided& out, const float* logs, const Strided& above, const Strided& dq, const Strided& dk,
+               const Strided& dv, int64_t groups) {
+  const int64_t T = sizes.length, D = sizes.width, H = sizes.heads, B = sizes.batch;
+#pragma omp parallel num_threads(sizes.threads)
+  {
+    const auto m = memory_of_thread<Backwards>(sizes);
+    Unit unit;
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < H * groups; task++) {
+      const int64_t h = task % H, group = task / H;
+      float* sums = added.sums ? added.sums + group * added.sums_group + h * added.sums_head : nullptr;
+      for (int64_t b = group * B / groups; b < (group + 1) * B / groups; b++) {
+        copy_rows(q.of(b, h), q.time, m.Q, T, m.Tp, D);
+        copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
+        copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
+        copy_rows(above.of(b, h), above.time, m.A, T, m.Tp, D);
+        prepare(m, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
+        const float* values = added.values + b * added.batch + h * added.head;
+        for (int64_t first = 0; first < T; first += m.keys) {
+          const int64_t keys = std::min(m.keys, m.Tp - first), rows = std::min(keys, T - first);
+          const int64_t end = std::min(m.Tp, padded(first + keys + sizes.window - 1));  // of queries that see them
+          for (int64_t begin = first; begin < end; begin += CHUNK) {
+            const int64_t count = std::min(CHUNK, end - begin);
+            const bool more = begin > first;
+            block_backwards<KIND>(sizes, m, values, added.row, sums, first, keys, begin, count);
+            product(m.P, m.wide, m.A_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dV, D, keys, D, count, more);
+            product(m.dS, m.wide, m.Q_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dK, D, keys, D, count, more);
+            product(m.K_columns + first, m.whole, m.dS_pairs, keys / 2 * PANEL, m.dQ + begin, m.whole, D, count, keys,
+                    true);
+          }
+          store_rows(m.dK, sizes.scale, dk.of(b, h) + first * dk.time, dk.time, rows, D);
+          store_rows(m.dV, 1, dv.of(b, h) + first * dv.time, dv.time, rows, D);
+        }
+        store_columns(m.dQ, m.whole, sizes.scale, dq.of(b, h), dq.time, T, D);
+      }
+    }
+  }
+}
+
+// -- rotation ---------------------------------------------------------------------------------------------------------
+
+// Pairs of channels (2p, 2p + 1) as complex numbers, times `turns` (1|B, T, pairs), conjugate ones backwards; channels
+// beyond the pairs stay as they are.
+void turn_pairs(const Sizes& sizes, const Strided& x, const float* turns, int64_t turns_batch, int64_t pairs, bool back,
+                const Strided& out) {
+  const Words partner = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+  const Words real = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14}, imaginary = real + 1;
+  const Floats one = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1}, sign = back ? -one : one;
+#pragma omp parallel for collapse(2) num_threads(sizes.threads)
+  for (int64_t b = 0; b < sizes.batch; b++)
+    for (int64_t t = 0; t < sizes.length; t++) {
+      const float* row = turns + b * turns_batch + t * 2 * pairs;
+      for (int64_t h = 0; h < sizes.heads; h++) {
+        const Half* from = x.of(b, h) + t * x.time;
+        Half* to = out.of(b, h) + t * out.time;
+        for (int64_t d = 0; d < 2 * pairs; d += LANES) {
+          const Floats a = widened(load<Halves>(from + d)), w = load<Floats>(row + d);
+          store(to + d, rounded(a * __builtin_shuffle(w, real) +
+                                __builtin_shuffle(a, partner) * (__builtin_shuffle(w, imaginary) * sign)));
+        }
+        for (int64_t d = 2 * pairs; d < sizes.width; d += LANES) store(to + d, load<Halves>(from + d));
+      }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+bool can_run() { return unit_is_there(); }
+
+// Bytes of scratch that a thread needs.
+int64_t scratch_of_forward(const Sizes* sizes) { return memory_needed<Forwards>(*sizes); }
+int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards>(*sizes); }
+
+#define FOR_EACH_KIND(CALL)                \
+  switch (added->kind) {                   \
+    case NOTHING: CALL(NOTHING); break;    \
+    case BY_DISTANCE: CALL(BY_DISTANCE); break; \
+    case BY_PAIR: CALL(BY_PAIR); break;    \
+    case DECAY: CALL(DECAY); break;        \
+  }
+
+void forward(const Sizes* sizes, const Strided* q, const Strided* k, const Strided* v, const Added* added,
+             const Strided* out, float* logs) {
+#define CALL(KIND) forwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs)
+  FOR_EACH_KIND(CALL)
+#undef CALL
+}
+
+void backward(const Sizes* sizes, const Strided* q, const Strided* k, const Strided* v, const Added* added,
+              const Strided* out, const float* logs, const Strided* above, const Strided* dq, const Strided* dk,
+              const Strided* dv, int64_t groups) {
+#define CALL(KIND) backwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs, *above, *dq, *dk, *dv, groups)
+  FOR_EACH_KIND(CALL)
+#undef CALL
+}
+
+void turn(const Sizes* sizes, const Strided* x, const float* turns, int64_t turns_batch, int64_t pairs, bool back,
+          const Strided* out) {
+  turn_pairs(*sizes, *x, turns, turns_batch, pairs, back, *out);
+}
+}

@@ -1,0 +1,372 @@
+"""Causal attention in bf16 on CPUs by a kernel of our own in C++ (`native.cpp`), where it can be built.
+
+It is built once for a machine, in a second or two, by the compiler that `CXX` names or by `g++`, for Linux on
+processors with AVX-512 BF16 or AMX. Where there is none, or building fails, tiles of torch's operations serve.
+
+To the bit, a sequence's outputs and gradients do not depend on the number of threads nor on the other sequences of a
+batch, and a query's output not on the tokens after it.
+"""
+
+import atexit
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from posbench import files, machine
+from posbench.kernels.bias import Bias, Decay, LaidOut, Table
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "POSBENCH_NATIVE"  # environment variable: 0 = do without it
+SOURCE = Path(__file__).with_suffix(".cpp")
+_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-mprefer-vector-width=512"]
+_FLAGS += ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
+_FLAGS_AMX = ["-mamx-tile", "-mamx-bf16"]
+_BUILD_SECONDS = 120  # at most
+
+# As in the source: channels that are computed at once; widths are multiples of a block, lengths are filled up to one.
+LANES, BLOCK = 16, 32
+MARGIN = 128  # keys of the largest block: it reads a table that far beyond its beginning, and a block beyond its end
+# A bias that sequences share has its gradient summed by head and group of sequences. There are at least this many of
+# them, if there are sequences enough, so that threads have something to do each; and no more for more threads.
+GROUPS = 16
+
+
+def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether the kernel is for models that compute there, in this dtype, with heads of this many channels."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and width % BLOCK == 0 and library() is not None
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
+    """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`."""
+    return (
+        type(q) is Tensor  # and no stand-in without memory
+        and q.shape == k.shape == v.shape
+        and q.dtype == k.dtype == v.dtype
+        and q.shape[0] * q.shape[1] >= torch.get_num_threads()
+        and (bias is None or type(bias) in (Bias, Table, LaidOut) or (type(bias) is Decay and not bias.beside_sinks))
+        and not torch.compiler.is_compiling()
+        and serves(q.device, q.dtype, q.shape[3])
+    )
+
+
+def native_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Bias | None = None, window: int | None = None
+) -> Tensor:
+    """Causal attention softmax(scale q·k + bias) v.
+
+    Args:
+        q, k, v: queries, keys and values (B, H, T, Dh) in bf16, after any rotation; Dh a multiple of 32.
+        scale: what q·k is multiplied by.
+        bias: None, or one of a kind that `takes` names.
+        window: keys a query may see, itself included; None = all before it.
+
+    Returns:
+        (B, H, T, Dh) in bf16; in memory (B, T, H, Dh).
+    """
+    bias = bias or Bias()
+    out: Tensor = _Native.apply(scale, bias, window, q, k, v, *bias.tensors)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Native(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scale: float, bias: Bias, window: int | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        q, k, v = _by_channel(q), _by_channel(k), _by_channel(v)
+        batch, heads, length, width = q.shape
+        sizes = _Sizes(batch, heads, length, width, min(window or length, length), scale=scale)
+        out = q.new_empty(batch, length, heads, width).transpose(1, 2)
+        logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        added = _Laid.out(bias, length, by_key=False)
+        call = _built()
+        scratch = sizes.scratch_of(call.scratch_of_forward)
+        call.forward(_at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), _of(out), _pointer(logs))
+        del scratch
+        ctx.sizes, ctx.bias = sizes, bias
+        ctx.save_for_backward(q, k, v, out, logs)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, logs = ctx.saved_tensors
+        sizes: _Sizes = ctx.sizes
+        grad_out = _by_channel(grad_out)
+        batch, heads, length, width = q.shape
+        packed = q.new_empty(batch, length, 3, heads, width)  # as the gradient of one projection of all three lies
+        dq, dk, dv = packed.permute(2, 0, 3, 1, 4).unbind()
+        added = _Laid.out(ctx.bias, length, by_key=True)
+        groups, sums = batch, None
+        if any(ctx.needs_input_grad[6:]) and added.values is not None:
+            if not ctx.bias.per_sequence:
+                groups = min(batch, -(-GROUPS // heads))
+            sums = torch.zeros(groups, *added.values.shape[1:])
+        call = _built()
+        scratch = sizes.scratch_of(call.scratch_of_backward)
+        call.backward(
+            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct(sums)), _of(out), _pointer(logs),
+            _of(grad_out), _of(dq), _of(dk), _of(dv), groups,
+        )  # fmt: skip
+        del scratch
+        of_bias: list[Tensor | None] = [None] * len(ctx.bias.tensors)
+        if sums is not None:
+            of_bias = [added.own(sums if ctx.bias.per_sequence else sums.sum(0), length)]
+        return None, None, None, dq, dk, dv, *of_bias
+
+
+def turns_pairs(x: Tensor, turns: Tensor) -> bool:
+    """Whether `turn_pairs` serves here."""
+    return (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dtype == torch.bfloat16
+        and turns.dtype == torch.complex64
+        and not turns.requires_grad
+        and turns.shape[0] in (1, x.shape[0])
+        and turns.shape[1] == 1
+        and x.shape[3] % LANES == turns.shape[3] * 2 % LANES == 0
+        and not torch.compiler.is_compiling()
+        and library() is not None
+    )
+
+
+def turn_pairs(x: Tensor, turns: Tensor) -> Tensor:
+    """Pairs of channels (2p, 2p+1) as complex numbers, times turns; what lies beyond the pairs stays as it is.
+
+    Args:
+        x: (B, H, T, Dh) in bf16; Dh a multiple of 16.
+        turns: (1|B, 1, T, pairs) complex64, a multiple of 8 pairs, without a gradient.
+
+    Returns:
+        (B, H, T, Dh) in bf16, computed in fp32; in memory (B, T, H, Dh).
+    """
+    out: Tensor = _Turned.apply(x, turns.contiguous())  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, turns: Tensor) -> Tensor:
+        ctx.save_for_backward(turns)
+        return _turned(x, turns, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        (turns,) = ctx.saved_tensors
+        return _turned(grad_out, turns, back=True), None
+
+
+def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
+    x = _by_channel(x)
+    batch, heads, length, width = x.shape
+    out = x.new_empty(batch, length, heads, width).transpose(1, 2)
+    sizes = _Sizes(batch, heads, length, width, length, torch.get_num_threads())
+    apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
+    _built().turn(_at(sizes), _of(x), _pointer(turns), apart, turns.shape[3], back, _of(out))
+    return out
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """x with its channels next to each other in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Laid:
+    """A bias as the kernel reads it: in whole blocks, also where fewer numbers are needed."""
+
+    kind: int  # as in the source
+    values: Tensor | None = None  # (1|B, H, *) fp32
+    first: int = 0  # number of `*` that the kernel counts from
+    row: int = 0  # numbers between rows
+
+    @classmethod
+    def out(cls, bias: Bias, length: int, by_key: bool) -> "_Laid":
+        """For rows of queries, or rows of keys."""
+        if not bias.tensors:
+            return cls(_NOTHING)
+        values = bias.tensors[0].detach().float()
+        values = values if bias.per_sequence else values[None]
+        if isinstance(bias, Table):  # rows of queries see it from far to near, and each begins a number earlier
+            values = values if by_key else values.flip(-1)
+            return cls(_BY_DISTANCE, F.pad(values, (MARGIN, BLOCK)), MARGIN + (0 if by_key else length - 1), -1)
+        more = -length % BLOCK
+        if isinstance(bias, LaidOut):
+            return cls(_BY_PAIR, F.pad(values, (0, more, 0, more)) if more else values.contiguous(), 0, length + more)
+        return cls(_DECAY, F.pad(values, (0, more)) if more else values.contiguous())
+
+    def struct(self, sums: Tensor | None = None) -> "_Added":
+        """As the kernel takes it, with sums (groups, H, *) that it adds gradients to."""
+        if self.values is None:
+            return _Added(self.kind)
+        batch, head = self.values.stride()[:2]
+        batch = batch if len(self.values) > 1 else 0
+        added = _Added(self.kind, _pointer(self.values, self.first), batch, head, self.row)
+        if sums is not None:
+            added.sums, added.sums_group, added.sums_head = _pointer(sums, self.first), *sums.stride()[:2]
+        return added
+
+    def own(self, sums: Tensor, length: int) -> Tensor:
+        """Of sums (..., *), those of the bias's own numbers."""
+        if self.kind == _BY_DISTANCE:
+            return sums[..., MARGIN : MARGIN + length]
+        return sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length]
+
+
+# -- the library -------------------------------------------------------------------------------------------------------
+# Structures and constants are those of the source.
+
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY = range(4)
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "window", "threads")),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    ]
+
+    def scratch_of(self, needed: Any) -> Tensor:
+        """Memory for all threads of a call, to be held until it returns."""
+        self.threads = torch.get_num_threads()
+        self.scratch_stride = needed(_at(self))
+        scratch = torch.empty(self.threads * self.scratch_stride, dtype=torch.uint8)
+        self.scratch = scratch.data_ptr()
+        return scratch
+
+
+class _Strided(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "time"))]
+
+
+class _Added(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "row")),
+        ("sums", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("sums_group", "sums_head")),
+    ]
+
+
+_at = ctypes.byref
+
+
+def _of(x: Tensor) -> Any:
+    """A tensor (B, H, T, Dh), where it lies."""
+    return _at(_Strided(x.data_ptr(), *x.stride()[:3]))
+
+
+def _pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
+    return None if x is None else ctypes.c_void_p(x.data_ptr() + first * x.element_size())
+
+
+def _built() -> ctypes.CDLL:
+    found = library()
+    if found is None:
+        raise RuntimeError("the attention kernel in C++ is not there: ask `takes` first")
+    return found
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernel, built if it is not yet; None where it cannot be, of which one warning tells unless that is plain."""
+    return _found()[0]
+
+
+def described() -> str:
+    """By what attention in bf16 is computed on this machine's CPU, and why."""
+    return _found()[1]
+
+
+@functools.cache
+def _found() -> tuple[ctypes.CDLL | None, str]:
+    """The library, and what there is to say of it."""
+    flags = machine.cpu_flags()
+    compilers = [shlex.split(os.environ.get("CXX", "")), ["g++"]]
+    there = [command for command in compilers if command and shutil.which(command[0])]
+    if os.environ.get(SWITCH) == "0":
+        return None, f"operations of torch: {SWITCH}=0"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64") or "avx512_bf16" not in flags:
+        return None, "operations of torch: the kernel in C++ is for Linux on CPUs with AVX-512 BF16 or AMX"
+    if not there:
+        return None, "operations of torch: the kernel in C++ needs a compiler, g++ or what CXX names"
+    said = ""
+    for compiler in there:
+        try:
+            found = ctypes.CDLL(str(_build([*compiler, *_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])])))
+        except (OSError, subprocess.SubprocessError) as error:
+            said = said or f"{compiler[0]}: {_first_line(error)}"
+            continue
+        found.can_run.restype = ctypes.c_bool
+        found.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
+        found.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+        for function in (found.scratch_of_forward, found.scratch_of_backward):
+            function.restype = ctypes.c_int64
+        if found.can_run():
+            return found, f"kernel in C++, built by {compiler[0]}"
+        said = said or "the system does not let this process use AMX"
+    logger.warning("the attention kernel in C++ cannot be used, a slower one serves: %s", said)
+    return None, f"operations of torch: {said}"
+
+
+def _build(command: list[str]) -> Path:
+    """The shared library that a compiler makes of the source, from the cache where it is there.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it makes none.
+    """
+    source = SOURCE.read_bytes()
+    named = hashlib.sha256(repr(command).encode() + source).hexdigest()[:16]
+    folder = _own_folder()
+    built = folder / f"attention-{named}.so"
+    if not built.exists():
+        logger.info("building the attention kernel with %s, once for this machine", command[0])
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            compiled, linked = Path(aside, "attention.o"), Path(aside, "attention.so")
+            # Linked without OpenMP's library: the one that torch has loaded serves, so that threads are not had twice.
+            for step in ([*command, "-c", str(SOURCE), "-o", str(compiled)],
+                         [command[0], "-shared", str(compiled), "-o", str(linked)]):  # fmt: skip
+                subprocess.run(step, check=True, capture_output=True, timeout=_BUILD_SECONDS)
+            os.replace(linked, built)
+    return built
+
+
+def _own_folder() -> Path:
+    """Where libraries are kept that will be run: a folder that nobody else may write to; if need be, for now only."""
+    try:
+        folder = files.user_cache() / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.stat(follow_symlinks=False)
+        if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        pass
+    aside = Path(tempfile.mkdtemp(prefix="posbench-"))
+    atexit.register(shutil.rmtree, aside, ignore_errors=True)
+    return aside
+
+
+def _first_line(error: Exception) -> str:
+    said = getattr(error, "stderr", None) or str(error)
+    lines = (said.decode(errors="replace") if isinstance(said, bytes) else said).splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else str(error))

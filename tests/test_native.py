@@ -1,0 +1,278 @@
+"""The attention kernel in C++ against attention by the definition in fp64, its promises, and how it is built."""
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+import torch
+from test_attention import BF16, BF16_BIAS, Case, error, gradients, names
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from posbench import machine
+from posbench.attention import dispatch
+from posbench.encodings import _rotary as rotary
+from posbench.kernels import native
+from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table
+from posbench.kernels.native import native_attention, takes, turn_pairs, turns_pairs
+from posbench.runs.folder import load_record
+
+needs_it = pytest.mark.skipif(native.library() is None, reason=f"attention here: {native.described()}")
+
+KINDS = {"none": Bias, "table": Table, "laid out": LaidOut, "each laid out": LaidOut, "decay": Decay}
+# (B, H, T, Dq, Dh): one token, odd lengths, below a block and above a chunk, other widths, more sequences than groups
+SIZES = [
+    (1, 1, 1, 32, 32),
+    (2, 3, 37, 32, 32),
+    (2, 2, 300, 64, 64),
+    (1, 2, 1100, 32, 32),
+    (9, 2, 64, 96, 96),
+    (33, 1, 31, 32, 32),
+]
+
+
+@pytest.fixture(params=["as built here", "without AMX"])
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both sets of instructions that the source is written for, as far as this CPU has them."""
+    if request.param == "without AMX":
+        if "amx_bf16" not in machine.cpu_flags():
+            pytest.skip("this CPU has no AMX: it is built without anyway")
+        without = frozenset(flag for flag in machine.cpu_flags() if not flag.startswith("amx"))
+        monkeypatch.setattr(machine, "cpu_flags", lambda: without)
+        native._found.cache_clear()
+    yield
+    monkeypatch.undo()
+    native._found.cache_clear()
+
+
+def fast(case: Case, *inputs: Tensor) -> Tensor:
+    q, k, v, *learned = inputs
+    return native_attention(q, k, v, case.scale, KINDS[case.kind](*learned), case.window)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@needs_it
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple[int, ...], window: int | None) -> None:
+    case = Case(kind, size, torch.bfloat16, window)
+    assert takes(*case.qkv, KINDS[kind](*case.learned))
+    expected = gradients(case.exact, case.inputs)
+    found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
+    for name, x, y in zip(names(case), found, expected, strict=True):
+        assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
+    with torch.no_grad():
+        assert torch.equal(fast(case, *case.inputs), found[0])
+
+
+@needs_it
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_threads_nor_other_sequences_nor_later_tokens_change_a_bit(kind: str) -> None:
+    case = Case(kind, (5, 4, 1100, 32, 32), torch.bfloat16)
+    found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for name, x, y in zip(names(case), gradients(lambda *i: fast(case, *i), case.inputs), found, strict=True):
+            assert torch.equal(x, y), name
+    finally:
+        torch.set_num_threads(before)
+
+    def cut(x: Tensor, first: slice, length: int) -> Tensor:
+        for dim, size in enumerate(x.shape):
+            x = x.narrow(dim, 0, length) if size == 1100 else x
+        return x[first] if len(x) == 5 else x
+
+    alone = fast(case, *(cut(x, slice(2, 3), 1100) for x in case.inputs))
+    assert torch.equal(alone, found[0][2:3])
+    shorter = fast(case, *(cut(x, slice(None), 75) for x in case.inputs))
+    assert torch.equal(shorter, found[0][:, :, :75])
+
+
+@needs_it
+def test_numbers_that_are_not_finite_are_seen_by_the_queries_that_see_them() -> None:
+    q, k, v = (torch.randn(1, 1, 40, 32).bfloat16() for _ in range(3))
+    for given, where in ((q, slice(20, 21)), (k, slice(20, None)), (v, slice(20, None))):
+        spoilt = given.clone()
+        spoilt[0, 0, 20, 3] = math.nan
+        wrong = native_attention(*(spoilt if x is given else x for x in (q, k, v)), 0.2).isnan().any(-1)[0, 0]
+        assert wrong[where].all()
+        if given is not v:  # a hidden value that is no number, times 0, is none
+            assert wrong.sum() == wrong[where].numel()
+
+
+@needs_it
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+def test_large_logits_neither_overflow_nor_lose_the_largest(size: float) -> None:
+    q = (torch.randn(2, 2, 70, 32) * size).bfloat16().requires_grad_()
+    k, v = (torch.randn(2, 2, 70, 32).bfloat16().requires_grad_() for _ in range(2))
+    out = native_attention(q, k, v, 1.0)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), is_causal=True, scale=1.0
+    )
+    assert error(out, exact) < BF16
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))  # a gradient of stride 0
+
+
+@needs_it
+def test_biases_stay_in_fp32_until_they_are_added() -> None:
+    """Two keys whose biases differ by less than bf16 can tell apart at that size."""
+    q = torch.zeros(1, 1, 2, 32, dtype=torch.bfloat16)
+    v = torch.tensor([1.0, 0.0], dtype=torch.bfloat16)[None, None, :, None].expand(1, 1, 2, 32)
+    weight = native_attention(q, q, v, 1.0, Table(torch.tensor([[1000.0, 1001.0]])))[0, 0, 1, 0].item()
+    assert weight == pytest.approx(1 / (1 + math.exp(-1)), rel=2**-8)
+
+
+@needs_it
+def test_products_of_other_libraries_are_right_before_and_after() -> None:
+    """They configure the same unit for tiles."""
+    a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    expected = a @ b
+    q = torch.randn(2, 2, 64, 32).bfloat16()
+    for _ in range(3):
+        native_attention(q, q, q, 0.2)
+        assert torch.equal(a @ b, expected)
+
+
+@needs_it
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("pairs", [8, 16, 32])
+def test_turned_pairs_are_those_of_complex_numbers(sequences: int, pairs: int) -> None:
+    x = torch.randn(3, 70, 4, 64).bfloat16().transpose(1, 2).requires_grad_()
+    turns = torch.polar(torch.rand(sequences, 1, 70, pairs) + 0.5, torch.randn(sequences, 1, 70, pairs))
+    weight = torch.randn(3, 4, 70, 64).bfloat16()
+
+    def exact(x: Tensor) -> Tensor:
+        turned = torch.view_as_complex(x.double()[..., : 2 * pairs].unflatten(-1, (-1, 2))) * turns
+        return torch.cat((torch.view_as_real(turned).flatten(-2), x[..., 2 * pairs :].double()), dim=-1)
+
+    assert turns_pairs(x, turns)
+    found, expected = turn_pairs(x, turns), exact(x)
+    assert error(found, expected) < 2**-9
+    of_found, of_expected = (torch.autograd.grad(out, x, weight.to(out.dtype))[0] for out in (found, expected))
+    assert error(of_found, of_expected) < 2**-8
+
+
+# -- when it serves ----------------------------------------------------------------------------------------------------
+
+
+@needs_it
+def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
+    q, k, v = (torch.zeros(2, 2, 8, 32, dtype=torch.bfloat16) for _ in range(3))
+    sums = torch.zeros(2, 2, 8)
+    assert takes(q, k, v, None) and takes(q, k, v, Decay(sums))
+    assert not takes(q.float(), k.float(), v.float(), None)
+    assert not takes(q[..., :20], k[..., :20], v[..., :20], None)
+    assert not takes(q, k, v[..., :16], None)
+    assert not takes(q[:, :, -3:], k, v, None)
+    assert not takes(q[:1, :0], k[:1, :0], v[:1, :0], None)  # fewer than threads
+    assert not takes(q.to("meta"), k.to("meta"), v.to("meta"), None)
+    assert not takes(q, k, v, Decay(sums, beside_sinks=True))
+    assert not takes(q, k, v, Slopes(sums, sums))
+    with FakeTensorMode() as mode:
+        assert not takes(*(mode.from_tensor(x) for x in (q, k, v)), None)
+    turns = torch.ones(1, 1, 8, 16, dtype=torch.complex64)
+    assert turns_pairs(q, turns)
+    assert not turns_pairs(q.float(), turns) and not turns_pairs(q, turns[..., :5])
+    assert not turns_pairs(q, turns.clone().requires_grad_())  # learned rotations have gradients of their own
+    assert not turns_pairs(q, turns.expand(1, 2, 8, 16))  # a rotation of each head
+
+
+@needs_it
+def test_layers_go_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(2, 2, 40, 32).bfloat16() for _ in range(3))
+    table = Table(torch.randn(2, 40))
+    expected = native_attention(q, k, v, 0.2, table, 9)
+    assert torch.equal(dispatch.kernel(q, k, v, 0.2, table, 9), expected)
+    monkeypatch.setattr(dispatch, "takes", lambda *given: False)
+    other = dispatch.kernel(q, k, v, 0.2, table, 9)
+    assert not torch.equal(other, expected) and error(other, expected.double()) < BF16
+    turns = torch.polar(torch.ones(1, 1, 40, 16), torch.randn(1, 1, 40, 16))
+    assert torch.equal(rotary.rotate(q, turns, "interleaved"), turn_pairs(q, turns))
+
+
+# -- how it is built ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache, and nothing found yet; the folder for libraries."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._found.cache_clear()
+    yield tmp_path / "posbench" / "kernels"
+    monkeypatch.undo()
+    native._found.cache_clear()
+
+
+@needs_it
+def test_it_is_built_once_into_a_folder_of_the_users_own(fresh: Path) -> None:
+    assert native.library() is not None
+    (built,) = fresh.iterdir()
+    assert fresh.stat().st_mode & 0o077 == 0
+    made = built.stat().st_mtime_ns
+    native._found.cache_clear()
+    assert native.library() is not None and built.stat().st_mtime_ns == made
+
+
+@needs_it
+def test_a_folder_that_others_may_write_to_is_left_alone(fresh: Path) -> None:
+    fresh.mkdir(parents=True)
+    fresh.chmod(0o777)
+    assert native.library() is not None  # built elsewhere, for this process
+    assert list(fresh.iterdir()) == []
+
+
+@needs_it
+def test_a_compiler_that_fails_is_said_once_and_torch_serves(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "native.cpp"
+    wrong.write_text("int main() { return missing; }\n", encoding="utf-8")
+    monkeypatch.setattr(native, "SOURCE", wrong)
+    q = torch.zeros(2, 2, 8, 32, dtype=torch.bfloat16)
+    assert not takes(q, q, q, None) and not takes(q, q, q, None)
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "cannot be used, a slower one serves" in said.message and "missing" in said.message
+    assert "\n" not in said.message and not list(fresh.glob("*.so"))
+    assert dispatch.kernel(q, q, q, 0.2, None, None).shape == q.shape
+
+
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "another CPU"])
+def test_without_it_nothing_is_said_but_to_who_asks(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    known = {"switched off": "POSBENCH_NATIVE=0", "no compiler": "needs a compiler", "another CPU": "is for Linux on"}
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512_bf16"} if why != "another CPU" else {"avx2"}))
+    if why == "switched off":
+        monkeypatch.setenv(native.SWITCH, "0")
+    elif why == "no compiler":
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+    assert native.library() is None
+    if (sys.platform, os.uname().machine) == ("linux", "x86_64"):
+        assert known[why] in native.described()
+    assert not caplog.records and not fresh.exists()
+
+
+@needs_it
+@pytest.mark.parametrize("switch", ["0", ""])
+def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
+    support.write_text(tmp_path)
+    small = [*support.TINY, "model.d_model=64", "training.precision=bf16", "training.tokens=640", "runtime.cache=cache"]
+    command = [sys.executable, "-m", "posbench", "train", *small, "data.path=text.txt", "hydra.run.dir=run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {native.SWITCH: switch}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (attempt,) = load_record(tmp_path / "run")["attempts"]
+    assert attempt["native"] is (switch != "0")
