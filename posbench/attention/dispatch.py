@@ -83,9 +83,9 @@ def kernel(
 ) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
-    On CPUs the kernel in C++ wins for what it takes. Of the others tiles win in bf16 and, with a bias, gradients or queries wider than the values, in fp32; fused
-    attention wins for the rest (and is what the compiler can see into). With AMX it wins in bf16, too, but for the
-    gradients of short sequences.
+    Measured on CPUs: the kernel in C++ wins for what it takes. For the rest tiles win in bf16 and, with a bias,
+    gradients or queries wider than the values, in fp32; fused attention wins otherwise (and is what the compiler can
+    see into). With AMX that wins in bf16, too, but for the gradients of short sequences.
     """
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)

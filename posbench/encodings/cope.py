@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.kernels import scans
 from posbench.kernels.on_cuda import fused_on_cuda
 
 
@@ -41,19 +42,26 @@ class CoPE(Encoding):
 class _ByCount(torch.autograd.Function):
     """Logits (B, H, Tq, Tk) plus what the vectors of whole positions give each query, (B, H, Tq, P), at the counts.
 
-    Its gradient keeps what four numbers per pair say, in place of the dozen that every step of the formula would keep.
+    Its gradient keeps what a few numbers per pair say, in place of the dozen that every step of the formula would keep.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, at_whole: Tensor, visible: Tensor) -> Tensor:
-        biased, *kept = _counted(logits, at_whole, visible)
-        ctx.save_for_backward(*kept)
         ctx.positions = at_whole.shape[-1]
+        ctx.in_one_pass = scans.scans(logits)
+        if ctx.in_one_pass:
+            biased, *kept = scans.count(logits, at_whole, visible)
+            kept = [at_whole, *kept]
+        else:
+            biased, *kept = _counted(logits, at_whole, visible)
+        ctx.save_for_backward(*kept)
         return biased
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        if ctx.in_one_pass:
+            return *scans.uncount(gradient, *ctx.saved_tensors), None
         return *_uncounted(gradient, ctx.positions, *ctx.saved_tensors), None
 
 

@@ -96,9 +96,9 @@ class _Native(torch.autograd.Function):
         out = q.new_empty(batch, length, heads, width).transpose(1, 2)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         added = _Laid.out(bias, length, by_key=False)
-        call = _built()
+        call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
-        call.forward(_at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), _of(out), _pointer(logs))
+        call.forward(_at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), _of(out), pointer(logs))
         del scratch
         ctx.sizes, ctx.bias = sizes, bias
         ctx.save_for_backward(q, k, v, out, logs)
@@ -119,10 +119,10 @@ class _Native(torch.autograd.Function):
             if not ctx.bias.per_sequence:
                 groups = min(batch, -(-GROUPS // heads))
             sums = torch.zeros(groups, *added.values.shape[1:])
-        call = _built()
+        call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
-            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct(sums)), _of(out), _pointer(logs),
+            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct(sums)), _of(out), pointer(logs),
             _of(grad_out), _of(dq), _of(dk), _of(dv), groups,
         )  # fmt: skip
         del scratch
@@ -181,7 +181,7 @@ def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
     out = x.new_empty(batch, length, heads, width).transpose(1, 2)
     sizes = _Sizes(batch, heads, length, width, length, torch.get_num_threads())
     apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
-    _built().turn(_at(sizes), _of(x), _pointer(turns), apart, turns.shape[3], back, _of(out))
+    built().turn(_at(sizes), _of(x), pointer(turns), apart, turns.shape[3], back, _of(out))
     return out
 
 
@@ -220,9 +220,9 @@ class _Laid:
             return _Added(self.kind)
         batch, head = self.values.stride()[:2]
         batch = batch if len(self.values) > 1 else 0
-        added = _Added(self.kind, _pointer(self.values, self.first), batch, head, self.row)
+        added = _Added(self.kind, pointer(self.values, self.first), batch, head, self.row)
         if sums is not None:
-            added.sums, added.sums_group, added.sums_head = _pointer(sums, self.first), *sums.stride()[:2]
+            added.sums, added.sums_group, added.sums_head = pointer(sums, self.first), *sums.stride()[:2]
         return added
 
     def own(self, sums: Tensor, length: int) -> Tensor:
@@ -277,14 +277,15 @@ def _of(x: Tensor) -> Any:
     return _at(_Strided(x.data_ptr(), *x.stride()[:3]))
 
 
-def _pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
+def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
+    """Where a number of a tensor lies."""
     return None if x is None else ctypes.c_void_p(x.data_ptr() + first * x.element_size())
 
 
-def _built() -> ctypes.CDLL:
+def built() -> ctypes.CDLL:
+    """The library, for who knows that it is there."""
     found = library()
-    if found is None:
-        raise RuntimeError("the attention kernel in C++ is not there: ask `takes` first")
+    assert found is not None
     return found
 
 
