@@ -29,7 +29,7 @@ from posbench.kernels.bias import Bias, Dense, LaidOut
 HIDDEN = 32
 # Numbers of the bias of all layers, heads and pairs: up to here one call computes them all, for a step has many small
 # operations otherwise. Above it each layer does, by blocks of rows, and holds none.
-LAID_OUT = 2**19
+LAID_OUT = 2**22
 
 
 class FIRE(Encoding):
