@@ -222,6 +222,27 @@ def test_it_is_built_once_into_a_folder_of_the_users_own(fresh: Path) -> None:
     made = built.stat().st_mtime_ns
     native._found.cache_clear()
     assert native.library() is not None and built.stat().st_mtime_ns == made
+    os.replace(built, fresh / "aside")  # overwritten, it would change what is loaded
+    built.write_bytes(b"damaged")
+    native._found.cache_clear()
+    assert native.library() is not None and built.stat().st_size > 10_000
+
+
+@needs_it
+def test_a_library_that_was_built_needs_no_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.library() is not None
+    native._found.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert native.library() is not None
+
+
+@needs_it
+def test_a_compiler_that_does_not_serve_gives_way_to_one_that_does(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "false -v")
+    assert native.library() is not None and not caplog.records
 
 
 @needs_it
@@ -261,7 +282,7 @@ def test_without_it_nothing_is_said_but_to_who_asks(
     assert native.library() is None
     if (sys.platform, os.uname().machine) == ("linux", "x86_64"):
         assert known[why] in native.described()
-    assert not caplog.records and not fresh.exists()
+    assert not caplog.records and not list(fresh.glob("*"))
 
 
 @needs_it

@@ -19,7 +19,9 @@ _PACKAGES = (
     "torch", "typer", "hydra-core", "omegaconf", "pydantic", "datasets", "tokenizers", "safetensors", "numpy",
     "wandb", "rich",
 )  # fmt: skip
-_ENVIRONMENT = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "WANDB_MODE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT = (
+    "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "WANDB_MODE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "POSBENCH_NATIVE",
+)  # fmt: skip
 
 
 def show(as_json: bool) -> None:

@@ -8,6 +8,7 @@ batch, and a query's output not on the tokens after it.
 """
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -15,7 +16,6 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -303,53 +303,72 @@ def described() -> str:
 def _found() -> tuple[ctypes.CDLL | None, str]:
     """The library, and what there is to say of it."""
     flags = machine.cpu_flags()
-    compilers = [shlex.split(os.environ.get("CXX", "")), ["g++"]]
-    there = [command for command in compilers if command and shutil.which(command[0])]
     if os.environ.get(SWITCH) == "0":
         return None, f"operations of torch: {SWITCH}=0"
     if (sys.platform, platform.machine()) != ("linux", "x86_64") or "avx512_bf16" not in flags:
         return None, "operations of torch: the kernel in C++ is for Linux on CPUs with AVX-512 BF16 or AMX"
-    if not there:
+    options = [*_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])]
+    named = hashlib.sha256(repr(options).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    built = _own_folder() / f"attention-{named}.so"
+    compilers = [os.environ.get("CXX", "").split(), ["g++"]]
+    there = [command for command in compilers if command and shutil.which(command[0])]
+    found = None
+    with contextlib.suppress(OSError):  # it is not there, or damaged
+        found = _loaded(built)
+    if found is None and not there:
         return None, "operations of torch: the kernel in C++ needs a compiler, g++ or what CXX names"
-    said = ""
-    for compiler in there:
-        try:
-            found = ctypes.CDLL(str(_build([*compiler, *_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])])))
-        except (OSError, subprocess.SubprocessError) as error:
-            said = said or f"{compiler[0]}: {_first_line(error)}"
-            continue
-        found.can_run.restype = ctypes.c_bool
-        found.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
-        found.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-        for function in (found.scratch_of_forward, found.scratch_of_backward):
-            function.restype = ctypes.c_int64
+    try:
+        found = found or _build(built, there, options)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = _first_line(error)
+    else:
         if found.can_run():
-            return found, f"kernel in C++, built by {compiler[0]}"
-        said = said or "the system does not let this process use AMX"
+            return found, "kernel in C++"
+        said = "the system does not let this process use AMX"
     logger.warning("the attention kernel in C++ cannot be used, a slower one serves: %s", said)
     return None, f"operations of torch: {said}"
 
 
-def _build(command: list[str]) -> Path:
-    """The shared library that a compiler makes of the source, from the cache where it is there.
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The shared library there, its functions declared as they are in the source.
 
     Raises:
-        OSError, subprocess.SubprocessError: it makes none.
+        OSError: it cannot be loaded.
     """
-    source = SOURCE.read_bytes()
-    named = hashlib.sha256(repr(command).encode() + source).hexdigest()[:16]
-    folder = _own_folder()
-    built = folder / f"attention-{named}.so"
-    if not built.exists():
-        logger.info("building the attention kernel with %s, once for this machine", command[0])
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            compiled, linked = Path(aside, "attention.o"), Path(aside, "attention.so")
-            # Linked without OpenMP's library: the one that torch has loaded serves, so that threads are not had twice.
-            for step in ([*command, "-c", str(SOURCE), "-o", str(compiled)],
-                         [command[0], "-shared", str(compiled), "-o", str(linked)]):  # fmt: skip
-                subprocess.run(step, check=True, capture_output=True, timeout=_BUILD_SECONDS)
-            os.replace(linked, built)
-    return built
+    library = ctypes.CDLL(str(path))
+    library.can_run.restype = ctypes.c_bool
+    library.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
+    library.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    for function in (library.scratch_of_forward, library.scratch_of_backward):
+        function.restype = ctypes.c_int64
+    return library
+
+
+def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctypes.CDLL:
+    """The library, made of the source by the first compiler whose result can be loaded, and kept.
+
+    Raises:
+        OSError, subprocess.SubprocessError: there is none; of the first.
+    """
+    failed: OSError | subprocess.SubprocessError | None = None
+    for compiler in compilers:
+        logger.info("building the attention kernel with %s, once for this machine", compiler[0])
+        try:
+            with tempfile.TemporaryDirectory(dir=built.parent) as aside:
+                compiled, linked = Path(aside, "attention.o"), Path(aside, "attention.so")
+                # Linked without OpenMP's library: the one that torch has loaded serves, so that threads are not had
+                # twice.
+                compiling = [*compiler, *options, "-c", str(SOURCE), "-o", str(compiled)]
+                linking = [compiler[0], "-shared", str(compiled), "-o", str(linked)]
+                for step in (compiling, linking):
+                    subprocess.run(step, check=True, capture_output=True, timeout=_BUILD_SECONDS)
+                found = _loaded(linked)
+                os.replace(linked, built)
+                return found
+        except (OSError, subprocess.SubprocessError) as error:
+            failed = failed or error
+    assert failed is not None  # there is a compiler
+    raise failed
 
 
 def _own_folder() -> Path:
