@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from posbench import machine
-from posbench.kernels import native, scans
+from posbench.kernels import native
 from posbench.model import build
 from posbench.speed import bench
 from posbench.speed.bench import TrainingStep
@@ -28,8 +28,7 @@ Times = dict[tuple[str, bool], list[float]]
 
 
 def use(kernels: bool) -> None:
-    for module in (native, scans):
-        vars(module)["library"] = _library if kernels else lambda: None
+    vars(native)["library"] = _library if kernels else lambda: None
 
 
 _library = native.library

@@ -48,21 +48,26 @@ MARGIN = 128  # keys of the largest block: it reads a table that far beyond its 
 GROUPS = 16
 
 
-def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether the kernel is for models that compute there, in this dtype, with heads of this many channels."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and width % BLOCK == 0 and library() is not None
+def serves(device: torch.device) -> bool:
+    """Whether what the library takes is computed by it there."""
+    return device.type == "cpu" and library() is not None
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
-    """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`."""
+    """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`.
+
+    Where no gradient is wanted, tiles of a library's products are as fast without AMX, or faster.
+    """
     return (
         type(q) is Tensor  # and no stand-in without memory
         and q.shape == k.shape == v.shape
-        and q.dtype == k.dtype == v.dtype
+        and q.dtype == k.dtype == v.dtype == torch.bfloat16
+        and q.shape[3] % BLOCK == 0
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
         and (bias is None or type(bias) in (Bias, Table, LaidOut) or (type(bias) is Decay and not bias.beside_sinks))
+        and (torch.is_grad_enabled() or machine.has_amx())
         and not torch.compiler.is_compiling()
-        and serves(q.device, q.dtype, q.shape[3])
+        and serves(q.device)
     )
 
 
@@ -136,7 +141,6 @@ def turns_pairs(x: Tensor, turns: Tensor) -> bool:
     """Whether `turn_pairs` serves here."""
     return (
         type(x) is Tensor
-        and x.device.type == "cpu"
         and x.dtype == torch.bfloat16
         and turns.dtype == torch.complex64
         and not turns.requires_grad
@@ -144,7 +148,7 @@ def turns_pairs(x: Tensor, turns: Tensor) -> bool:
         and turns.shape[1] == 1
         and x.shape[3] % LANES == turns.shape[3] * 2 % LANES == 0
         and not torch.compiler.is_compiling()
-        and library() is not None
+        and serves(x.device)
     )
 
 

@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.native import built, library, pointer
+from posbench.kernels.native import built, pointer, serves
 
 
 def scans(scores: Tensor) -> bool:
     """Whether they serve for such rows."""
     return (
         type(scores) is Tensor  # and no stand-in without memory
-        and scores.device.type == "cpu"
         and scores.dtype == torch.float32
         and not torch.compiler.is_compiling()
-        and library() is not None
+        and serves(scores.device)
     )
 
 

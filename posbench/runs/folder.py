@@ -124,7 +124,7 @@ class Run:
             threads: CPU threads of each process.
             processes: that train together, of which this is the first.
             compiled: whether the compiler fuses what it can.
-            native: whether attention is computed by the kernel in C++, where that takes it.
+            native: whether the kernels in C++ compute what they take.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
         attempt = {

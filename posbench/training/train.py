@@ -21,7 +21,6 @@ from torch import Tensor
 from posbench import machine
 from posbench.config import problems, size
 from posbench.config.schema import Config, TrainingConfig
-from posbench.config.shape import shape_of
 from posbench.data.batches import Batch, TrainingBatches
 from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
@@ -96,7 +95,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             threads=threads,
             processes=world.size,
             compiled=is_compiled(config, device, world),
-            native=native.serves(device, dtype, shape_of(config).head_dim),
+            native=native.serves(device),
         )
         if where["compiled"]:
             logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
@@ -166,7 +165,7 @@ class _Where(TypedDict):
     threads: int  # of each process
     processes: int
     compiled: bool  # what lies between attention layers
-    native: bool  # attention by the kernel in C++, where that takes it
+    native: bool  # by the kernels in C++ what they take
 
 
 def _fit(
