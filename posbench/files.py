@@ -4,6 +4,7 @@ A file or folder is made under a temporary name beside its place, forced to the 
 may come from a stranger: nothing is written through a link in it, and nothing without end is read.
 """
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -14,6 +15,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,13 @@ def user_cache() -> Path:
         RuntimeError: the user has no home folder.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
+
+
+def until_exit() -> Path:
+    """A new folder of this process alone, which goes when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="posbench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def temporary(path: Path) -> Path:

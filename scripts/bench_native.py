@@ -28,10 +28,10 @@ Times = dict[tuple[str, bool], list[float]]
 
 
 def use(kernels: bool) -> None:
-    vars(native)["library"] = _library if kernels else lambda: None
+    vars(native)["binary"] = _binary if kernels else lambda: None
 
 
-_library = native.library
+_binary = native.binary
 
 
 def seconds(step: Step, steps: int) -> float:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
-    if native.library() is None:
+    if native.binary() is None:
         parser.error(f"attention in bf16 on this machine: {native.described()}")
     machine.keep_freed_memory()
     sizes = bench.find_shape(given.shape, given.length)

@@ -23,7 +23,7 @@ from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table
 from posbench.kernels.native import native_attention, takes, turn_pairs, turns_pairs
 from posbench.runs.folder import load_record
 
-needs_it = pytest.mark.skipif(native.library() is None, reason=f"attention here: {native.described()}")
+needs_it = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
 
 KINDS = {"none": Bias, "table": Table, "laid out": LaidOut, "each laid out": LaidOut, "decay": Decay}
 # (B, H, T, Dq, Dh): one token, odd lengths, below a block and above a chunk, other widths, more sequences than groups
@@ -223,26 +223,26 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @needs_it
 def test_it_is_built_once_into_a_folder_of_the_users_own(fresh: Path) -> None:
-    assert native.library() is not None
+    assert native.binary() is not None
     (built,) = fresh.iterdir()
     assert fresh.stat().st_mode & 0o077 == 0
     made = built.stat().st_mtime_ns
     native._found.cache_clear()
-    assert native.library() is not None and built.stat().st_mtime_ns == made
+    assert native.binary() is not None and built.stat().st_mtime_ns == made
     os.replace(built, fresh / "aside")  # overwritten, it would change what is loaded
     built.write_bytes(b"damaged")
-    asking = "from posbench.kernels import native; assert native.library() is not None"
+    asking = "from posbench.kernels import native; assert native.binary() is not None"
     subprocess.run([sys.executable, "-c", asking], check=True, timeout=120)  # this process knows the one it has loaded
     assert built.stat().st_size > 10_000
 
 
 @needs_it
 def test_a_library_that_was_built_needs_no_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.library() is not None
+    assert native.binary() is not None
     native._found.cache_clear()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert native.library() is not None
+    assert native.binary() is not None
 
 
 @needs_it
@@ -250,14 +250,14 @@ def test_a_compiler_that_does_not_serve_gives_way_to_one_that_does(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "false -v")
-    assert native.library() is not None and not warnings_of(caplog)
+    assert native.binary() is not None and not warnings_of(caplog)
 
 
 @needs_it
 def test_a_folder_that_others_may_write_to_is_left_alone(fresh: Path) -> None:
     fresh.mkdir(parents=True)
     fresh.chmod(0o777)
-    assert native.library() is not None  # built elsewhere, for this process
+    assert native.binary() is not None  # built elsewhere, for this process
     assert list(fresh.iterdir()) == []
 
 
@@ -287,7 +287,7 @@ def test_without_it_nothing_is_said_but_to_who_asks(
     elif why == "no compiler":
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
-    assert native.library() is None
+    assert native.binary() is None
     if (sys.platform, os.uname().machine) == ("linux", "x86_64"):
         assert known[why] in native.described()
     assert not warnings_of(caplog) and not list(fresh.glob("*"))

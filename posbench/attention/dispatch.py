@@ -157,9 +157,9 @@ def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, s
 
     def attend(rows: Rows) -> Tensor:
         if tiled:
-            q, k, added = rows.q.to(rows.v.dtype), rows.k.to(rows.v.dtype), _added(encoding, rows)
-            compute = native_attention if takes(q, k, rows.v, added) else tiled_attention
-            return compute(q, k, rows.v, encoding.logit_scale, added, window)
+            q, k, dtype = rows.q, rows.k, rows.v.dtype
+            added = _added(encoding, rows) or Bias()  # never None: rows may be the last ones only, which tiles know
+            return kernel(q.to(dtype), k.to(dtype), rows.v, encoding.logit_scale, added, window)
         return encoding.attend(logits_of(encoding, rows), rows)
 
     if kept or not torch.is_grad_enabled():

@@ -5,7 +5,6 @@ the text and of all that shapes the tokens, so that equal settings share it and 
 renamed into place under a lock, verified before use, and made again if it is damaged. Finding it needs no `datasets`.
 """
 
-import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -129,8 +128,7 @@ def cache_folder(setting: str | None) -> Path:
         with tempfile.TemporaryFile(dir=folder / "tokens"):
             return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        aside = Path(tempfile.mkdtemp(prefix="posbench-"))
-        atexit.register(shutil.rmtree, aside, ignore_errors=True)
+        aside = files.until_exit()
         logger.warning("cache %s cannot be written (%s): tokens are kept in %s for this run only", folder, error, aside)
         return aside
 

@@ -7,7 +7,6 @@ To the bit, a sequence's outputs and gradients do not depend on the number of th
 batch, and a query's output not on the tokens after it.
 """
 
-import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -50,7 +49,12 @@ GROUPS = 16
 
 def serves(device: torch.device) -> bool:
     """Whether what the library takes is computed by it there."""
-    return device.type == "cpu" and library() is not None
+    return device.type == "cpu" and binary() is not None
+
+
+def reads(x: Tensor) -> bool:
+    """Whether the library can read a tensor, which is no stand-in without memory then."""
+    return type(x) is Tensor and not torch.compiler.is_compiling() and serves(x.device)
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
@@ -59,15 +63,13 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
     Where no gradient is wanted, tiles of a library's products are as fast without AMX, or faster.
     """
     return (
-        type(q) is Tensor  # and no stand-in without memory
-        and q.shape == k.shape == v.shape
+        q.shape == k.shape == v.shape
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
         and q.shape[3] % BLOCK == 0
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
         and (bias is None or type(bias) in (Bias, Table, LaidOut) or (type(bias) is Decay and not bias.beside_sinks))
         and (torch.is_grad_enabled() or machine.has_amx())
-        and not torch.compiler.is_compiling()
-        and serves(q.device)
+        and reads(q)
     )
 
 
@@ -140,15 +142,13 @@ class _Native(torch.autograd.Function):
 def turns_pairs(x: Tensor, turns: Tensor) -> bool:
     """Whether `turn_pairs` serves here."""
     return (
-        type(x) is Tensor
-        and x.dtype == torch.bfloat16
+        x.dtype == torch.bfloat16
         and turns.dtype == torch.complex64
         and not turns.requires_grad
         and turns.shape[0] in (1, x.shape[0])
         and turns.shape[1] == 1
         and x.shape[3] % LANES == turns.shape[3] * 2 % LANES == 0
-        and not torch.compiler.is_compiling()
-        and serves(x.device)
+        and reads(x)
     )
 
 
@@ -288,12 +288,12 @@ def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
 
 def built() -> ctypes.CDLL:
     """The library, for who knows that it is there."""
-    found = library()
+    found = binary()
     assert found is not None
     return found
 
 
-def library() -> ctypes.CDLL | None:
+def binary() -> ctypes.CDLL | None:
     """The kernel, built if it is not yet; None where it cannot be, of which one warning tells unless that is plain."""
     return _found()[0]
 
@@ -339,13 +339,13 @@ def _loaded(path: Path) -> ctypes.CDLL:
     Raises:
         OSError: it cannot be loaded.
     """
-    library = ctypes.CDLL(str(path))
-    library.can_run.restype = ctypes.c_bool
-    library.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
-    library.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    for function in (library.scratch_of_forward, library.scratch_of_backward):
+    binary = ctypes.CDLL(str(path))
+    binary.can_run.restype = ctypes.c_bool
+    binary.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
+    binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    for function in (binary.scratch_of_forward, binary.scratch_of_backward):
         function.restype = ctypes.c_int64
-    return library
+    return binary
 
 
 def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctypes.CDLL:
@@ -385,9 +385,7 @@ def _own_folder() -> Path:
             return folder
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         pass
-    aside = Path(tempfile.mkdtemp(prefix="posbench-"))
-    atexit.register(shutil.rmtree, aside, ignore_errors=True)
-    return aside
+    return files.until_exit()
 
 
 def _first_line(error: Exception) -> str:

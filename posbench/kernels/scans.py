@@ -10,17 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.native import built, pointer, serves
+from posbench.kernels.native import built, pointer, reads
 
 
 def scans(scores: Tensor) -> bool:
     """Whether they serve for such rows."""
-    return (
-        type(scores) is Tensor  # and no stand-in without memory
-        and scores.dtype == torch.float32
-        and not torch.compiler.is_compiling()
-        and serves(scores.device)
-    )
+    return scores.dtype == torch.float32 and reads(scores)
 
 
 def count(logits: Tensor, at_whole: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
