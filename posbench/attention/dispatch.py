@@ -10,7 +10,7 @@ from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, decl
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, LaidOut, Near, Sunk
-from posbench.kernels.native import native_attention, takes
+from posbench.kernels.native import native_attention, native_banded_attention, takes
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 
@@ -111,11 +111,12 @@ def _fused_wins(q: Tensor) -> bool:
 
 def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:
     """The row for far keys, taken off all rows, changes no softmax and adds itself to the output."""
+    banded = native_banded_attention if takes(q, k, v, None) else banded_attention
     keys = near.keys[1:] - near.keys[0]
     if near.values is None:
-        return banded_attention(q, k, v, scale, keys, window=window)
+        return banded(q, k, v, scale, keys, window=window)
     far = near.values[0]
-    return banded_attention(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
+    return banded(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
 
 
 def _by_rows(

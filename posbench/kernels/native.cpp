@@ -49,6 +49,7 @@ struct Added {
   int64_t kind;         // one of those below
   const float* values;  // of the first sequence and head
   int64_t batch, head, row;
+  const Half* vectors;  // (2, near, D), of keys and of values
   float* sums;          // of gradients, by group of sequences; null where none are wanted
   int64_t sums_group, sums_head;
 };
@@ -57,11 +58,13 @@ enum Kind : int64_t {
   BY_DISTANCE = 1,  // values[i - j]; forwards they lie the other way round
   BY_PAIR = 2,      // values[i * row + j]
   DECAY = 3,        // values[i] - values[j]
+  NEAR = 4,         // a vector to each of the nearest keys and values, the farthest first
 };
 
 struct Sizes {
   int64_t batch, heads, length, width;  // width a multiple of 32
   int64_t window;                       // keys that a query sees, itself included
+  int64_t near;                         // nearest keys that have vectors, a multiple of 32
   int64_t threads;
   char* scratch;                        // memory of the first thread, at a multiple of 64
   int64_t scratch_stride;               // bytes to the next thread's
@@ -155,6 +158,11 @@ void pair_rows(const Half* from, int64_t stride, Pair* to, int64_t T, int64_t N)
         const Words high = __builtin_convertvector(load<Halves>(from + (t + 1) * stride + lane), Words);
         store(to, low | high << 16);
       }
+}
+
+// Such panels to (N, T) at a stride
+void columns_of_pairs(const Pair* from, Half* to, int64_t stride, int64_t T, int64_t N) {
+  for (int64_t n = 0; n < N; n += PANEL) transpose(from + n * T / 2, PANEL, to + n * stride, stride / 2, T / 2, PANEL);
 }
 
 // Rows (T, D) at a stride to (Tp, D), zeros beyond T
@@ -284,6 +292,39 @@ class Scratch {
   char* next;
 };
 
+// What the nearest keys of some queries have more than others; nothing if there are no vectors.
+struct Near {
+  int64_t count = 0;            // N
+  Pair *K_columns, *V_columns;  // vectors, panels of (D/2, N)
+  Pair* V_pairs;                // panels of (N/2, D)
+  Half* K_rows;                 // (D, N)
+  float *S, *G;                 // (queries, N): what logits and gradients of probabilities have more
+  Half *P, *dS;                 // (queries, N): those of the pairs that have it
+  Pair *pairs;                  // panels of (queries/2, N)
+  Half *columns;                // (N, queries)
+
+  Near() = default;
+  Near(const Sizes& sizes, int64_t queries, Scratch& from) : count(sizes.near) {
+    const int64_t D = sizes.width;
+    for (Pair** x : {&K_columns, &V_columns, &V_pairs}) *x = from.take<Pair>(count * D / 2);
+    K_rows = from.take<Half>(count * D);
+    for (float** x : {&S, &G}) *x = from.take<float>(queries * count);
+    for (Half** x : {&P, &dS}) *x = from.take<Half>(queries * count);
+    pairs = from.take<Pair>(queries * count / 2);
+    columns = from.take<Half>(queries * count);
+  }
+
+  // Vectors (2, N, D), as they are read.
+  void lay_out(const Half* vectors, int64_t D) const {
+    const Half* of_values = vectors + count * D;
+    transpose_to_panels(vectors, K_columns, count, D / 2);
+    transpose_to_panels(of_values, V_columns, count, D / 2);
+    pair_rows(vectors, D, V_pairs, count, D);
+    columns_of_pairs(V_pairs, K_rows, count, count, D);
+    pair_rows(of_values, D, V_pairs, count, D);
+  }
+};
+
 // Of one sequence and head at a time. Tp: the length filled up; wide: numbers from row to row of a block of scores.
 struct Forwards {
   int64_t Tp, wide;
@@ -291,6 +332,7 @@ struct Forwards {
   Pair *K_columns, *V_pairs;  // panels of (D/2, Tp) and of (Tp/2, D)
   float *S, *O;               // logits of a block (BLOCK, wide), its outputs (BLOCK, D)
   Half* P;                    // exponentials of its logits (BLOCK, wide)
+  Near near;
 
   Forwards(const Sizes& sizes, Scratch& from) : Tp(padded(sizes.length)), wide(std::min(Tp, CHUNK) + APART) {
     const int64_t D = sizes.width;
@@ -299,6 +341,7 @@ struct Forwards {
     S = from.take<float>(BLOCK * wide);
     O = from.take<float>(BLOCK * D);
     P = from.take<Half>(BLOCK * wide);
+    near = Near(sizes, BLOCK, from);
   }
 };
 
@@ -314,6 +357,7 @@ struct Backwards {
   Pair* dS_pairs;                     // panels of (keys/2, queries)
   float *dQ, *dK, *dV;                // (D, whole), (keys, D), (keys, D)
   float *inner, *logs;                // (Tp,): products of A and the outputs, logs of sums of exponentials
+  Near near;
 
   Backwards(const Sizes& sizes, Scratch& from)
       : Tp(padded(sizes.length)),
@@ -330,6 +374,7 @@ struct Backwards {
     for (float** x : {&inner, &logs}) *x = from.take<float>(Tp);
     K_columns = from.take<Half>(D * whole);
     dQ = from.take<float>(D * whole);
+    near = Near(sizes, Tp, from);
   }
 };
 
@@ -370,6 +415,14 @@ inline float logits(float* s, const float* values, int64_t row, int64_t i, int64
   return most(top);
 }
 
+// Keys, of `count` from `begin` on, that are among the nearest of query i: their columns begin at `column` for the
+// number `first` of these.
+struct Reached {
+  int64_t column, first, end;
+  Reached(int64_t i, int64_t near, int64_t begin, int64_t count)
+      : column(i - near + 1 - begin), first(std::max<int64_t>(0, -column)), end(std::min(near, count - column)) {}
+};
+
 // A block of queries from `first` on, by chunks of keys; what earlier chunks gave is scaled when a larger logit comes.
 template <int64_t KIND>
 void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, int64_t row, int64_t first, Half* out,
@@ -378,12 +431,19 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
   const int64_t nearest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;  // in it all see a key
   float tops[BLOCK], totals[BLOCK] = {};
   std::fill(tops, tops + BLOCK, NEVER);
+  const int64_t N = m.near.count;
+  if (KIND == NEAR) product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
   for (int64_t begin = nearest; begin < end; begin += CHUNK) {
     const int64_t count = std::min(CHUNK, end - begin);
     product(m.Q + first * D, D, m.K_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, BLOCK, count, D);
+    const bool nearby = KIND == NEAR && begin + count > first - N;
+    if (nearby) std::memset(m.near.P, 0, BLOCK * N * sizeof(Half));
     for (int64_t r = 0; r < rows; r++) {
       float* s = m.S + r * m.wide;
       Half* p = m.P + r * m.wide;
+      const Reached reached(first + r, N, begin, count);
+      if (nearby)
+        for (int64_t n = reached.first; n < reached.end; n++) s[reached.column + n] += m.near.S[r * N + n];
       const float top = std::max(tops[r], logits<KIND>(s, values, row, first + r, begin, count, sizes));
       Floats total{};
       for (int64_t c = 0; c < count; c += LANES) {
@@ -398,9 +458,12 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
       }
       tops[r] = top;
       totals[r] += sum(total);
+      if (nearby)
+        for (int64_t n = reached.first; n < reached.end; n++) m.near.P[r * N + n] = p[reached.column + n];
     }
     for (int64_t r = rows; r < BLOCK; r++) std::memset(m.P + r * m.wide, 0, count * sizeof(Half));
     product(m.P, m.wide, m.V_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.O, D, BLOCK, D, count, begin > nearest);
+    if (nearby) product(m.near.P, N, m.near.V_pairs, N / 2 * PANEL, m.O, D, BLOCK, D, N, true);
   }
   for (int64_t r = 0; r < rows; r++) {
     const float share = 1 / totals[r];
@@ -418,6 +481,7 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
   {
     const auto m = memory_of_thread<Forwards>(sizes);
     Unit unit;
+    if (KIND == NEAR) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)
     for (int64_t n = 0; n < sizes.batch * H; n++) {
       const int64_t b = n / H, h = n % H;
@@ -452,6 +516,14 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
     const float nearest = r < rows ? float(-distance) : -NEVER;  // columns that see the key: none if it is not there
     const float farthest = float(sizes.window) - 1 - float(distance);
     float *s = m.S + r * m.wide, *g = m.G + r * m.wide;
+    // Queries among whose nearest keys it is, by distance, and where they have it.
+    const int64_t N = m.near.count, from = KIND == NEAR ? std::max<int64_t>(0, distance) : 0;
+    const int64_t until = KIND == NEAR ? std::min(N, count + distance) : 0;
+    const int64_t at = (first + r) * N + N - 1;
+    for (int64_t d = from; d < until; d++) {
+      s[d - distance] += m.near.S[at + d * (N - 1)];
+      g[d - distance] += m.near.G[at + d * (N - 1)];
+    }
     Floats total{};
     for (int64_t c = 0; c < count; c += LANES) {
       Floats x = load<Floats>(s + c) * sizes.scale;
@@ -469,6 +541,10 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
       }
       if constexpr (KIND == BY_PAIR) store(g + c, ds);
       if constexpr (KIND == DECAY) total += ds;
+    }
+    for (int64_t d = from; d < until; d++) {
+      m.near.P[at + d * (N - 1)] = m.P[r * m.wide + d - distance];
+      m.near.dS[at + d * (N - 1)] = m.dS[r * m.wide + d - distance];
     }
     if (KIND == DECAY && sums && r < rows) sums[first + r] -= sum(total);
   }
@@ -501,9 +577,33 @@ void prepare(const Backwards& m, const Half* out, int64_t stride, const float* l
   pair_rows(m.Q, D, m.Q_pairs, m.Tp, D);
   pair_rows(m.A, D, m.A_pairs, m.Tp, D);
   pair_rows(m.K, D, m.K_pairs, m.Tp, D);
-  for (int64_t d = 0; d < D; d += PANEL)
-    transpose(m.K_pairs + d * m.Tp / 2, PANEL, m.K_columns + d * m.whole, m.whole / 2, m.Tp / 2, PANEL);
+  columns_of_pairs(m.K_pairs, m.K_columns, m.whole, m.Tp, D);
   std::memset(m.dQ, 0, D * m.whole * sizeof(float));
+}
+
+// What nearest keys have more, of all queries of a sequence and head.
+void prepare_near(const Backwards& m, int64_t D) {
+  const Near& near = m.near;
+  product(m.Q, D, near.K_columns, D / 2 * PANEL, near.S, near.count, m.Tp, near.count, D);
+  product(m.A, D, near.V_columns, D / 2 * PANEL, near.G, near.count, m.Tp, near.count, D);
+  std::memset(near.P, 0, m.Tp * near.count * sizeof(Half));
+  std::memset(near.dS, 0, m.Tp * near.count * sizeof(Half));
+}
+
+// Gradients of the queries by the vectors, and of the vectors, to sums (2, N, D).
+void finish_near(const Backwards& m, float* sums, int64_t D) {
+  const Near& near = m.near;
+  const int64_t N = near.count;
+  transpose_to_panels(near.dS, near.pairs, m.Tp, N / 2);
+  product(near.K_rows, N, near.pairs, N / 2 * PANEL, m.dQ, m.whole, D, m.Tp, N, true);
+  if (!sums) return;
+  const auto add = [&](const Half* of_pairs, const Pair* rows, float* to) {
+    pair_rows(of_pairs, N, near.pairs, m.Tp, N);
+    columns_of_pairs(near.pairs, near.columns, m.Tp, m.Tp, N);
+    product(near.columns, m.Tp, rows, m.Tp / 2 * PANEL, to, D, N, D, m.Tp, true);
+  };
+  add(near.dS, m.Q_pairs, sums);
+  add(near.P, m.A_pairs, sums + N * D);
 }
 
 // (D, T) at a stride, times scale, to rows (T, D) of bf16 numbers
@@ -536,6 +636,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
   {
     const auto m = memory_of_thread<Backwards>(sizes);
     Unit unit;
+    if (KIND == NEAR) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < H * groups; task++) {
       const int64_t h = task % H, group = task / H;
@@ -546,6 +647,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
         copy_rows(above.of(b, h), above.time, m.A, T, m.Tp, D);
         prepare(m, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
+        if (KIND == NEAR) prepare_near(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
         for (int64_t first = 0; first < T; first += m.keys) {
           const int64_t keys = std::min(m.keys, m.Tp - first), rows = std::min(keys, T - first);
@@ -562,6 +664,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
           store_rows(m.dK, sizes.scale, dk.of(b, h) + first * dk.time, dk.time, rows, D);
           store_rows(m.dV, 1, dv.of(b, h) + first * dv.time, dv.time, rows, D);
         }
+        if (KIND == NEAR) finish_near(m, sums, D);
         store_columns(m.dQ, m.whole, sizes.scale, dq.of(b, h), dq.time, T, D);
       }
     }
@@ -734,6 +837,7 @@ int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards
     case BY_DISTANCE: CALL(BY_DISTANCE); break; \
     case BY_PAIR: CALL(BY_PAIR); break;    \
     case DECAY: CALL(DECAY); break;        \
+    case NEAR: CALL(NEAR); break;          \
   }
 
 void forward(const Sizes* sizes, const Strided* q, const Strided* k, const Strided* v, const Added* added,

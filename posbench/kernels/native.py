@@ -92,6 +92,28 @@ def native_attention(
     return out
 
 
+def native_banded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    near_keys: Tensor,
+    near_values: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """`banded_attention`, which see, for what `takes` names; in memory as `native_attention`."""
+    vectors = near_keys, near_keys.new_zeros(near_keys.shape) if near_values is None else near_values
+    out: Tensor = _Native.apply(scale, _Vectors(vectors), window, q, k, v, *vectors)  # type: ignore[no-untyped-call]
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vectors(Bias):
+    """What the nearest keys and values carry, each (K, Dh) at the distances K-1 .. 0."""
+
+    tensors: tuple[Tensor, ...] = ()
+
+
 class _Native(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -99,10 +121,10 @@ class _Native(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = _by_channel(q), _by_channel(k), _by_channel(v)
         batch, heads, length, width = q.shape
-        sizes = _Sizes(batch, heads, length, width, min(window or length, length), scale=scale)
+        added = _Laid.out(bias, length, by_key=False)
+        sizes = _Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
         out = q.new_empty(batch, length, heads, width).transpose(1, 2)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
-        added = _Laid.out(bias, length, by_key=False)
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
         call.forward(_at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), _of(out), pointer(logs))
@@ -122,10 +144,10 @@ class _Native(torch.autograd.Function):
         dq, dk, dv = packed.permute(2, 0, 3, 1, 4).unbind()
         added = _Laid.out(ctx.bias, length, by_key=True)
         groups, sums = batch, None
-        if any(ctx.needs_input_grad[6:]) and added.values is not None:
+        if any(ctx.needs_input_grad[6:]):
             if not ctx.bias.per_sequence:
                 groups = min(batch, -(-GROUPS // heads))
-            sums = torch.zeros(groups, *added.values.shape[1:])
+            sums = added.zeros(groups, heads)
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
@@ -133,9 +155,9 @@ class _Native(torch.autograd.Function):
             _of(grad_out), _of(dq), _of(dk), _of(dv), groups,
         )  # fmt: skip
         del scratch
-        of_bias: list[Tensor | None] = [None] * len(ctx.bias.tensors)
+        of_bias: tuple[Tensor | None, ...] = (None,) * len(ctx.bias.tensors)
         if sums is not None:
-            of_bias = [added.own(sums if ctx.bias.per_sequence else sums.sum(0), length)]
+            of_bias = added.own(sums if ctx.bias.per_sequence else sums.sum(0), ctx.bias, sizes)
         return None, None, None, dq, dk, dv, *of_bias
 
 
@@ -183,7 +205,7 @@ def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
     x = _by_channel(x)
     batch, heads, length, width = x.shape
     out = x.new_empty(batch, length, heads, width).transpose(1, 2)
-    sizes = _Sizes(batch, heads, length, width, length, torch.get_num_threads())
+    sizes = _Sizes(batch, heads, length, width, length, threads=torch.get_num_threads())
     apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
     built().turn(_at(sizes), _of(x), pointer(turns), apart, turns.shape[3], back, _of(out))
     return out
@@ -202,12 +224,21 @@ class _Laid:
     values: Tensor | None = None  # (1|B, H, *) fp32
     first: int = 0  # number of `*` that the kernel counts from
     row: int = 0  # numbers between rows
+    vectors: Tensor | None = None  # (2, *, Dh) bf16
+
+    @property
+    def near(self) -> int:
+        """Nearest keys that have vectors, as filled up."""
+        return 0 if self.vectors is None else self.vectors.shape[1]
 
     @classmethod
     def out(cls, bias: Bias, length: int, by_key: bool) -> "_Laid":
         """For rows of queries, or rows of keys."""
         if not bias.tensors:
             return cls(_NOTHING)
+        if isinstance(bias, _Vectors):  # filled up by what is farther
+            vectors = torch.stack([x.detach().bfloat16() for x in bias.tensors])
+            return cls(_NEAR, vectors=F.pad(vectors, (0, 0, -vectors.shape[1] % BLOCK, 0)).contiguous())
         values = bias.tensors[0].detach().float()
         values = values if bias.per_sequence else values[None]
         if isinstance(bias, Table):  # rows of queries see it from far to near, and each begins a number earlier
@@ -220,31 +251,41 @@ class _Laid:
 
     def struct(self, sums: Tensor | None = None) -> "_Added":
         """As the kernel takes it, with sums (groups, H, *) that it adds gradients to."""
-        if self.values is None:
-            return _Added(self.kind)
-        batch, head = self.values.stride()[:2]
-        batch = batch if len(self.values) > 1 else 0
-        added = _Added(self.kind, pointer(self.values, self.first), batch, head, self.row)
+        added = _Added(self.kind, pointer(self.values, self.first), row=self.row, vectors=pointer(self.vectors))
+        if self.values is not None:
+            batch, added.head = self.values.stride()[:2]
+            added.batch = batch if len(self.values) > 1 else 0
         if sums is not None:
             added.sums, added.sums_group, added.sums_head = pointer(sums, self.first), *sums.stride()[:2]
         return added
 
-    def own(self, sums: Tensor, length: int) -> Tensor:
-        """Of sums (..., *), those of the bias's own numbers."""
+    def zeros(self, groups: int, heads: int) -> Tensor:
+        """Sums to begin with."""
+        if self.vectors is not None:
+            return torch.zeros(groups, heads, *self.vectors.shape)
+        assert self.values is not None  # something is added
+        return torch.zeros(groups, *self.values.shape[1:])
+
+    def own(self, sums: Tensor, bias: Bias, sizes: "_Sizes") -> tuple[Tensor, ...]:
+        """Of sums (..., H, *), those of the bias's own numbers."""
+        length = sizes.length
+        if isinstance(bias, _Vectors):
+            of_keys, of_values = sums.sum(0)[:, -len(bias.tensors[0]) :]
+            return of_keys * sizes.scale, of_values
         if self.kind == _BY_DISTANCE:
-            return sums[..., MARGIN : MARGIN + length]
-        return sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length]
+            return (sums[..., MARGIN : MARGIN + length],)
+        return (sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length],)
 
 
 # -- the library -------------------------------------------------------------------------------------------------------
 # Structures and constants are those of the source.
 
-_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY = range(4)
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY, _NEAR = range(5)
 
 
 class _Sizes(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "window", "threads")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "window", "near", "threads")),
         ("scratch", ctypes.c_void_p),
         ("scratch_stride", ctypes.c_int64),
         ("scale", ctypes.c_float),
@@ -268,6 +309,7 @@ class _Added(ctypes.Structure):
         ("kind", ctypes.c_int64),
         ("values", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("batch", "head", "row")),
+        ("vectors", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("sums_group", "sums_head")),
     ]
