@@ -1,6 +1,7 @@
 """The fast kernels against attention by the definition in fp64, and the choice between them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,10 +42,12 @@ BF16, BF16_BIAS = 1e-2, 4e-2
 
 
 class Case:
-    """Inputs of one kind of bias, its fast form, and its definition."""
+    """Inputs of one kind of bias, with sinks where asked (the last of `learned`), its fast form, and its definition."""
 
-    def __init__(self, kind: str, size: tuple[int, ...], dtype: torch.dtype, window: int | None = None) -> None:
-        self.kind, self.window = kind, window
+    def __init__(
+        self, kind: str, size: tuple[int, ...], dtype: torch.dtype, window: int | None = None, sunk: bool = False
+    ) -> None:
+        self.kind, self.window, self.sunk = kind, window, sunk
         batch, heads, length, width, value_width = size
         if kind.startswith("banded"):
             value_width = width
@@ -80,6 +83,8 @@ class Case:
         elif kind.startswith("banded"):
             tables = 1 if kind == "banded keys" else 2
             self.learned = [leaf(NEAR, width, dtype=exact) for _ in range(tables)]
+        if sunk:
+            self.learned.append(leaf(heads, dtype=exact))
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -87,22 +92,24 @@ class Case:
 
     def fast(self, *inputs: Tensor) -> Tensor:
         q, k, v, *learned = inputs
+        sinks = learned.pop() if self.sunk else None
         if self.kind.startswith("banded"):
             return banded_attention(q, k, v, self.scale, *learned, window=self.window)
         kinds: dict[str, Callable[..., Bias]] = {
             "none": Bias,
             "table": Table,
-            "decay": Decay,
+            "decay": functools.partial(Decay, beside_sinks=self.sunk),
             "slopes": Slopes,
             "curves": Curves,
             "laid out": LaidOut,
             "each laid out": LaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
-        return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window)
+        return tiled_attention(q, k, v, self.scale, kinds[self.kind](*learned), self.window, sinks)
 
     def exact(self, *inputs: Tensor) -> Tensor:
         q, k, v, *learned = (x.double() for x in inputs)
+        sinks = learned.pop() if self.sunk else q.new_full(q.shape[1:2], -math.inf)
         index = torch.arange(q.shape[2])
         distance = index[:, None] - index
         visible = (distance >= 0) & (distance < (self.window or math.inf))
@@ -126,7 +133,8 @@ class Case:
             logits = logits + learned[0]
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
-        weights = logits.masked_fill(~visible, -math.inf).softmax(-1)
+        logits = logits.masked_fill(~visible, -math.inf)
+        weights = torch.cat((sinks[:, None, None].expand(*logits.shape[:3], 1), logits), dim=-1).softmax(-1)[..., 1:]
         out = weights @ v
         if self.kind == "banded":
             out = out + torch.einsum("bhij,ijd->bhid", weights, learned[1][row] * near[..., None])
@@ -185,6 +193,14 @@ def test_fp32_equals_the_definition_in_values_and_gradients(
     kind: str, size: tuple[int, ...], window: int | None
 ) -> None:
     case = Case(kind, size, torch.float32, window)
+    expected = gradients(case.exact, case.inputs)
+    for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
+        assert error(x, y) < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
+def test_so_they_are_beside_sinks(kind: str) -> None:
+    case = Case(kind, (2, 2, 300, 8, 12), torch.float32, window=70, sunk=True)
     expected = gradients(case.exact, case.inputs)
     for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
         assert error(x, y) < 1e-5, name

@@ -19,13 +19,20 @@ from posbench import machine
 from posbench.attention import dispatch
 from posbench.encodings import _rotary as rotary
 from posbench.kernels import native
-from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
 from posbench.runs.folder import load_record
 
 needs_it = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
 
-BIASES = {"none": Bias, "table": Table, "laid out": LaidOut, "each laid out": LaidOut, "decay": Decay}
+BIASES = {
+    "none": Bias,
+    "table": Table,
+    "laid out": LaidOut,
+    "each laid out": LaidOut,
+    "decay": Decay,
+    "slopes": Slopes,
+}
 KINDS = [*BIASES, "banded", "banded keys"]
 # (B, H, T, Dq, Dh): one token, odd lengths, below a block and above a chunk, other widths, more sequences than groups
 SIZES = [
@@ -54,8 +61,9 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def fast(case: Case, *inputs: Tensor) -> Tensor:
     q, k, v, *learned = inputs
+    sinks = learned.pop() if case.sunk else None
     if case.kind in BIASES:
-        return native_attention(q, k, v, case.scale, BIASES[case.kind](*learned), case.window)
+        return native_attention(q, k, v, case.scale, BIASES[case.kind](*learned), case.window, sinks)
     return native_banded_attention(q, k, v, case.scale, *learned, window=case.window)
 
 
@@ -78,6 +86,19 @@ def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
     with torch.no_grad():
         assert torch.equal(fast(case, *case.inputs), found[0])
+
+
+@needs_it
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("window", [None, 2, 70])
+@pytest.mark.parametrize("kind", BIASES)
+def test_so_they_are_beside_sinks(kind: str, window: int | None) -> None:
+    for size in SIZES:
+        case = Case(kind, size, torch.bfloat16, window, sunk=True)
+        expected = gradients(case.exact, case.inputs)
+        found = gradients(lambda *inputs, case=case: fast(case, *inputs), case.inputs)
+        for name, x, y in zip(names(case), found, expected, strict=True):
+            assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), (name, size)
 
 
 @needs_it
@@ -182,8 +203,7 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     assert not takes(q[:, :, -3:], k, v, None)
     assert not takes(q[:1, :0], k[:1, :0], v[:1, :0], None)  # fewer than threads
     assert not takes(q.to("meta"), k.to("meta"), v.to("meta"), None)
-    assert not takes(q, k, v, Decay(sums, beside_sinks=True))
-    assert not takes(q, k, v, Slopes(sums, sums))
+    assert not takes(q, k, v, Dense(lambda distance, where: distance[None].float(), ()))
     with torch.no_grad():
         assert takes(q, k, v, None) == machine.has_amx()
     with FakeTensorMode() as mode:

@@ -90,7 +90,8 @@ def kernel(
     if isinstance(added, Near):
         return _near(q, k, v, scale, added, window)
     if isinstance(added, Sunk):
-        return tiled_attention(q, k, v, scale, added.added, window, added.sinks)
+        sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
+        return sunk(q, k, v, scale, added.added, window, added.sinks)
     if takes(q, k, v, added):
         return native_attention(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()

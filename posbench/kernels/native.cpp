@@ -58,7 +58,8 @@ enum Kind : int64_t {
   BY_DISTANCE = 1,  // values[i - j]; forwards they lie the other way round
   BY_PAIR = 2,      // values[i * row + j]
   DECAY = 3,        // values[i] - values[j]
-  NEAR = 4,         // a vector to each of the nearest keys and values, the farthest first
+  SLOPES = 4,       // -(i - j) (values[i] + values[row + j])
+  NEAR = 5,         // a vector to each of the nearest keys and values, the farthest first
 };
 
 struct Sizes {
@@ -400,7 +401,8 @@ template <int64_t KIND>
 inline float logits(float* s, const float* values, int64_t row, int64_t i, int64_t begin, int64_t count,
                     const Sizes& sizes) {
   const float* added = KIND == BY_DISTANCE || KIND == BY_PAIR ? values + i * row + begin : nullptr;
-  const float *of_keys = KIND == DECAY ? values + begin : nullptr, own = KIND == DECAY ? values[i] : 0;
+  const float *of_keys = KIND == DECAY ? values + begin : KIND == SLOPES ? values + row + begin : nullptr;
+  const float own = of_keys ? values[i] : 0;
   const float last = float(i - begin), first = last - float(sizes.window) + 1;  // columns that the query sees
   Floats top = Floats{} + NEVER;
   for (int64_t c = 0; c < count; c += LANES) {
@@ -408,6 +410,7 @@ inline float logits(float* s, const float* values, int64_t row, int64_t i, int64
     if constexpr (KIND == DECAY) x += own - load<Floats>(of_keys + c);
     if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
     const Floats column = COUNT + float(c);
+    if constexpr (KIND == SLOPES) x -= (last - column) * (own + load<Floats>(of_keys + c));
     x = (column <= last) & (column >= first) ? x : Floats{} + NEVER;
     store(s + c, x);
     top = x > top ? x : top;
@@ -425,12 +428,13 @@ struct Reached {
 
 // A block of queries from `first` on, by chunks of keys; what earlier chunks gave is scaled when a larger logit comes.
 template <int64_t KIND>
-void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, int64_t row, int64_t first, Half* out,
-                    int64_t stride, float* logs) {
+void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, int64_t row, const float* sink,
+                    int64_t first, Half* out, int64_t stride, float* logs) {
   const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
   const int64_t nearest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;  // in it all see a key
-  float tops[BLOCK], totals[BLOCK] = {};
-  std::fill(tops, tops + BLOCK, NEVER);
+  float tops[BLOCK], totals[BLOCK];
+  std::fill(tops, tops + BLOCK, sink ? *sink : NEVER);
+  std::fill(totals, totals + BLOCK, sink ? 1.0f : 0.0f);
   const int64_t N = m.near.count;
   if (KIND == NEAR) product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
   for (int64_t begin = nearest; begin < end; begin += CHUNK) {
@@ -451,13 +455,11 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
         total += e;
         store(p + c, rounded(e));
       }
-      if (begin > nearest) {
-        const Floats kept = exponential(Floats{} + (tops[r] - top));
-        totals[r] *= kept[0];
-        for (int64_t d = 0; d < D; d += LANES) store(m.O + r * D + d, load<Floats>(m.O + r * D + d) * kept);
-      }
+      const Floats kept = exponential(Floats{} + (tops[r] - top));
+      for (int64_t d = 0; begin > nearest && d < D; d += LANES)
+        store(m.O + r * D + d, load<Floats>(m.O + r * D + d) * kept);
       tops[r] = top;
-      totals[r] += sum(total);
+      totals[r] = totals[r] * kept[0] + sum(total);
       if (nearby)
         for (int64_t n = reached.first; n < reached.end; n++) m.near.P[r * N + n] = p[reached.column + n];
     }
@@ -475,7 +477,7 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
 
 template <int64_t KIND>
 void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
-              const Strided& out, float* logs) {
+              const float* sinks, const Strided& out, float* logs) {
   const int64_t T = sizes.length, D = sizes.width, H = sizes.heads;
 #pragma omp parallel num_threads(sizes.threads)
   {
@@ -492,7 +494,8 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
       pair_rows(m.V, D, m.V_pairs, m.Tp, D);
       const float* values = added.values + b * added.batch + h * added.head;
       for (int64_t first = 0; first < T; first += BLOCK)
-        block_forwards<KIND>(sizes, m, values, added.row, first, out.of(b, h), out.time, logs ? logs + n * T : nullptr);
+        block_forwards<KIND>(sizes, m, values, added.row, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time,
+                             logs ? logs + n * T : nullptr);
     }
   }
 }
@@ -511,8 +514,8 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
   for (int64_t r = 0; r < keys; r++) {
     const int64_t distance = begin - first - r;  // of the first query from the key
     const float* added = KIND == BY_PAIR ? m.E + r * m.wide : KIND == BY_DISTANCE ? values + distance : nullptr;
-    const float* of_queries = KIND == DECAY ? values + begin : nullptr;
-    const float own = KIND == DECAY ? values[std::min(first + r, sizes.length - 1)] : 0;
+    const float* of_queries = KIND == DECAY || KIND == SLOPES ? values + begin : nullptr;
+    const float own = KIND == DECAY ? values[first + r] : KIND == SLOPES ? values[row + first + r] : 0;
     const float nearest = r < rows ? float(-distance) : -NEVER;  // columns that see the key: none if it is not there
     const float farthest = float(sizes.window) - 1 - float(distance);
     float *s = m.S + r * m.wide, *g = m.G + r * m.wide;
@@ -530,6 +533,7 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
       if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
       if constexpr (KIND == DECAY) x += load<Floats>(of_queries + c) - own;
       const Floats column = COUNT + float(c);
+      if constexpr (KIND == SLOPES) x -= (column + float(distance)) * (load<Floats>(of_queries + c) + own);
       const auto seen = (column >= nearest) & (column <= farthest);
       const Floats p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
       const Floats ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
@@ -541,12 +545,18 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
       }
       if constexpr (KIND == BY_PAIR) store(g + c, ds);
       if constexpr (KIND == DECAY) total += ds;
+      if constexpr (KIND == SLOPES) {
+        const Floats turning = ds * (column + float(distance));
+        total += turning;
+        if (sums) store(sums + begin + c, load<Floats>(sums + begin + c) - turning);
+      }
     }
     for (int64_t d = from; d < until; d++) {
       m.near.P[at + d * (N - 1)] = m.P[r * m.wide + d - distance];
       m.near.dS[at + d * (N - 1)] = m.dS[r * m.wide + d - distance];
     }
-    if (KIND == DECAY && sums && r < rows) sums[first + r] -= sum(total);
+    if ((KIND == DECAY || KIND == SLOPES) && sums && r < rows)
+      sums[(KIND == SLOPES ? row : 0) + first + r] -= sum(total);
   }
   if (KIND == BY_PAIR && sums) {
     Words words[LANES];
@@ -630,7 +640,7 @@ void store_rows(const float* from, float scale, Half* to, int64_t stride, int64_
 template <int64_t KIND>
 void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
                const Strided& out, const float* logs, const Strided& above, const Strided& dq, const Strided& dk,
-               const Strided& dv, int64_t groups) {
+               const Strided& dv, float* inner, int64_t groups) {
   const int64_t T = sizes.length, D = sizes.width, H = sizes.heads, B = sizes.batch;
 #pragma omp parallel num_threads(sizes.threads)
   {
@@ -647,6 +657,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
         copy_rows(above.of(b, h), above.time, m.A, T, m.Tp, D);
         prepare(m, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
+        if (inner) std::memcpy(inner + (b * H + h) * T, m.inner, T * sizeof(float));
         if (KIND == NEAR) prepare_near(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
         for (int64_t first = 0; first < T; first += m.keys) {
@@ -837,20 +848,23 @@ int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards
     case BY_DISTANCE: CALL(BY_DISTANCE); break; \
     case BY_PAIR: CALL(BY_PAIR); break;    \
     case DECAY: CALL(DECAY); break;        \
+    case SLOPES: CALL(SLOPES); break;      \
     case NEAR: CALL(NEAR); break;          \
   }
 
+// sinks: (heads,), logits that join the sums of a head's rows; null if there are none.
 void forward(const Sizes* sizes, const Strided* q, const Strided* k, const Strided* v, const Added* added,
-             const Strided* out, float* logs) {
-#define CALL(KIND) forwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs)
+             const float* sinks, const Strided* out, float* logs) {
+#define CALL(KIND) forwards<KIND>(*sizes, *q, *k, *v, *added, sinks, *out, logs)
   FOR_EACH_KIND(CALL)
 #undef CALL
 }
 
+// inner: (batch, heads, length), receives the products of the outputs and their gradients; null if nobody asks.
 void backward(const Sizes* sizes, const Strided* q, const Strided* k, const Strided* v, const Added* added,
               const Strided* out, const float* logs, const Strided* above, const Strided* dq, const Strided* dk,
-              const Strided* dv, int64_t groups) {
-#define CALL(KIND) backwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs, *above, *dq, *dk, *dv, groups)
+              const Strided* dv, float* inner, int64_t groups) {
+#define CALL(KIND) backwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs, *above, *dq, *dk, *dv, inner, groups)
   FOR_EACH_KIND(CALL)
 #undef CALL
 }

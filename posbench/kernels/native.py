@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Decay, LaidOut, Table
+from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,20 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
         and q.shape[3] % BLOCK == 0
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, LaidOut) or (type(bias) is Decay and not bias.beside_sinks))
+        and (bias is None or type(bias) in (Bias, Table, LaidOut, Decay, Slopes))
         and (torch.is_grad_enabled() or machine.has_amx())
         and reads(q)
     )
 
 
 def native_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Bias | None = None, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Bias | None = None,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention softmax(scale q·k + bias) v.
 
@@ -83,12 +89,13 @@ def native_attention(
         scale: what q·k is multiplied by.
         bias: None, or one of a kind that `takes` names.
         window: keys a query may see, itself included; None = all before it.
+        sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
 
     Returns:
         (B, H, T, Dh) in bf16; in memory (B, T, H, Dh).
     """
     bias = bias or Bias()
-    out: Tensor = _Native.apply(scale, bias, window, q, k, v, *bias.tensors)  # type: ignore[no-untyped-call]
+    out: Tensor = _Native.apply(scale, bias, window, q, k, v, sinks, *bias.tensors)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -103,7 +110,7 @@ def native_banded_attention(
 ) -> Tensor:
     """`banded_attention`, which see, for what `takes` names; in memory as `native_attention`."""
     vectors = near_keys, near_keys.new_zeros(near_keys.shape) if near_values is None else near_values
-    out: Tensor = _Native.apply(scale, _Vectors(vectors), window, q, k, v, *vectors)  # type: ignore[no-untyped-call]
+    out: Tensor = _Native.apply(scale, _Vectors(vectors), window, q, k, v, None, *vectors)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -117,7 +124,15 @@ class _Vectors(Bias):
 class _Native(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, scale: float, bias: Bias, window: int | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+        ctx: Any,
+        scale: float,
+        bias: Bias,
+        window: int | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        *tensors: Tensor,
     ) -> Tensor:
         q, k, v = _by_channel(q), _by_channel(k), _by_channel(v)
         batch, heads, length, width = q.shape
@@ -127,16 +142,19 @@ class _Native(torch.autograd.Function):
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
-        call.forward(_at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), _of(out), pointer(logs))
+        heads_sinks = None if sinks is None else sinks.detach().float().contiguous()
+        call.forward(
+            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), pointer(heads_sinks), _of(out), pointer(logs)
+        )
         del scratch
         ctx.sizes, ctx.bias = sizes, bias
-        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.save_for_backward(q, k, v, out, logs, heads_sinks)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, logs = ctx.saved_tensors
+        q, k, v, out, logs, sinks = ctx.saved_tensors
         sizes: _Sizes = ctx.sizes
         grad_out = _by_channel(grad_out)
         batch, heads, length, width = q.shape
@@ -144,21 +162,28 @@ class _Native(torch.autograd.Function):
         dq, dk, dv = packed.permute(2, 0, 3, 1, 4).unbind()
         added = _Laid.out(ctx.bias, length, by_key=True)
         groups, sums = batch, None
-        if any(ctx.needs_input_grad[6:]):
+        if any(ctx.needs_input_grad[7:]):
             if not ctx.bias.per_sequence:
                 groups = min(batch, -(-GROUPS // heads))
             sums = added.zeros(groups, heads)
+        inner = None if sinks is None else torch.empty_like(logs)
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
             _at(sizes), _of(q), _of(k), _of(v), _at(added.struct(sums)), _of(out), pointer(logs),
-            _of(grad_out), _of(dq), _of(dk), _of(dv), groups,
+            _of(grad_out), _of(dq), _of(dk), _of(dv), pointer(inner), groups,
         )  # fmt: skip
         del scratch
         of_bias: tuple[Tensor | None, ...] = (None,) * len(ctx.bias.tensors)
         if sums is not None:
             of_bias = added.own(sums if ctx.bias.per_sequence else sums.sum(0), ctx.bias, sizes)
-        return None, None, None, dq, dk, dv, *of_bias
+        of_sinks = None
+        if sinks is not None:
+            sunk = (sinks[:, None] - logs).exp_().mul_(inner)  # by row, what its other logits receive in all
+            of_sinks = -sunk.sum(2).sum(0)
+            if isinstance(ctx.bias, Decay) and sums is not None:
+                of_bias = (of_bias[0] + sunk,)
+        return None, None, None, dq, dk, dv, of_sinks, *of_bias
 
 
 def turns_pairs(x: Tensor, turns: Tensor) -> bool:
@@ -247,6 +272,9 @@ class _Laid:
         more = -length % BLOCK
         if isinstance(bias, LaidOut):
             return cls(_BY_PAIR, F.pad(values, (0, more, 0, more)) if more else values.contiguous(), 0, length + more)
+        if isinstance(bias, Slopes):
+            both = torch.stack((bias.queries, bias.keys), dim=2).detach().float()
+            return cls(_SLOPES, F.pad(both, (0, more)), row=length + more)
         return cls(_DECAY, F.pad(values, (0, more)) if more else values.contiguous())
 
     def struct(self, sums: Tensor | None = None) -> "_Added":
@@ -274,13 +302,15 @@ class _Laid:
             return of_keys * sizes.scale, of_values
         if self.kind == _BY_DISTANCE:
             return (sums[..., MARGIN : MARGIN + length],)
+        if self.kind == _SLOPES:
+            return sums[..., :length].unbind(2)
         return (sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length],)
 
 
 # -- the library -------------------------------------------------------------------------------------------------------
 # Structures and constants are those of the source.
 
-_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY, _NEAR = range(5)
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY, _SLOPES, _NEAR = range(6)
 
 
 class _Sizes(ctypes.Structure):
@@ -383,7 +413,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     """
     binary = ctypes.CDLL(str(path))
     binary.can_run.restype = ctypes.c_bool
-    binary.backward.argtypes = [*[ctypes.c_void_p] * 11, ctypes.c_int64]
+    binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     for function in (binary.scratch_of_forward, binary.scratch_of_backward):
         function.restype = ctypes.c_int64
