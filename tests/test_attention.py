@@ -20,10 +20,22 @@ from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.kernels import tiled, tiles, toeplitz
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
-KINDS = ("none", "table", "decay", "slopes", "curves", "laid out", "each laid out", "dense", "banded", "banded keys")
+KINDS = (
+    "none",
+    "table",
+    "decay",
+    "slopes",
+    "curves",
+    "laid out",
+    "each laid out",
+    "dense",
+    "lines",
+    "banded",
+    "banded keys",
+)
 
 # (B, H, T, Dq, Dh): one token, below a block, odd, one head, wider queries, several blocks, several sequences per tile
 SIZES = [
@@ -35,6 +47,8 @@ SIZES = [
     (9, 2, 64, 8, 8),
 ]
 NEAR = 6  # distances with a vector of their own in the banded kind
+UNIFORM = 48  # queries that share the first scale in the kind with lines
+KINKS_OF_LINES = torch.linspace(-0.3, 1.1, 32)
 
 # Relative error (root of summed squares) in bf16: products round at 2^-9 = 2e-3, the probabilities once more. A bias's
 # gradient sums differences that cancel (rows of the softmax gradient sum to zero), which magnifies rounding.
@@ -80,6 +94,11 @@ class Case:
             self.learned = [leaf(batch, heads, length, length, dtype=exact)]
         elif kind == "dense":
             self.learned = [leaf(heads, length, dtype=exact), leaf(heads, length, dtype=exact)]
+        elif kind == "lines":
+            slopes, intercepts = leaf(33, heads, dtype=exact), leaf(33, heads, dtype=exact)
+            curve = torch.rand(length, generator=draw).to(exact).cumsum(0) / length
+            scales = torch.rand(1 + length - min(length, UNIFORM), generator=draw).to(exact) + 1
+            self.learned = [slopes, intercepts, curve.requires_grad_(), scales.requires_grad_()]
         elif kind.startswith("banded"):
             tables = 1 if kind == "banded keys" else 2
             self.learned = [leaf(NEAR, width, dtype=exact) for _ in range(tables)]
@@ -102,6 +121,7 @@ class Case:
             "slopes": Slopes,
             "curves": Curves,
             "laid out": LaidOut,
+            "lines": lines,
             "each laid out": LaidOut,
             "dense": lambda *parameters: Dense(dense_rows, parameters),
         }
@@ -133,12 +153,22 @@ class Case:
             logits = logits + learned[0]
         elif self.kind == "dense":
             logits = logits + dense_rows(distance.clamp(min=0), index, *learned)
+        elif self.kind == "lines":
+            slopes, intercepts, curve, scales = learned
+            shares = curve[distance.clamp(min=0)] * scales[(index - UNIFORM + 1).clamp(min=0), None]
+            line = (shares[..., None] > KINKS_OF_LINES.double()).sum(-1)
+            logits = logits + (slopes[line] * shares[..., None] + intercepts[line]).movedim(-1, 0)
         logits = logits.masked_fill(~visible, -math.inf)
         weights = torch.cat((sinks[:, None, None].expand(*logits.shape[:3], 1), logits), dim=-1).softmax(-1)[..., 1:]
         out = weights @ v
         if self.kind == "banded":
             out = out + torch.einsum("bhij,ijd->bhid", weights, learned[1][row] * near[..., None])
         return out
+
+
+def lines(slopes: Tensor, intercepts: Tensor, curve: Tensor, scales: Tensor) -> Lines:
+    scales = torch.cat((scales[:1].expand(UNIFORM), scales[1:]))[: len(curve)]
+    return Lines(KINKS_OF_LINES, slopes, intercepts, curve, scales, UNIFORM)
 
 
 def dense_rows(distance: Tensor, where: Tensor, a: Tensor, b: Tensor) -> Tensor:

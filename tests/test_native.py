@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import schemes
 import support
 import torch
-from test_attention import BF16, BF16_BIAS, Case, error, gradients, names
+from test_attention import BF16, BF16_BIAS, Case, error, gradients, lines, names
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posbench import machine
 from posbench.attention import dispatch
+from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
+from posbench.encodings.base import Shape
 from posbench.kernels import native
 from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
@@ -30,6 +33,7 @@ BIASES = {
     "table": Table,
     "laid out": LaidOut,
     "each laid out": LaidOut,
+    "lines": lines,
     "decay": Decay,
     "slopes": Slopes,
 }
@@ -226,6 +230,41 @@ def test_layers_go_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(other, expected) and error(other, expected.double()) < BF16
     turns = torch.polar(torch.ones(1, 1, 40, 16), torch.randn(1, 1, 40, 16))
     assert torch.equal(rotary.rotate(q, turns, "interleaved"), turn_pairs(q, turns))
+
+
+@needs_it
+@pytest.mark.parametrize("threshold", [None, 100, 40, 1])
+@pytest.mark.usefixtures("build")
+def test_a_fire_by_lines_is_that_of_its_hooks(monkeypatch: pytest.MonkeyPatch, threshold: float | None) -> None:
+    shape = Shape(d_model=64, n_heads=2, n_layers=2, train_length=32)
+    encoding = schemes.build("fire", {"threshold": threshold}, shape)
+    inputs, positions = schemes.layer_inputs(shape, 75), torch.arange(75)[None]
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        half = (tensor.bfloat16() for tensor in (q, k, v))
+        return attention(encoding, *half, x, positions, 1, consecutive=True).float()
+
+    def exact(*given: Tensor) -> Tensor:
+        return schemes.by_definition(encoding, given, positions, 1)
+
+    monkeypatch.setattr(dispatch, "tiled_attention", None)
+    found, expected = (
+        {key: value.clone() for key, value in schemes.with_gradients(encoding, inputs, form).items()}
+        for form in (fast, exact)
+    )
+    for key, value in expected.items():
+        if not key.endswith("2.bias"):  # the same for all keys of a query, so that nothing is left of it but rounding
+            assert error(found[key], value) < (BF16 if value.dim() == 4 else BF16_BIAS), key
+
+
+@needs_it
+def test_a_fire_that_is_no_number_gives_none() -> None:
+    """As in a training that has diverged, which then says so."""
+    shape = Shape(d_model=64, n_heads=2, n_layers=1, train_length=32)
+    encoding = schemes.build("fire", {}, shape)
+    torch.nn.init.constant_(encoding.get_parameter("multiplier"), math.nan)
+    q, k, v, x = (tensor.bfloat16() for tensor in schemes.layer_inputs(shape, 40))
+    assert attention(encoding, q, k, v, x, torch.arange(40)[None], 0, consecutive=True).isnan().any()
 
 
 # -- how it is built ---------------------------------------------------------------------------------------------------

@@ -18,17 +18,20 @@ Beyond training length: defined everywhere; inputs stay within the trained range
 Checked against: the network run on each pair in a plain loop, and worked arguments.
 """
 
+import math
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape, once
-from posbench.kernels.bias import Bias, Dense, LaidOut
+from posbench.kernels.bias import Bias, Dense, LaidOut, Lines, on_lines
+from posbench.kernels.native import serves
 
 HIDDEN = 32
-# Numbers of the bias of all layers, heads and pairs: up to here one call computes them all, for a step has many small
-# operations otherwise. Above it each layer does, by blocks of rows, and holds none.
+# Where the kernel in C++ does not serve: numbers of the bias of all layers, heads and pairs up to which one call
+# computes them all, for a step has many small operations otherwise. Above it each layer does, by blocks of rows, and
+# holds none.
 LAID_OUT = 2**22
 
 
@@ -52,6 +55,8 @@ class FIRE(Encoding):
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias:
         layers, length = len(self.networks), q.shape[2]
+        if q.dtype == torch.bfloat16 and serves(q.device):
+            return once(positions, self, lambda: self._lines(length))[layer]
         if layers * self.shape.n_heads * length**2 <= LAID_OUT:
             everywhere = once(positions, self, lambda: Dense(_interpolated, self.learned(slice(None))).laid_out(length))
             return LaidOut(everywhere[layer])
@@ -61,6 +66,15 @@ class FIRE(Encoding):
             return _interpolated(distance, where, kinks, *learned)[0]
 
         return Dense(bias, (slope, intercept, c, threshold), uniform_below=threshold)
+
+    def _lines(self, length: int) -> list[Lines]:
+        """Every layer's bias of consecutive tokens, by what all layers compute in one."""
+        kinks, slopes, intercepts, c, threshold = self.learned(slice(None))
+        where = torch.arange(length)
+        curves, scales = _psi(where.float(), c[:, None]), _scale(where, c[:, None], threshold[:, None])
+        uniform = math.ceil(min(length, float(threshold.detach().min())))  # in this order, a NaN is none
+        uniform += -uniform % Lines.STEP if uniform == length else -(uniform % Lines.STEP)
+        return [Lines(*layer, uniform) for layer in zip(kinks, slopes, intercepts, curves, scales, strict=True)]
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
         """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""
@@ -93,23 +107,17 @@ def _interpolated(
     distance: Tensor, positions: Tensor, kinks: Tensor, slope: Tensor, intercept: Tensor, c: Tensor, threshold: Tensor
 ) -> Tensor:
     """Bias (L, H, ..., Tq, Tk) of distances (..., Tq, Tk) from the queries' positions (..., Tq)."""
-    share = _share(distance, positions, c, threshold)
-    piece = torch.searchsorted(kinks, share.detach().flatten(1)).view(share.shape)
-    return _each(slope, piece) * share[:, None] + _each(intercept, piece)
-
-
-def _each(table: Tensor, piece: Tensor) -> Tensor:
-    """(L, 33, H) looked up at (L, ...): (L, H, ...). On CPUs the gradient of gather is far cheaper than of indexing."""
-    layers, _, heads = table.shape
-    index = piece.view(layers, 1, -1).expand(-1, heads, -1)
-    return table.mT.gather(2, index).view(layers, heads, *piece.shape[1:])
+    return on_lines(_share(distance, positions, c, threshold), kinks, slope, intercept)
 
 
 def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
     """(L, ..., Tq, Tk)."""
     c, threshold = (x.view(-1, *[1] * distance.dim()) for x in (c, threshold))
-    farthest = torch.maximum(positions.float()[..., None], threshold)
-    return _psi(distance.float(), c) / (_psi(farthest, c) + 1e-6)
+    return _psi(distance.float(), c) * _scale(positions[..., None], c, threshold)
+
+
+def _scale(positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
+    return 1 / (_psi(torch.maximum(positions.float(), threshold), c) + 1e-6)
 
 
 def _psi(distance: Tensor, c: Tensor) -> Tensor:

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -49,6 +50,7 @@ struct Added {
   int64_t kind;         // one of those below
   const float* values;  // of the first sequence and head
   int64_t batch, head, row;
+  int64_t uniform, more;  // of straight lines, see there: queries that share their scale, and where scales are
   const Half* vectors;  // (2, near, D), of keys and of values
   float* sums;          // of gradients, by group of sequences; null where none are wanted
   int64_t sums_group, sums_head;
@@ -57,9 +59,10 @@ enum Kind : int64_t {
   NOTHING = 0,
   BY_DISTANCE = 1,  // values[i - j]; forwards they lie the other way round
   BY_PAIR = 2,      // values[i * row + j]
-  DECAY = 3,        // values[i] - values[j]
-  SLOPES = 4,       // -(i - j) (values[i] + values[row + j])
-  NEAR = 5,         // a vector to each of the nearest keys and values, the farthest first
+  LINES = 3,        // see `Lines`
+  DECAY = 4,        // values[i] - values[j]
+  SLOPES = 5,       // -(i - j) (values[i] + values[row + j])
+  NEAR = 6,         // a vector to each of the nearest keys and values, the farthest first
 };
 
 struct Sizes {
@@ -293,6 +296,95 @@ class Scratch {
   char* next;
 };
 
+const Floats COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Straight lines: what is added is slope share + intercept; the share is what a curve over the distance gives times a
+// scale of the query, and as many kinks as lie below it is the number of the line. Queries before `uniform`, a multiple
+// of 16, have the same scale, so that a table by distance serves. Sums of gradients lie as the values do.
+struct Lines {
+  static constexpr int64_t KINKS = 32, STRIDE = 48;  // of the slopes and of the intercepts, one more than kinks
+  static constexpr int64_t BEYOND = 256;             // numbers that a table has beyond its length, at most
+  const float *curve, *scales;
+  Floats kinks[2], slopes[3], intercepts[3];
+  struct Point {
+    __m512i line;
+    Floats slope, height;
+  };
+
+  // `row` numbers of the curve lie before the one that is pointed to; `more` behind it are scales, kinks, slopes and
+  // intercepts.
+  static int64_t of_slopes(const Added& layout, int64_t length) { return layout.more + padded(length) + KINKS; }
+
+  Lines() = default;
+  Lines(const float* values, const Added& layout, int64_t length) : curve(values), scales(values + layout.more) {
+    const float* of_slopes = values + Lines::of_slopes(layout, length);
+    for (int n = 0; n < 2; n++) kinks[n] = load<Floats>(of_slopes - KINKS + n * LANES);
+    for (int n = 0; n < 3; n++) slopes[n] = load<Floats>(of_slopes + n * LANES);
+    for (int n = 0; n < 3; n++) intercepts[n] = load<Floats>(of_slopes + STRIDE + n * LANES);
+  }
+
+  inline Point at(Floats share) const {
+    __m512i line = _mm512_setzero_si512();  // kinks below the share
+    const __m512 x = (__m512)share, low = (__m512)kinks[0], high = (__m512)kinks[1];
+    const int steps[] = {16, 8, 4, 2, 1, 1};
+#pragma GCC unroll 6
+    for (int n = 0; n < 6; n++) {
+      const __m512i step = _mm512_set1_epi32(steps[n]), next = _mm512_add_epi32(line, _mm512_set1_epi32(steps[n] - 1));
+      const __mmask16 beyond = _mm512_cmp_ps_mask(_mm512_permutex2var_ps(low, next, high), x, _CMP_LT_OQ);
+      line = _mm512_mask_add_epi32(line, beyond, line, step);
+    }
+    const Floats slope = picked(slopes, line);
+    return {line, slope, slope * share + picked(intercepts, line)};
+  }
+
+  // What queries that share a scale have, for all numbers of the curve.
+  void lay_out(float* table, const Added& layout) const {
+    for (int64_t n = 0; n < layout.row + layout.more; n += LANES) {
+      const auto point = at(load<Floats>(curve - layout.row + n) * scales[0]);
+      store(table + n, point.height);
+    }
+  }
+
+  static inline Floats picked(const Floats (&from)[3], __m512i line) {
+    const __m512 found = _mm512_permutex2var_ps((__m512)from[0], line, (__m512)from[1]);
+    const __mmask16 last = _mm512_cmpeq_epi32_mask(line, _mm512_set1_epi32(KINKS));
+    return (Floats)_mm512_mask_blend_ps(last, found, _mm512_set1_ps(from[2][0]));
+  }
+};
+
+// Gradients of lines, summed apart by lane.
+struct LineSums {
+  Floats slopes[Lines::KINKS + 1] = {}, intercepts[Lines::KINKS + 1] = {};
+
+  // From that of heights, which it returns that of shares for.
+  inline Floats add(const Lines::Point& point, Floats share, Floats gradient) {
+    const __m512i lane = _mm512_add_epi32(_mm512_slli_epi32(point.line, 4), _mm512_cvttps_epi32((__m512)COUNT));
+    for (const auto& [to, x] : {std::pair(slopes, gradient * share), std::pair(intercepts, gradient)})
+      _mm512_i32scatter_ps(to, lane, (__m512)((Floats)_mm512_i32gather_ps(lane, to, 4) + x), 4);
+    return gradient * point.slope;
+  }
+
+  // To where sums lie, those of a table, too.
+  void hand_over(const Lines& lines, const float* of_table, const Added& layout, int64_t length, float* sums) {
+    const Floats scale = Floats{} + lines.scales[0];
+    Floats of_scale{};
+    for (int64_t n = 0; n < layout.row + layout.more; n += LANES) {
+      const Floats curve = load<Floats>(lines.curve - layout.row + n);
+      const auto point = lines.at(curve * scale);
+      const Floats of_share = add(point, curve * scale, load<Floats>(of_table + n));
+      float* to = sums - layout.row + n;
+      store(to, load<Floats>(to) + of_share * scale);
+      of_scale += of_share * curve;
+    }
+    sums[layout.more] += sum(of_scale);
+    float* to = sums + Lines::of_slopes(layout, length);
+    for (int64_t n = 0; n <= Lines::KINKS; n++) {
+      to[n] += sum(slopes[n]);
+      to[Lines::STRIDE + n] += sum(intercepts[n]);
+    }
+  }
+};
+
 // What the nearest keys of some queries have more than others; nothing if there are no vectors.
 struct Near {
   int64_t count = 0;            // N
@@ -333,6 +425,7 @@ struct Forwards {
   Pair *K_columns, *V_pairs;  // panels of (D/2, Tp) and of (Tp/2, D)
   float *S, *O;               // logits of a block (BLOCK, wide), its outputs (BLOCK, D)
   Half* P;                    // exponentials of its logits (BLOCK, wide)
+  float* table;               // by distance, see `Lines`
   Near near;
 
   Forwards(const Sizes& sizes, Scratch& from) : Tp(padded(sizes.length)), wide(std::min(Tp, CHUNK) + APART) {
@@ -342,6 +435,7 @@ struct Forwards {
     S = from.take<float>(BLOCK * wide);
     O = from.take<float>(BLOCK * D);
     P = from.take<Half>(BLOCK * wide);
+    table = from.take<float>(Tp + Lines::BEYOND);
     near = Near(sizes, BLOCK, from);
   }
 };
@@ -358,6 +452,7 @@ struct Backwards {
   Pair* dS_pairs;                     // panels of (keys/2, queries)
   float *dQ, *dK, *dV;                // (D, whole), (keys, D), (keys, D)
   float *inner, *logs;                // (Tp,): products of A and the outputs, logs of sums of exponentials
+  float *table, *of_table;            // by distance, see `Lines`, and sums of its gradients
   Near near;
 
   Backwards(const Sizes& sizes, Scratch& from)
@@ -375,6 +470,7 @@ struct Backwards {
     for (float** x : {&inner, &logs}) *x = from.take<float>(Tp);
     K_columns = from.take<Half>(D * whole);
     dQ = from.take<float>(D * whole);
+    for (float** x : {&table, &of_table}) *x = from.take<float>(Tp + Lines::BEYOND);
     near = Near(sizes, Tp, from);
   }
 };
@@ -394,13 +490,15 @@ int64_t memory_needed(const Sizes& sizes) {
 
 // -- forwards ---------------------------------------------------------------------------------------------------------
 
-const Floats COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 // Logits of query i and `count` keys from `begin` on, in place; hidden ones are -inf. Returns the largest.
 template <int64_t KIND>
-inline float logits(float* s, const float* values, int64_t row, int64_t i, int64_t begin, int64_t count,
-                    const Sizes& sizes) {
-  const float* added = KIND == BY_DISTANCE || KIND == BY_PAIR ? values + i * row + begin : nullptr;
+inline float logits(float* s, const float* values, const Added& layout, const float* table, int64_t i, int64_t begin,
+                    int64_t count, const Sizes& sizes) {
+  if constexpr (KIND == LINES)
+    if (i < layout.uniform) return logits<BY_DISTANCE>(s, table, layout, table, i, begin, count, sizes);
+  const int64_t row = layout.row;
+  const float* added = KIND == BY_PAIR ? values + i * row + begin : values - i + begin;
+  const Lines lines = KIND == LINES ? Lines(values, layout, sizes.length) : Lines();
   const float *of_keys = KIND == DECAY ? values + begin : KIND == SLOPES ? values + row + begin : nullptr;
   const float own = of_keys ? values[i] : 0;
   const float last = float(i - begin), first = last - float(sizes.window) + 1;  // columns that the query sees
@@ -409,6 +507,10 @@ inline float logits(float* s, const float* values, int64_t row, int64_t i, int64
     Floats x = load<Floats>(s + c) * sizes.scale;
     if constexpr (KIND == DECAY) x += own - load<Floats>(of_keys + c);
     if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
+    if constexpr (KIND == LINES) {
+      const auto point = lines.at(load<Floats>(lines.curve - i + begin + c) * lines.scales[i]);
+      x += point.height;
+    }
     const Floats column = COUNT + float(c);
     if constexpr (KIND == SLOPES) x -= (last - column) * (own + load<Floats>(of_keys + c));
     x = (column <= last) & (column >= first) ? x : Floats{} + NEVER;
@@ -428,7 +530,7 @@ struct Reached {
 
 // A block of queries from `first` on, by chunks of keys; what earlier chunks gave is scaled when a larger logit comes.
 template <int64_t KIND>
-void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, int64_t row, const float* sink,
+void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, const Added& layout, const float* sink,
                     int64_t first, Half* out, int64_t stride, float* logs) {
   const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
   const int64_t nearest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;  // in it all see a key
@@ -448,7 +550,8 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
       const Reached reached(first + r, N, begin, count);
       if (nearby)
         for (int64_t n = reached.first; n < reached.end; n++) s[reached.column + n] += m.near.S[r * N + n];
-      const float top = std::max(tops[r], logits<KIND>(s, values, row, first + r, begin, count, sizes));
+      const float* table = m.table + layout.row;
+      const float top = std::max(tops[r], logits<KIND>(s, values, layout, table, first + r, begin, count, sizes));
       Floats total{};
       for (int64_t c = 0; c < count; c += LANES) {
         const Floats e = exponential(load<Floats>(s + c) - top);
@@ -493,8 +596,9 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
       transpose_to_panels(m.K, m.K_columns, m.Tp, D / 2);
       pair_rows(m.V, D, m.V_pairs, m.Tp, D);
       const float* values = added.values + b * added.batch + h * added.head;
+      if (KIND == LINES) Lines(values, added, T).lay_out(m.table, added);
       for (int64_t first = 0; first < T; first += BLOCK)
-        block_forwards<KIND>(sizes, m, values, added.row, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time,
+        block_forwards<KIND>(sizes, m, values, added, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time,
                              logs ? logs + n * T : nullptr);
     }
   }
@@ -505,43 +609,64 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
 // Of `keys` keys from `first` on and `count` queries from `begin` on: P, dS and dS_pairs. Gradients of what is added
 // go to `sums`.
 template <int64_t KIND>
-void block_backwards(const Sizes& sizes, const Backwards& m, const float* values, int64_t row, float* sums,
-                     int64_t first, int64_t keys, int64_t begin, int64_t count) {
+void block_backwards(const Sizes& sizes, const Backwards& m, const float* values, const Added& layout, float* sums,
+                     LineSums& of_lines, int64_t first, int64_t keys, int64_t begin, int64_t count) {
   const int64_t D = sizes.width, rows = std::min(keys, sizes.length - first);
   product(m.K + first * D, D, m.Q_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, keys, count, D);
   product(m.V + first * D, D, m.A_columns + begin * D / 2, D / 2 * PANEL, m.G, m.wide, keys, count, D);
+  const int64_t row = layout.row;
   if constexpr (KIND == BY_PAIR) transpose(values + begin * row + first, row, m.E, m.wide, count, keys);
+  const Lines lines = KIND == LINES ? Lines(values, layout, sizes.length) : Lines();
+  const int64_t own = KIND == LINES ? layout.uniform - begin : count;  // columns from which on lines are needed
   for (int64_t r = 0; r < keys; r++) {
     const int64_t distance = begin - first - r;  // of the first query from the key
-    const float* added = KIND == BY_PAIR ? m.E + r * m.wide : KIND == BY_DISTANCE ? values + distance : nullptr;
+    const float* added = (KIND == BY_PAIR ? m.E + r * m.wide : KIND == LINES ? m.table + layout.row : values);
+    if constexpr (KIND == BY_DISTANCE || KIND == LINES) added += distance;
     const float* of_queries = KIND == DECAY || KIND == SLOPES ? values + begin : nullptr;
-    const float own = KIND == DECAY ? values[first + r] : KIND == SLOPES ? values[row + first + r] : 0;
+    const float of_key = KIND == DECAY ? values[first + r] : KIND == SLOPES ? values[row + first + r] : 0;
     const float nearest = r < rows ? float(-distance) : -NEVER;  // columns that see the key: none if it is not there
     const float farthest = float(sizes.window) - 1 - float(distance);
     float *s = m.S + r * m.wide, *g = m.G + r * m.wide;
     // Queries among whose nearest keys it is, by distance, and where they have it.
     const int64_t N = m.near.count, from = KIND == NEAR ? std::max<int64_t>(0, distance) : 0;
     const int64_t until = KIND == NEAR ? std::min(N, count + distance) : 0;
-    const int64_t at = (first + r) * N + N - 1;
+    const int64_t nearest_at = (first + r) * N + N - 1;
     for (int64_t d = from; d < until; d++) {
-      s[d - distance] += m.near.S[at + d * (N - 1)];
-      g[d - distance] += m.near.G[at + d * (N - 1)];
+      s[d - distance] += m.near.S[nearest_at + d * (N - 1)];
+      g[d - distance] += m.near.G[nearest_at + d * (N - 1)];
     }
     Floats total{};
     for (int64_t c = 0; c < count; c += LANES) {
       Floats x = load<Floats>(s + c) * sizes.scale;
       if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
-      if constexpr (KIND == DECAY) x += load<Floats>(of_queries + c) - own;
+      Lines::Point point;
+      Floats curve, scale;
+      if constexpr (KIND == LINES) {
+        if (c < own) {
+          x += load<Floats>(added + c);
+        } else {
+          curve = load<Floats>(lines.curve + distance + c), scale = load<Floats>(lines.scales + begin + c);
+          point = lines.at(curve * scale);
+          x += point.height;
+        }
+      }
+      if constexpr (KIND == DECAY) x += load<Floats>(of_queries + c) - of_key;
       const Floats column = COUNT + float(c);
-      if constexpr (KIND == SLOPES) x -= (column + float(distance)) * (load<Floats>(of_queries + c) + own);
+      if constexpr (KIND == SLOPES) x -= (column + float(distance)) * (load<Floats>(of_queries + c) + of_key);
       const auto seen = (column >= nearest) & (column <= farthest);
       const Floats p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
       const Floats ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
       store(m.P + r * m.wide + c, rounded(p));
       store(m.dS + r * m.wide + c, rounded(ds));
-      if (KIND == BY_DISTANCE && sums && r < rows) {
-        float* to = sums + distance + c;
+      if ((KIND == BY_DISTANCE || KIND == LINES) && c < own && sums && r < rows) {
+        float* to = (KIND == LINES ? m.of_table + layout.row : sums) + distance + c;
         store(to, load<Floats>(to) + ds);
+      }
+      if (KIND == LINES && c >= own && sums && r < rows) {
+        const Floats of_share = of_lines.add(point, curve * scale, ds);
+        float *of_curve = sums + distance + c, *of_scales = sums + layout.more + begin + c;
+        store(of_curve, load<Floats>(of_curve) + of_share * scale);
+        store(of_scales, load<Floats>(of_scales) + of_share * curve);
       }
       if constexpr (KIND == BY_PAIR) store(g + c, ds);
       if constexpr (KIND == DECAY) total += ds;
@@ -552,8 +677,8 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
       }
     }
     for (int64_t d = from; d < until; d++) {
-      m.near.P[at + d * (N - 1)] = m.P[r * m.wide + d - distance];
-      m.near.dS[at + d * (N - 1)] = m.dS[r * m.wide + d - distance];
+      m.near.P[nearest_at + d * (N - 1)] = m.P[r * m.wide + d - distance];
+      m.near.dS[nearest_at + d * (N - 1)] = m.dS[r * m.wide + d - distance];
     }
     if ((KIND == DECAY || KIND == SLOPES) && sums && r < rows)
       sums[(KIND == SLOPES ? row : 0) + first + r] -= sum(total);
@@ -651,6 +776,8 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
     for (int64_t task = 0; task < H * groups; task++) {
       const int64_t h = task % H, group = task / H;
       float* sums = added.sums ? added.sums + group * added.sums_group + h * added.sums_head : nullptr;
+      LineSums of_lines;
+      if (KIND == LINES) std::fill(m.of_table, m.of_table + m.Tp + Lines::BEYOND, 0.0f);
       for (int64_t b = group * B / groups; b < (group + 1) * B / groups; b++) {
         copy_rows(q.of(b, h), q.time, m.Q, T, m.Tp, D);
         copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
@@ -660,13 +787,14 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         if (inner) std::memcpy(inner + (b * H + h) * T, m.inner, T * sizeof(float));
         if (KIND == NEAR) prepare_near(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
+        if (KIND == LINES) Lines(values, added, T).lay_out(m.table, added);
         for (int64_t first = 0; first < T; first += m.keys) {
           const int64_t keys = std::min(m.keys, m.Tp - first), rows = std::min(keys, T - first);
           const int64_t end = std::min(m.Tp, padded(first + keys + sizes.window - 1));  // of queries that see them
           for (int64_t begin = first; begin < end; begin += CHUNK) {
             const int64_t count = std::min(CHUNK, end - begin);
             const bool more = begin > first;
-            block_backwards<KIND>(sizes, m, values, added.row, sums, first, keys, begin, count);
+            block_backwards<KIND>(sizes, m, values, added, sums, of_lines, first, keys, begin, count);
             product(m.P, m.wide, m.A_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dV, D, keys, D, count, more);
             product(m.dS, m.wide, m.Q_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dK, D, keys, D, count, more);
             product(m.K_columns + first, m.whole, m.dS_pairs, keys / 2 * PANEL, m.dQ + begin, m.whole, D, count, keys,
@@ -678,6 +806,8 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         if (KIND == NEAR) finish_near(m, sums, D);
         store_columns(m.dQ, m.whole, sizes.scale, dq.of(b, h), dq.time, T, D);
       }
+      if (KIND == LINES && sums)
+        of_lines.hand_over(Lines(added.values + h * added.head, added, T), m.of_table, added, T, sums);
     }
   }
 }
@@ -847,6 +977,7 @@ int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards
     case NOTHING: CALL(NOTHING); break;    \
     case BY_DISTANCE: CALL(BY_DISTANCE); break; \
     case BY_PAIR: CALL(BY_PAIR); break;    \
+    case LINES: CALL(LINES); break;        \
     case DECAY: CALL(DECAY); break;        \
     case SLOPES: CALL(SLOPES); break;      \
     case NEAR: CALL(NEAR); break;          \

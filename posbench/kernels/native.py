@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Table
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ _BUILD_SECONDS = 120  # at most
 
 # As in the source: channels that are computed at once; widths are multiples of a block, lengths are filled up to one.
 LANES, BLOCK = 16, 32
+KINKS, LINES = 32, 48  # between straight lines, and numbers that slopes or intercepts of these take
 MARGIN = 128  # keys of the largest block: it reads a table that far beyond its beginning, and a block beyond its end
 # A bias that sequences share has its gradient summed by head and group of sequences. There are at least this many of
 # them, if there are sequences enough, so that threads have something to do each; and no more for more threads.
@@ -67,7 +68,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
         and q.shape[3] % BLOCK == 0
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, LaidOut, Decay, Slopes))
+        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
+        and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
         and (torch.is_grad_enabled() or machine.has_amx())
         and reads(q)
     )
@@ -248,7 +250,9 @@ class _Laid:
     kind: int  # as in the source
     values: Tensor | None = None  # (1|B, H, *) fp32
     first: int = 0  # number of `*` that the kernel counts from
-    row: int = 0  # numbers between rows
+    row: int = 0  # numbers between rows; of lines, before the one that it counts from
+    uniform: int = 0  # of lines, as in the source
+    more: int = 0
     vectors: Tensor | None = None  # (2, *, Dh) bf16
 
     @property
@@ -264,11 +268,12 @@ class _Laid:
         if isinstance(bias, _Vectors):  # filled up by what is farther
             vectors = torch.stack([x.detach().bfloat16() for x in bias.tensors])
             return cls(_NEAR, vectors=F.pad(vectors, (0, 0, -vectors.shape[1] % BLOCK, 0)).contiguous())
+        if isinstance(bias, Lines):
+            return cls._lines(bias, length, by_key)
         values = bias.tensors[0].detach().float()
         values = values if bias.per_sequence else values[None]
-        if isinstance(bias, Table):  # rows of queries see it from far to near, and each begins a number earlier
-            values = values if by_key else values.flip(-1)
-            return cls(_BY_DISTANCE, F.pad(values, (MARGIN, BLOCK)), MARGIN + (0 if by_key else length - 1), -1)
+        if isinstance(bias, Table):
+            return cls(_BY_DISTANCE, *_by_distance(values, by_key))
         more = -length % BLOCK
         if isinstance(bias, LaidOut):
             return cls(_BY_PAIR, F.pad(values, (0, more, 0, more)) if more else values.contiguous(), 0, length + more)
@@ -277,9 +282,19 @@ class _Laid:
             return cls(_SLOPES, F.pad(both, (0, more)), row=length + more)
         return cls(_DECAY, F.pad(values, (0, more)) if more else values.contiguous())
 
+    @classmethod
+    def _lines(cls, bias: Lines, length: int, by_key: bool) -> "_Laid":
+        heads = bias.slopes.shape[1]
+        curve, first = _by_distance(bias.curve.detach(), by_key)
+        parts = [curve, F.pad(bias.scales.detach(), (0, -length % BLOCK)), bias.kinks]
+        lines = (F.pad(x.detach().mT, (0, LINES - KINKS - 1)) for x in (bias.slopes, bias.intercepts))
+        values = torch.cat([*(part.expand(heads, -1) for part in parts), *lines], dim=-1).float()
+        return cls(_LINES, values[None], first, first, uniform=bias.uniform, more=len(curve) - first)
+
     def struct(self, sums: Tensor | None = None) -> "_Added":
         """As the kernel takes it, with sums (groups, H, *) that it adds gradients to."""
-        added = _Added(self.kind, pointer(self.values, self.first), row=self.row, vectors=pointer(self.vectors))
+        added = _Added(self.kind, pointer(self.values, self.first))
+        added.row, added.uniform, added.more, added.vectors = self.row, self.uniform, self.more, pointer(self.vectors)
         if self.values is not None:
             batch, added.head = self.values.stride()[:2]
             added.batch = batch if len(self.values) > 1 else 0
@@ -302,15 +317,30 @@ class _Laid:
             return of_keys * sizes.scale, of_values
         if self.kind == _BY_DISTANCE:
             return (sums[..., MARGIN : MARGIN + length],)
+        if self.kind == _LINES:
+            parts = [self.row + self.more, length + -length % BLOCK, KINKS, LINES, LINES]
+            of_curve, of_scales, _, *of_lines = torch.split(sums, parts, dim=-1)
+            of_slopes, of_intercepts = (x[..., : KINKS + 1].mT for x in of_lines)
+            return of_slopes, of_intercepts, of_curve.sum(0)[MARGIN : MARGIN + length], of_scales.sum(0)[:length]
         if self.kind == _SLOPES:
             return sums[..., :length].unbind(2)
         return (sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length],)
 
 
+def _by_distance(values: Tensor, by_key: bool) -> tuple[Tensor, int]:
+    """What belongs to distances (..., T), as it is read, and which of its numbers the kernel counts from.
+
+    Rows of queries see it from far to near, and each begins a number earlier.
+    """
+    length = values.shape[-1]
+    values = F.pad(values if by_key else values.flip(-1), (MARGIN, BLOCK + -length % LANES))
+    return values, MARGIN + (0 if by_key else length - 1)
+
+
 # -- the library -------------------------------------------------------------------------------------------------------
 # Structures and constants are those of the source.
 
-_NOTHING, _BY_DISTANCE, _BY_PAIR, _DECAY, _SLOPES, _NEAR = range(6)
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR = range(7)
 
 
 class _Sizes(ctypes.Structure):
@@ -338,7 +368,7 @@ class _Added(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int64),
         ("values", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch", "head", "row")),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "row", "uniform", "more")),
         ("vectors", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("sums_group", "sums_head")),
