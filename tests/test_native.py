@@ -331,7 +331,7 @@ def test_a_compiler_that_fails_is_said_once_and_torch_serves(
 ) -> None:
     wrong = tmp_path / "native.cpp"
     wrong.write_text("int main() { return missing; }\n", encoding="utf-8")
-    monkeypatch.setattr(native, "SOURCE", wrong)
+    monkeypatch.setattr(native, "SOURCES", [wrong])
     q = torch.zeros(2, 2, 8, 32, dtype=torch.bfloat16)
     assert not takes(q, q, q, None) and not takes(q, q, q, None)
     (said,) = warnings_of(caplog)

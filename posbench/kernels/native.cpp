@@ -9,14 +9,10 @@
 // Source of the order of the two passes: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 // Partitioning" (2023), arXiv:2307.08691, algorithms 1 and 2.
 
-#include <immintrin.h>
+#include "native.h"
+
 #include <omp.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
 #include <utility>
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -25,19 +21,11 @@
 
 namespace {
 
-using Half = uint16_t;  // a bf16 number
-using Pair = uint32_t;  // two of them that a product takes together, the first in the low half
-typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef Half Halves __attribute__((vector_size(32)));
-
-constexpr int64_t LANES = 16;
 constexpr int64_t BLOCK = 32;  // rows of scores that are computed together; lengths are filled up to a multiple
 constexpr int64_t PANEL = 32;  // columns of a matrix that lie together: (K, N) as (N / PANEL, K, PANEL)
 constexpr int64_t KEYS = 128;  // keys of a block backwards, of long sequences
 constexpr int64_t CHUNK = 1024;  // keys, or queries backwards, that are computed at once
 constexpr int64_t APART = 32;  // numbers left free between rows, which else would share one set of a cache's lines
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 struct Strided {  // (B, H, T, D), channels next to each other
   Half* data;
@@ -75,78 +63,7 @@ struct Sizes {
   float scale;
 };
 
-// -- numbers ----------------------------------------------------------------------------------------------------------
-
-template <class V, class X>
-inline V load(const X* from) {
-  V out;
-  std::memcpy(&out, from, sizeof(V));
-  return out;
-}
-template <class V, class X>
-inline void store(X* to, V x) {
-  std::memcpy(to, &x, sizeof(V));
-}
-
-inline Floats widened(Halves x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
-inline Halves rounded(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
-inline float sum(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
-inline float most(Floats x) { return _mm512_reduce_max_ps((__m512)x); }
-
-// e^x for x up to 0, to 2e-7 of it; 0 below -87.
-inline Floats exponential(Floats x) {
-  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in the lowest bits
-  const Floats shifted = x * 1.44269504f + shift, n = shifted - shift;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
-  Floats p = r * (1.0f / 5040) + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const Words power = ((Words)shifted - (Words)(Floats{} + shift) + 127) << 23;
-  return x < -87.0f ? Floats{} : p * (Floats)power;
-}
-
-// 16 x 16 words, rows to columns: at each scale the blocks off the diagonal change places.
-template <int SCALE>
-inline void transposed_at(Words (&rows)[LANES]) {
-  Words low, high;
-  for (int e = 0; e < LANES; e++) {
-    low[e] = e & SCALE ? LANES + e - SCALE : e;
-    high[e] = e & SCALE ? LANES + e : e + SCALE;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++)
-    if (!(i & SCALE)) {
-      const Words a = rows[i], b = rows[i + SCALE];
-      rows[i] = __builtin_shuffle(a, b, low);
-      rows[i + SCALE] = __builtin_shuffle(a, b, high);
-    }
-}
-inline void transpose(Words (&rows)[LANES]) {
-  transposed_at<8>(rows);
-  transposed_at<4>(rows);
-  transposed_at<2>(rows);
-  transposed_at<1>(rows);
-}
-inline void load_rows(Words (&rows)[LANES], const void* from, int64_t stride) {
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) rows[i] = load<Words>((const Pair*)from + i * stride);
-}
-
-// (M, N) words to (N, M)
-void transpose(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t M, int64_t N) {
-  Words rows[LANES];
-  for (int64_t m = 0; m < M; m += LANES)
-    for (int64_t n = 0; n < N; n += LANES) {
-      load_rows(rows, (const Pair*)from + m * from_stride + n, from_stride);
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) store((Pair*)to + (n + i) * to_stride + m, rows[i]);
-    }
-}
+// -- layouts ----------------------------------------------------------------------------------------------------------
 
 // (T, N) words to panels of (N, T)
 void transpose_to_panels(const void* from, Pair* to, int64_t T, int64_t N) {
@@ -295,8 +212,6 @@ class Scratch {
   }
   char* next;
 };
-
-const Floats COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Straight lines: what is added is slope share + intercept; the share is what a curve over the distance gives times a
 // scale of the query, and as many kinks as lie below it is the number of the line. Queries before `uniform`, a multiple
@@ -838,130 +753,6 @@ void turn_pairs(const Sizes& sizes, const Strided& x, const float* turns, int64_
     }
 }
 
-// -- sums along rows of scores ----------------------------------------------------------------------------------------
-// For encodings whose logits or weights depend on what lies between a query and a key. Rows are of n fp32 numbers.
-
-inline Floats load_some(const float* from, int64_t n, float beyond = 0) {
-  return (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(beyond), n < LANES ? (1 << n) - 1 : 0xffff, from);
-}
-inline void store_some(float* to, int64_t n, Floats x) {
-  _mm512_mask_storeu_ps(to, n < LANES ? (1 << n) - 1 : 0xffff, (__m512)x);
-}
-inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
-
-template <int STEP>
-inline Floats shifted(Floats x, Floats beyond) {  // lane l as lane l + STEP was, or from the other side l - STEP
-  Words which;
-  for (int l = 0; l < LANES; l++) which[l] = l + STEP >= 0 && l + STEP < LANES ? l + STEP : LANES;
-  return __builtin_shuffle(x, beyond, which);
-}
-// Each lane with all to its left, or to its right.
-inline Floats sums_from_left(Floats x) {
-  x += shifted<-1>(x, Floats{});
-  x += shifted<-2>(x, Floats{});
-  x += shifted<-4>(x, Floats{});
-  return x + shifted<-8>(x, Floats{});
-}
-inline Floats sums_from_right(Floats x) {
-  x += shifted<1>(x, Floats{});
-  x += shifted<2>(x, Floats{});
-  x += shifted<4>(x, Floats{});
-  return x + shifted<8>(x, Floats{});
-}
-inline Floats products_from_right(Floats x) {
-  const Floats one = Floats{} + 1.0f;
-  x *= shifted<1>(x, one);
-  x *= shifted<2>(x, one);
-  x *= shifted<4>(x, one);
-  return x * shifted<8>(x, one);
-}
-
-// sigmoid(z) and sigmoid(-z), each as exact as the other
-struct Shares {
-  Floats taken, left;
-  explicit Shares(Floats z) {
-    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e), smaller = e * larger;
-    taken = z < 0 ? smaller : larger;
-    left = z < 0 ? larger : smaller;
-  }
-};
-
-int64_t blocks_of(int64_t n) { return (n + LANES - 1) / LANES; }
-
-inline __m512i next_of(__m512i position, int64_t positions) {
-  return _mm512_min_epi32(_mm512_add_epi32(position, _mm512_set1_epi32(1)), _mm512_set1_epi32(int(positions - 1)));
-}
-
-// A row of CoPE: gates of visible keys, their counts up to the query (at most positions - 1), and the logits with what
-// `whole` (positions,) gives at the counts.
-void count_row(int64_t n, int64_t positions, const float* logits, const float* whole, const float* visible,
-               float* biased, float* gates, float* counts) {
-  float right = 0;
-  for (int64_t c = (blocks_of(n) - 1) * LANES; c >= 0; c -= LANES) {
-    const int64_t some = n - c;
-    const Floats z = load_some(logits + c, some), seen = load_some(visible + c, some);
-    const Floats gate = seen != 0 ? Shares(z).taken * seen : Floats{}, all = sums_from_right(gate) + right;
-    right = all[0];
-    const Floats count = (Floats)_mm512_min_ps((__m512)all, _mm512_set1_ps(float(positions - 1)));
-    const __m512i below = _mm512_cvttps_epi32((__m512)count);
-    const __m512i above = next_of(below, positions);
-    const Floats at = gathered(whole, below), slope = gathered(whole, above) - at;
-    const Floats part = all == all ? count - (Floats)_mm512_cvtepi32_ps(below) : all;  // what is no number stays none
-    store_some(biased + c, some, z + at + part * slope);
-    store_some(gates + c, some, gate);
-    store_some(counts + c, some, count);
-  }
-}
-
-// Its gradients, of the logits and of `whole`.
-void uncount_row(int64_t n, int64_t positions, const float* gradient, const float* whole, const float* gates,
-                 const float* counts, float* of_logits, float* of_whole) {
-  float left = 0;
-  std::fill(of_whole, of_whole + positions, 0.0f);
-  for (int64_t c = 0; c < n; c += LANES) {
-    const int64_t some = n - c;
-    const Floats g = load_some(gradient + c, some), gate = load_some(gates + c, some);
-    const Floats count = load_some(counts + c, some);
-    const __m512i below = _mm512_cvttps_epi32((__m512)count);
-    const __m512i above = next_of(below, positions);
-    const Floats part = count - (Floats)_mm512_cvtepi32_ps(below);
-    const Floats of_gates = sums_from_left(g * (gathered(whole, above) - gathered(whole, below))) + left;
-    left = of_gates[LANES - 1];
-    store_some(of_logits + c, some, g + of_gates * gate * (1 - gate));
-    if (!_mm512_cmp_ps_mask((__m512)g, _mm512_setzero_ps(), _CMP_NEQ_UQ)) continue;
-    const Floats up = g * part, down = g - up;
-    const Words low = (Words)below, high = (Words)above;
-    for (int l = 0; l < LANES; l++) {
-      of_whole[low[l]] += down[l];
-      of_whole[high[l]] += up[l];
-    }
-  }
-}
-
-// A row of stick-breaking: the share of the stick that each key breaks off, from the right; returns what is left.
-float break_row(int64_t n, const float* z, float* weights) {
-  float left = 1;
-  for (int64_t c = (blocks_of(n) - 1) * LANES; c >= 0; c -= LANES) {
-    const Shares shares(load_some(z + c, n - c, NEVER));
-    const Floats after = products_from_right(shares.left) * left;  // what is left after each
-    store_some(weights + c, n - c, shares.taken * shifted<1>(after, Floats{} + left));
-    left = after[0];
-  }
-  return left;
-}
-
-void unbreak_row(int64_t n, const float* of_weights, float of_rest, const float* z, const float* weights, float rest,
-                 float* of_z) {
-  float before = of_rest * rest;
-  for (int64_t c = 0; c < n; c += LANES) {
-    const int64_t some = n - c;
-    const Floats of_logs = load_some(of_weights + c, some) * load_some(weights + c, some);
-    const Floats all = sums_from_left(of_logs) + before;
-    before = all[LANES - 1];
-    store_some(of_z + c, some, of_logs - all * Shares(load_some(z + c, some, NEVER)).taken);
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -1003,35 +794,5 @@ void backward(const Sizes* sizes, const Strided* q, const Strided* k, const Stri
 void turn(const Sizes* sizes, const Strided* x, const float* turns, int64_t turns_batch, int64_t pairs, bool back,
           const Strided* out) {
   turn_pairs(*sizes, *x, turns, turns_batch, pairs, back, *out);
-}
-
-// Rows (sequences and heads, queries, n), contiguous; `visible` is (queries, n) for all of them.
-
-void count_rows(int64_t threads, int64_t heads, int64_t queries, int64_t n, int64_t positions, const float* logits,
-                const float* whole, const float* visible, float* biased, float* gates, float* counts) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t r = 0; r < heads * queries; r++)
-    count_row(n, positions, logits + r * n, whole + r * positions, visible + r % queries * n, biased + r * n,
-              gates + r * n, counts + r * n);
-}
-
-void uncount_rows(int64_t threads, int64_t rows, int64_t n, int64_t positions, const float* gradient,
-                  const float* whole, const float* gates, const float* counts, float* of_logits, float* of_whole) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t r = 0; r < rows; r++)
-    uncount_row(n, positions, gradient + r * n, whole + r * positions, gates + r * n, counts + r * n, of_logits + r * n,
-                of_whole + r * positions);
-}
-
-void break_rows(int64_t threads, int64_t rows, int64_t n, const float* z, float* weights, float* rest) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t r = 0; r < rows; r++) rest[r] = break_row(n, z + r * n, weights + r * n);
-}
-
-void unbreak_rows(int64_t threads, int64_t rows, int64_t n, const float* of_weights, const float* of_rest,
-                  const float* z, const float* weights, const float* rest, float* of_z) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t r = 0; r < rows; r++)
-    unbreak_row(n, of_weights + r * n, of_rest[r], z + r * n, weights + r * n, rest[r], of_z + r * n);
 }
 }

@@ -1,7 +1,8 @@
 """Causal attention in bf16 on CPUs by a kernel of our own in C++ (`native.cpp`), where it can be built.
 
-It is built once for a machine, in a second or two, by the compiler that `CXX` names or by `g++`, for Linux on
-processors with AVX-512 BF16 or AMX. Where there is none, or building fails, tiles of torch's operations serve.
+All sources in C++ beside this file become one library. It is built once for a machine, in a few seconds, by the
+compiler that `CXX` names or by `g++`, for Linux on processors with AVX-512 BF16 or AMX. Where there is none, or
+building fails, tiles of torch's operations serve.
 
 To the bit, a sequence's outputs and gradients do not depend on the number of threads nor on the other sequences of a
 batch, and a query's output not on the tokens after it.
@@ -33,7 +34,8 @@ from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Table
 logger = logging.getLogger(__name__)
 
 SWITCH = "POSBENCH_NATIVE"  # environment variable: 0 = do without it
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+_HEADER = Path(__file__).with_suffix(".h")
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-mprefer-vector-width=512"]
 _FLAGS += ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
 _FLAGS_AMX = ["-mamx-tile", "-mamx-bf16"]
@@ -414,7 +416,8 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     if (sys.platform, platform.machine()) != ("linux", "x86_64") or "avx512_bf16" not in flags:
         return None, "operations of torch: the kernel in C++ is for Linux on CPUs with AVX-512 BF16 or AMX"
     options = [*_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])]
-    named = hashlib.sha256(repr(options).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    read = [path.read_bytes() for path in (*SOURCES, _HEADER)]
+    named = hashlib.sha256(b"".join([repr(options).encode(), *read])).hexdigest()[:16]
     built = _own_folder() / f"attention-{named}.so"
     compilers = [os.environ.get("CXX", "").split(), ["g++"]]
     there = [command for command in compilers if command and shutil.which(command[0])]
@@ -461,12 +464,12 @@ def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctype
         logger.info("building the attention kernel with %s, once for this machine", compiler[0])
         try:
             with tempfile.TemporaryDirectory(dir=built.parent) as aside:
-                compiled, linked = Path(aside, "attention.o"), Path(aside, "attention.so")
+                linked = Path(aside, "attention.so")
                 # Linked without OpenMP's library: the one that torch has loaded serves, so that threads are not had
                 # twice.
-                compiling = [*compiler, *options, "-c", str(SOURCE), "-o", str(compiled)]
-                linking = [compiler[0], "-shared", str(compiled), "-o", str(linked)]
-                for step in (compiling, linking):
+                compiled = {str(source): str(Path(aside, f"{source.stem}.o")) for source in SOURCES}
+                steps = [[*compiler, *options, "-c", source, "-o", to] for source, to in compiled.items()]
+                for step in (*steps, [compiler[0], "-shared", *compiled.values(), "-o", str(linked)]):
                     subprocess.run(step, check=True, capture_output=True, timeout=_BUILD_SECONDS)
                 found = _loaded(linked)
                 os.replace(linked, built)

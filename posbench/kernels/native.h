@@ -1,0 +1,96 @@
+// Vectors of numbers, for CPUs with AVX-512 BF16.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace {
+
+using Half = uint16_t;  // a bf16 number
+using Pair = uint32_t;  // two of them that a product takes together, the first in the low half
+typedef float Floats __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef Half Halves __attribute__((vector_size(32)));
+
+constexpr int64_t LANES = 16;
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+const Floats COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <class V, class X>
+inline V load(const X* from) {
+  V out;
+  std::memcpy(&out, from, sizeof(V));
+  return out;
+}
+template <class V, class X>
+inline void store(X* to, V x) {
+  std::memcpy(to, &x, sizeof(V));
+}
+
+inline Floats widened(Halves x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
+inline Halves rounded(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
+inline float sum(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
+inline float most(Floats x) { return _mm512_reduce_max_ps((__m512)x); }
+
+// e^x for x up to 0, to 2e-7 of it; 0 below -87.
+inline Floats exponential(Floats x) {
+  const float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in the lowest bits
+  const Floats shifted = x * 1.44269504f + shift, n = shifted - shift;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+  Floats p = r * (1.0f / 5040) + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Words power = ((Words)shifted - (Words)(Floats{} + shift) + 127) << 23;
+  return x < -87.0f ? Floats{} : p * (Floats)power;
+}
+
+// 16 x 16 words, rows to columns: at each scale the blocks off the diagonal change places.
+template <int SCALE>
+inline void transposed_at(Words (&rows)[LANES]) {
+  Words low, high;
+  for (int e = 0; e < LANES; e++) {
+    low[e] = e & SCALE ? LANES + e - SCALE : e;
+    high[e] = e & SCALE ? LANES + e : e + SCALE;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++)
+    if (!(i & SCALE)) {
+      const Words a = rows[i], b = rows[i + SCALE];
+      rows[i] = __builtin_shuffle(a, b, low);
+      rows[i + SCALE] = __builtin_shuffle(a, b, high);
+    }
+}
+inline void transpose(Words (&rows)[LANES]) {
+  transposed_at<8>(rows);
+  transposed_at<4>(rows);
+  transposed_at<2>(rows);
+  transposed_at<1>(rows);
+}
+inline void load_rows(Words (&rows)[LANES], const void* from, int64_t stride) {
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) rows[i] = load<Words>((const Pair*)from + i * stride);
+}
+
+// (M, N) words to (N, M)
+inline void transpose(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t M, int64_t N) {
+  Words rows[LANES];
+  for (int64_t m = 0; m < M; m += LANES)
+    for (int64_t n = 0; n < N; n += LANES) {
+      load_rows(rows, (const Pair*)from + m * from_stride + n, from_stride);
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) store((Pair*)to + (n + i) * to_stride + m, rows[i]);
+    }
+}
+
+}  // namespace
