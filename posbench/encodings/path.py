@@ -28,9 +28,11 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
+from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.reflections import change_by_reflections
+from posbench.kernels.reflections import change_by_reflections, is_one_pass
 
+LAID_OUT = 2**25  # numbers added to the logits of a batch; more are computed by blocks of rows
 EPS = 1e-12  # the least length that a vector is divided by
 
 
@@ -66,3 +68,12 @@ class PaTH(Encoding):
         before = rows.queries.start - rows.keys.start
         with torch.autocast(logits.device.type, enabled=False):
             return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
+        if not is_one_pass(q, k) or q.shape[:2].numel() * q.shape[2] ** 2 > LAID_OUT:
+            return None
+        return LaidOut(self._added(q, k, *self.prepare(q, k, x, positions, layer)))
+
+    def _added(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+        """What `prepare` says is added to the logits of consecutive tokens, (B, H, T, T)."""
+        return change_by_reflections(q, k, w, beta, 0, self.logit_scale)

@@ -41,3 +41,7 @@ class PaTHFoX(PaTH):
     def bias(self, rows: Rows) -> Tensor:
         total = rows.state[-1]
         return self.logit_scale * (total[:, :, rows.queries, None] - total[:, :, None, rows.keys])
+
+    def _added(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, *sums: Tensor) -> Tensor:
+        total = self.logit_scale * sums[0]
+        return super()._added(q, k, w, beta).add_(total[..., None]).sub_(total[..., None, :])

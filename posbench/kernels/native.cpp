@@ -27,11 +27,7 @@ constexpr int64_t KEYS = 128;  // keys of a block backwards, of long sequences
 constexpr int64_t CHUNK = 1024;  // keys, or queries backwards, that are computed at once
 constexpr int64_t APART = 32;  // numbers left free between rows, which else would share one set of a cache's lines
 
-struct Strided {  // (B, H, T, D), channels next to each other
-  Half* data;
-  int64_t batch, head, time;
-  Half* of(int64_t b, int64_t h) const { return data + b * batch + h * head; }
-};
+using Strided = Rows<Half>;
 
 // What is added to the logits of query i and key j, with strides in numbers.
 struct Added {
@@ -500,6 +496,7 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
 #pragma omp parallel num_threads(sizes.threads)
   {
     const auto m = memory_of_thread<Forwards>(sizes);
+    const Flushing flushing;
     Unit unit;
     if (KIND == NEAR) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)
@@ -685,6 +682,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
 #pragma omp parallel num_threads(sizes.threads)
   {
     const auto m = memory_of_thread<Backwards>(sizes);
+    const Flushing flushing;
     Unit unit;
     if (KIND == NEAR) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)

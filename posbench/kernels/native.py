@@ -138,7 +138,7 @@ class _Native(torch.autograd.Function):
         sinks: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
-        q, k, v = _by_channel(q), _by_channel(k), _by_channel(v)
+        q, k, v = by_channel(q), by_channel(k), by_channel(v)
         batch, heads, length, width = q.shape
         added = _Laid.out(bias, length, by_key=False)
         sizes = _Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
@@ -148,8 +148,9 @@ class _Native(torch.autograd.Function):
         scratch = sizes.scratch_of(call.scratch_of_forward)
         heads_sinks = None if sinks is None else sinks.detach().float().contiguous()
         call.forward(
-            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct()), pointer(heads_sinks), _of(out), pointer(logs)
-        )
+            _at(sizes), strided(q), strided(k), strided(v), _at(added.struct()), pointer(heads_sinks),
+            strided(out), pointer(logs),
+        )  # fmt: skip
         del scratch
         ctx.sizes, ctx.bias = sizes, bias
         ctx.save_for_backward(q, k, v, out, logs, heads_sinks)
@@ -160,7 +161,7 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, logs, sinks = ctx.saved_tensors
         sizes: _Sizes = ctx.sizes
-        grad_out = _by_channel(grad_out)
+        grad_out = by_channel(grad_out)
         batch, heads, length, width = q.shape
         packed = q.new_empty(batch, length, 3, heads, width)  # as the gradient of one projection of all three lies
         dq, dk, dv = packed.permute(2, 0, 3, 1, 4).unbind()
@@ -174,8 +175,8 @@ class _Native(torch.autograd.Function):
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
-            _at(sizes), _of(q), _of(k), _of(v), _at(added.struct(sums)), _of(out), pointer(logs),
-            _of(grad_out), _of(dq), _of(dk), _of(dv), pointer(inner), groups,
+            _at(sizes), strided(q), strided(k), strided(v), _at(added.struct(sums)), strided(out), pointer(logs),
+            strided(grad_out), strided(dq), strided(dk), strided(dv), pointer(inner), groups,
         )  # fmt: skip
         del scratch
         of_bias: tuple[Tensor | None, ...] = (None,) * len(ctx.bias.tensors)
@@ -231,16 +232,16 @@ class _Turned(torch.autograd.Function):
 
 
 def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
-    x = _by_channel(x)
+    x = by_channel(x)
     batch, heads, length, width = x.shape
     out = x.new_empty(batch, length, heads, width).transpose(1, 2)
     sizes = _Sizes(batch, heads, length, width, length, threads=torch.get_num_threads())
     apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
-    built().turn(_at(sizes), _of(x), pointer(turns), apart, turns.shape[3], back, _of(out))
+    built().turn(_at(sizes), strided(x), pointer(turns), apart, turns.shape[3], back, strided(out))
     return out
 
 
-def _by_channel(x: Tensor) -> Tensor:
+def by_channel(x: Tensor) -> Tensor:
     """x with its channels next to each other in memory."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -380,7 +381,7 @@ class _Added(ctypes.Structure):
 _at = ctypes.byref
 
 
-def _of(x: Tensor) -> Any:
+def strided(x: Tensor) -> Any:
     """A tensor (B, H, T, Dh), where it lies."""
     return _at(_Strided(x.data_ptr(), *x.stride()[:3]))
 
@@ -448,7 +449,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.can_run.restype = ctypes.c_bool
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    for function in (binary.scratch_of_forward, binary.scratch_of_backward):
+    binary.scratch_of_change.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+    for function in (binary.scratch_of_forward, binary.scratch_of_backward, binary.scratch_of_change):
         function.restype = ctypes.c_int64
     return binary
 

@@ -12,6 +12,8 @@ The second line knows no queries: it is computed for all blocks at once. Its gra
 arrives at [M | V], times Xᵀ, is the gradient of the right-hand side B [G | W]; times -[M | V]ᵀ, that of the matrix.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from posbench.kernels.native import BLOCK, built, by_channel, pointer, reads, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -40,11 +43,64 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
         before: keys before the first query's own: query r meets the tokens up to r + before.
     """
     keys = k.shape[2]
+    if before == 0 and w.dtype == torch.float32 and is_one_pass(q, k):
+        in_one: Tensor = _NativeChange.apply(q, k, w, beta, scale)  # type: ignore[no-untyped-call]
+        return in_one
     size = min(KEYS_PER_BLOCK, keys)
     if short := -keys % size:  # tokens that reflect nothing fill the last block
         k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
     change: Tensor = _Change.apply(q, k, w, beta, before, size, scale)  # type: ignore[no-untyped-call]
     return change[..., :keys]
+
+
+def is_one_pass(q: Tensor, k: Tensor) -> bool:
+    """Whether the kernel in C++ serves, for all queries of a text."""
+    return q.shape == k.shape and q.dtype == k.dtype == torch.bfloat16 and q.shape[3] % BLOCK == 0 and reads(q)
+
+
+class _NativeChange(torch.autograd.Function):
+    """The same by reflections.cpp, all of it in fp32; nothing is kept but what is given."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
+        q, k, w, beta = by_channel(q), by_channel(k), by_channel(w), beta.contiguous()
+        ctx.save_for_backward(q, k, w, beta)
+        ctx.scale = scale
+        change = w.new_empty(*beta.shape, beta.shape[2])
+        with _sizes(q, scale, back=False) as sizes:
+            built().change(sizes, strided(q), strided(k), strided(w), pointer(beta), pointer(change))
+        return change
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, w, beta = ctx.saved_tensors
+        above = above.contiguous()
+        dq, dk, dw, dbeta = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, w, beta))
+        with _sizes(q, ctx.scale, back=True) as sizes:
+            results = (pointer(x) for x in (dq, dk, dw, dbeta))
+            built().unchange(sizes, strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
+        return dq, dk, dw, dbeta, None
+
+
+class _Sizes(ctypes.Structure):  # as in the source
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "threads")),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    ]
+
+
+@contextlib.contextmanager
+def _sizes(q: Tensor, scale: float, back: bool) -> Iterator[Any]:
+    """Those of a call, with memory for its threads."""
+    sizes = _Sizes(*q.shape, torch.get_num_threads(), scale=scale)
+    sizes.scratch_stride = built().scratch_of_change(ctypes.byref(sizes), back)
+    scratch = torch.empty(sizes.threads * sizes.scratch_stride)
+    sizes.scratch = scratch.data_ptr()
+    yield ctypes.byref(sizes)
+    del scratch
 
 
 class _Change(torch.autograd.Function):
