@@ -9,16 +9,18 @@ quartiles, *of none* the speed relative to the model without an encoding in the 
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
 from posbench import machine
+from posbench.errors import PosbenchError
 from posbench.kernels import native
 from posbench.model import build
 from posbench.speed import bench
-from posbench.speed.bench import TrainingStep
+from posbench.speed.bench import Sizes, TrainingStep
 
 WARM_UP, STEPS = 4, 2
 USED = (True, False)
@@ -70,6 +72,13 @@ def table(times: Times) -> str:
     return bench.markdown(header[: len(rows[0])], rows)
 
 
+def step_of(name: str, sizes: Sizes, threads: int | None, overrides: list[str]) -> Step:
+    config = bench.configuration(name, sizes, threads, overrides)
+    device, dtype = bench.setup(config)
+    text = bench.random_text(sizes.vocab_size, config)
+    return TrainingStep(build(config, sizes.vocab_size), config, text, device, dtype)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("given", nargs="+", help="encodings, and overrides such as model=llama")
@@ -81,14 +90,14 @@ def main() -> None:
     if native.binary() is None:
         parser.error(f"attention in bf16 on this machine: {native.described()}")
     machine.keep_freed_memory()
-    sizes = bench.find_shape(given.shape, given.length)
     overrides = ["runtime.device=cpu", *(word for word in given.given if "=" in word)]
-    steps: dict[str, Step] = {}
-    for name in (word for word in given.given if "=" not in word):
-        config = bench.configuration(name, sizes, given.threads, overrides)
-        device, dtype = bench.setup(config)
-        text = bench.random_text(sizes.vocab_size, config)
-        steps[name] = TrainingStep(build(config, sizes.vocab_size), config, text, device, dtype)
+    try:
+        sizes = bench.find_shape(given.shape, given.length)
+        names = [word for word in given.given if "=" not in word]
+        steps = {name: step_of(name, sizes, given.threads, overrides) for name in names}
+    except PosbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     print(table(measure(steps, given.rounds)))
     print(
         f"\n{sizes.n_layers} layers, {sizes.n_heads} heads, width {sizes.d_model}, "

@@ -22,7 +22,7 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import native
-from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Slopes, Table
+from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Lines, Slopes, Table
 from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
 from posbench.runs.folder import load_record
 
@@ -196,6 +196,11 @@ def test_turned_pairs_are_those_of_complex_numbers(sequences: int, pairs: int) -
 # -- when it serves ----------------------------------------------------------------------------------------------------
 
 
+def lines_of(kinks: int) -> Lines:
+    lines = torch.zeros(kinks + 1, 2)
+    return Lines(torch.zeros(kinks), lines, lines, torch.zeros(8), torch.zeros(8), 0)
+
+
 @needs_it
 def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     q, k, v = (torch.zeros(2, 2, 8, 32, dtype=torch.bfloat16) for _ in range(3))
@@ -210,6 +215,7 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     assert not takes(q, k, v, Dense(lambda distance, where: distance[None].float(), ()))
     with torch.no_grad():
         assert takes(q, k, v, None) == machine.has_amx()
+        assert takes(q, k, v, lines_of(32)) and not takes(q, k, v, lines_of(31))
     with FakeTensorMode() as mode:
         assert not takes(*(mode.from_tensor(x) for x in (q, k, v)), None)
     turns = torch.ones(1, 1, 8, 16, dtype=torch.complex64)

@@ -63,7 +63,8 @@ def reads(x: Tensor) -> bool:
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
     """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`.
 
-    Where no gradient is wanted, tiles of a library's products are as fast without AMX, or faster.
+    Where no gradient is wanted, tiles of a library's products are as fast without AMX, or faster, unless the bias takes
+    them long.
     """
     return (
         q.shape == k.shape == v.shape
@@ -72,7 +73,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
         and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
-        and (torch.is_grad_enabled() or machine.has_amx())
+        and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines))
         and reads(q)
     )
 
