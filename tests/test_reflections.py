@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posbench.kernels import native, reflections
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.reflections import change_by_reflections, is_one_pass
+from posbench.kernels.reflections import change_by_reflections, reflects
 
 # Queries, keys, keys before the first query's own: all rows at once, one row, some rows, their window, no mask.
 CASES = [(1, 1, 0), (4, 4, 0), (11, 11, 0), (1, 11, 10), (5, 11, 6), (5, 9, 2), (3, 11, 0), (3, 11, 4)]
@@ -68,7 +68,7 @@ def test_blocks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> 
 def test_in_one_pass_it_is_the_same_in_values_and_gradients(length: int, width: int) -> None:
     q, k, w, beta = inputs(length, length, width)
     given = [q.bfloat16(), k.bfloat16(), w.float(), beta.float()]
-    assert is_one_pass(*given[:2])
+    assert reflects(*given[:2])
     upstream = torch.randn(2, 2, length, length).tril()
 
     def with_gradients(given: list[Tensor], change: Callable[..., Tensor]) -> list[Tensor]:

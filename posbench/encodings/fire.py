@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape, once
 from posbench.kernels.bias import Bias, Dense, LaidOut, Lines, on_lines
-from posbench.kernels.native import serves
+from posbench.kernels.native import fits
 
 HIDDEN = 32
 # Where the kernel in C++ does not serve: numbers of the bias of all layers, heads and pairs up to which one call
@@ -55,7 +55,7 @@ class FIRE(Encoding):
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Bias:
         layers, length = len(self.networks), q.shape[2]
-        if q.dtype == torch.bfloat16 and serves(q.device):
+        if fits(q, k):
             return once(positions, self, lambda: self._lines(length))[layer]
         if layers * self.shape.n_heads * length**2 <= LAID_OUT:
             everywhere = once(positions, self, lambda: Dense(_interpolated, self.learned(slice(None))).laid_out(length))

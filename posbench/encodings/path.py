@@ -30,7 +30,7 @@ from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
 from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.reflections import change_by_reflections, is_one_pass
+from posbench.kernels.reflections import change_by_reflections, reflects
 
 LAID_OUT = 2**25  # numbers added to the logits of a batch; more are computed by blocks of rows
 EPS = 1e-12  # the least length that a vector is divided by
@@ -70,7 +70,7 @@ class PaTH(Encoding):
             return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
-        if not is_one_pass(q, k) or q.shape[:2].numel() * q.shape[2] ** 2 > LAID_OUT:
+        if not reflects(q, k) or q.shape[:2].numel() * q.shape[2] ** 2 > LAID_OUT:
             return None
         return LaidOut(self._added(q, k, *self.prepare(q, k, x, positions, layer)))
 

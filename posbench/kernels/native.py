@@ -60,6 +60,11 @@ def reads(x: Tensor) -> bool:
     return type(x) is Tensor and not torch.compiler.is_compiling() and serves(x.device)
 
 
+def fits(q: Tensor, *others: Tensor) -> bool:
+    """Whether queries (B, H, T, Dq) and what is as many, of any width, are for the library: in bf16, on a CPU."""
+    return all(x.shape[:3] == q.shape[:3] and x.dtype == torch.bfloat16 for x in (q, *others)) and reads(q)
+
+
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
     """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`.
 
@@ -67,14 +72,12 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
     them long.
     """
     return (
-        q.shape == k.shape == v.shape
-        and q.dtype == k.dtype == v.dtype == torch.bfloat16
-        and q.shape[3] % BLOCK == 0
+        q.shape[3] == k.shape[3]
+        and fits(q, k, v)
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
         and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
         and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines))
-        and reads(q)
     )
 
 
@@ -90,18 +93,20 @@ def native_attention(
     """Causal attention softmax(scale q·k + bias) v.
 
     Args:
-        q, k, v: queries, keys and values (B, H, T, Dh) in bf16, after any rotation; Dh a multiple of 32.
+        q, k, v: queries and keys (B, H, T, Dq) and values (B, H, T, Dh) in bf16, after any rotation. They are filled up
+            to one width, a multiple of 32.
         scale: what q·k is multiplied by.
         bias: None, or one of a kind that `takes` names.
         window: keys a query may see, itself included; None = all before it.
         sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
 
     Returns:
-        (B, H, T, Dh) in bf16; in memory (B, T, H, Dh).
+        (B, H, T, Dh) in bf16.
     """
-    bias = bias or Bias()
+    bias, width = bias or Bias(), v.shape[3]
+    q, k, v = _filled_up(q, k, v)
     out: Tensor = _Native.apply(scale, bias, window, q, k, v, sinks, *bias.tensors)  # type: ignore[no-untyped-call]
-    return out
+    return out if out.shape[3] == width else out[..., :width]
 
 
 def native_banded_attention(
@@ -113,10 +118,19 @@ def native_banded_attention(
     near_values: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """`banded_attention`, which see, for what `takes` names; in memory as `native_attention`."""
-    vectors = near_keys, near_keys.new_zeros(near_keys.shape) if near_values is None else near_values
-    out: Tensor = _Native.apply(scale, _Vectors(vectors), window, q, k, v, None, *vectors)  # type: ignore[no-untyped-call]
-    return out
+    """`banded_attention`, which see, for what `takes` names."""
+    width, near_values = v.shape[3], near_keys.new_zeros(near_keys.shape) if near_values is None else near_values
+    q, k, v, *vectors = _filled_up(q, k, v, near_keys, near_values)
+    bias = _Vectors((vectors[0], vectors[1]))
+    out: Tensor = _Native.apply(scale, bias, window, q, k, v, None, *vectors)  # type: ignore[no-untyped-call]
+    return out if out.shape[3] == width else out[..., :width]
+
+
+def _filled_up(*given: Tensor) -> list[Tensor]:
+    """With zeros to one width, a multiple of a block."""
+    width = max(x.shape[-1] for x in given)
+    width += -width % BLOCK
+    return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import BLOCK, built, by_channel, pointer, reads, strided
+from posbench.kernels.native import BLOCK, built, by_channel, fits, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -43,7 +43,7 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
         before: keys before the first query's own: query r meets the tokens up to r + before.
     """
     keys = k.shape[2]
-    if before == 0 and w.dtype == torch.float32 and is_one_pass(q, k):
+    if before == 0 and w.dtype == torch.float32 and reflects(q, k):
         in_one: Tensor = _NativeChange.apply(q, k, w, beta, scale)  # type: ignore[no-untyped-call]
         return in_one
     size = min(KEYS_PER_BLOCK, keys)
@@ -53,9 +53,9 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
     return change[..., :keys]
 
 
-def is_one_pass(q: Tensor, k: Tensor) -> bool:
+def reflects(q: Tensor, k: Tensor) -> bool:
     """Whether the kernel in C++ serves, for all queries of a text."""
-    return q.shape == k.shape and q.dtype == k.dtype == torch.bfloat16 and q.shape[3] % BLOCK == 0 and reads(q)
+    return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k)
 
 
 class _NativeChange(torch.autograd.Function):
