@@ -33,8 +33,8 @@ KEYS_PER_BLOCK = 32
 def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int, scale: float = 1.0) -> Tensor:
     """`change` as above times `scale`, (B, H, Tq, Tk), in the dtype of w and beta, which is fp32 or fp64.
 
-    The products of its gradient are in the dtype of q and k, as those of q·k itself. Not so its own: a key that meets
-    the same vector again and again would meet the same rounding each time.
+    The products of its gradient are in the dtype of q and k, as those of q·k itself, or in fp32 by the kernel in C++.
+    Not so its own: a key that meets the same vector again and again would meet the same rounding each time.
 
     Args:
         q: (B, H, Tq, Dh).
