@@ -49,16 +49,6 @@ enum Kind : int64_t {
   NEAR = 6,         // a vector to each of the nearest keys and values, the farthest first
 };
 
-struct Sizes {
-  int64_t batch, heads, length, width;  // width a multiple of 32
-  int64_t window;                       // keys that a query sees, itself included
-  int64_t near;                         // nearest keys that have vectors, a multiple of 32
-  int64_t threads;
-  char* scratch;                        // memory of the first thread, at a multiple of 64
-  int64_t scratch_stride;               // bytes to the next thread's
-  float scale;
-};
-
 // -- layouts ----------------------------------------------------------------------------------------------------------
 
 // (T, N) words to panels of (N, T)
@@ -196,18 +186,6 @@ void product(const Half* a, int64_t a_stride, const Pair* b, int64_t panel, floa
 // -- memory of a thread -----------------------------------------------------------------------------------------------
 
 int64_t padded(int64_t n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
-
-class Scratch {
- public:
-  explicit Scratch(char* at) : next(at) {}
-  template <class X>
-  X* take(int64_t count) {
-    X* out = (X*)next;
-    next += (count * sizeof(X) + 63) / 64 * 64;
-    return out;
-  }
-  char* next;
-};
 
 // Straight lines: what is added is slope share + intercept; the share is what a curve over the distance gives times a
 // scale of the query, and as many kinks as lie below it is the number of the line. Queries before `uniform`, a multiple

@@ -110,4 +110,28 @@ struct Rows {  // (B, H, T, D), channels next to each other
   X* of(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
 
+// What the kernels are told of tensors (B, H, T, D) and of the memory of threads.
+struct Sizes {
+  int64_t batch, heads, length, width;  // width a multiple of 32
+  int64_t window;                       // keys that a query sees, itself included
+  int64_t near;                         // nearest keys that have vectors, a multiple of 32
+  int64_t threads;
+  char* scratch;                        // memory of the first thread, at a multiple of 64
+  int64_t scratch_stride;               // bytes to the next thread's
+  float scale;
+};
+
+// That of one thread, of which pieces are taken.
+class Scratch {
+ public:
+  explicit Scratch(char* at) : next(at) {}
+  template <class X>
+  X* take(int64_t count) {
+    X* out = (X*)next;
+    next += (count * sizeof(X) + 63) / 64 * 64;
+    return out;
+  }
+  char* next;
+};
+
 }  // namespace

@@ -156,14 +156,14 @@ class _Native(torch.autograd.Function):
         q, k, v = by_channel(q), by_channel(k), by_channel(v)
         batch, heads, length, width = q.shape
         added = _Laid.out(bias, length, by_key=False)
-        sizes = _Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
+        sizes = Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
         out = q.new_empty(batch, length, heads, width).transpose(1, 2)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
         heads_sinks = None if sinks is None else sinks.detach().float().contiguous()
         call.forward(
-            _at(sizes), strided(q), strided(k), strided(v), _at(added.struct()), pointer(heads_sinks),
+            at(sizes), strided(q), strided(k), strided(v), at(added.struct()), pointer(heads_sinks),
             strided(out), pointer(logs),
         )  # fmt: skip
         del scratch
@@ -175,7 +175,7 @@ class _Native(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, logs, sinks = ctx.saved_tensors
-        sizes: _Sizes = ctx.sizes
+        sizes: Sizes = ctx.sizes
         grad_out = by_channel(grad_out)
         batch, heads, length, width = q.shape
         packed = q.new_empty(batch, length, 3, heads, width)  # as the gradient of one projection of all three lies
@@ -190,7 +190,7 @@ class _Native(torch.autograd.Function):
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
-            _at(sizes), strided(q), strided(k), strided(v), _at(added.struct(sums)), strided(out), pointer(logs),
+            at(sizes), strided(q), strided(k), strided(v), at(added.struct(sums)), strided(out), pointer(logs),
             strided(grad_out), strided(dq), strided(dk), strided(dv), pointer(inner), groups,
         )  # fmt: skip
         del scratch
@@ -250,9 +250,9 @@ def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
     x = by_channel(x)
     batch, heads, length, width = x.shape
     out = x.new_empty(batch, length, heads, width).transpose(1, 2)
-    sizes = _Sizes(batch, heads, length, width, length, threads=torch.get_num_threads())
+    sizes = Sizes(batch, heads, length, width, length, threads=torch.get_num_threads())
     apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
-    built().turn(_at(sizes), strided(x), pointer(turns), apart, turns.shape[3], back, strided(out))
+    built().turn(at(sizes), strided(x), pointer(turns), apart, turns.shape[3], back, strided(out))
     return out
 
 
@@ -327,7 +327,7 @@ class _Laid:
         assert self.values is not None  # something is added
         return torch.zeros(groups, *self.values.shape[1:])
 
-    def own(self, sums: Tensor, bias: Bias, sizes: "_Sizes") -> tuple[Tensor, ...]:
+    def own(self, sums: Tensor, bias: Bias, sizes: "Sizes") -> tuple[Tensor, ...]:
         """Of sums (..., H, *), those of the bias's own numbers."""
         length = sizes.length
         if isinstance(bias, _Vectors):
@@ -361,7 +361,7 @@ def _by_distance(values: Tensor, by_key: bool) -> tuple[Tensor, int]:
 _NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR = range(7)
 
 
-class _Sizes(ctypes.Structure):
+class Sizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "window", "near", "threads")),
         ("scratch", ctypes.c_void_p),
@@ -372,7 +372,7 @@ class _Sizes(ctypes.Structure):
     def scratch_of(self, needed: Any) -> Tensor:
         """Memory for all threads of a call, to be held until it returns."""
         self.threads = torch.get_num_threads()
-        self.scratch_stride = needed(_at(self))
+        self.scratch_stride = needed(at(self))
         scratch = torch.empty(self.threads * self.scratch_stride, dtype=torch.uint8)
         self.scratch = scratch.data_ptr()
         return scratch
@@ -393,12 +393,12 @@ class _Added(ctypes.Structure):
     ]
 
 
-_at = ctypes.byref
+at = ctypes.byref
 
 
 def strided(x: Tensor) -> Any:
     """A tensor (B, H, T, Dh), where it lies."""
-    return _at(_Strided(x.data_ptr(), *x.stride()[:3]))
+    return at(_Strided(x.data_ptr(), *x.stride()[:3]))
 
 
 def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
@@ -464,9 +464,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.can_run.restype = ctypes.c_bool
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    binary.scratch_of_change.argtypes = [ctypes.c_void_p, ctypes.c_bool]
-    for function in (binary.scratch_of_forward, binary.scratch_of_backward, binary.scratch_of_change):
-        function.restype = ctypes.c_int64
+    for call in ("forward", "backward", "change", "unchange"):
+        getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     return binary
 
 

@@ -9,14 +9,6 @@ namespace {
 
 constexpr int64_t C = 32;  // keys of a block; lengths are filled up to a multiple, by tokens that reflect nothing
 
-struct Sizes {
-  int64_t batch, heads, length, width;  // width a multiple of 32
-  int64_t threads;
-  float* scratch;          // of the first thread
-  int64_t scratch_stride;  // numbers to the next thread's
-  float scale;
-};
-
 // c (M, N) = alpha a b, or added to c; a's numbers lie at any strides, M is a multiple of 8, N of 32.
 void multiply(const float* a, int64_t of_row, int64_t of_column, const float* b, int64_t b_stride, float* c,
               int64_t c_stride, int64_t M, int64_t N, int64_t K, float alpha = 1, bool add = false) {
@@ -103,12 +95,8 @@ struct Path {
   float *dQ, *dturned, *dreaching, *dK, *dW, *dB;  // (Tp, D) ..., (Tp,)
   float *dS, *dM, *dV, *columns;                   // (Tp, C), (C, C), (C, D), (D, C)
 
-  Path(const Sizes& sizes, bool back, float* from) : T(sizes.length), Tp((T + C - 1) / C * C), D(sizes.width) {
-    const auto take = [&](int64_t count) {
-      float* out = from + used;
-      used += (count + LANES - 1) / LANES * LANES;
-      return out;
-    };
+  Path(const Sizes& sizes, bool back, Scratch& from) : T(sizes.length), Tp((T + C - 1) / C * C), D(sizes.width) {
+    const auto take = [&](int64_t count) { return from.take<float>(count); };
     for (float** x : {&Q, &K, &W, &turned, &reaching}) *x = take(Tp * D);
     for (float** x : {&A, &G, &M}) *x = take(Tp * C);
     V = take(Tp * D);
@@ -123,9 +111,9 @@ struct Path {
     dM = take(C * C);
     for (float** x : {&dV, &columns}) *x = take(D * C);
   }
-  int64_t used = 0;
 
-  void read(const Rows<Half>& q, const Rows<Half>& k, const Rows<float>& w, const float* beta, int64_t b, int64_t h) {
+  void read(const Rows<Half>& q, const Rows<Half>& k, const Rows<float>& w, const float* beta, int64_t b,
+            int64_t h) const {
     for (float* x : {Q, K, W}) std::fill(x + T * D, x + Tp * D, 0.0f);
     std::fill(B + T, B + Tp, 0.0f);
     load_rows(q, b, h, Q, T, D);
@@ -258,46 +246,55 @@ void store_halves(const float* from, Half* to, int64_t count) {
   for (int64_t n = 0; n < count; n += LANES) store(to + n, rounded(load<Floats>(from + n)));
 }
 
+// Does `compute` with the path of every sequence and head, and its number.
+template <class Compute>
+void for_each_path(const Sizes& sizes, bool back, const Rows<Half>& q, const Rows<Half>& k, const Rows<float>& w,
+                   const float* beta, const Compute& compute) {
+#pragma omp parallel num_threads(sizes.threads)
+  {
+    const Flushing flushing;
+    Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
+    const Path path(sizes, back, from);
+#pragma omp for schedule(dynamic)
+    for (int64_t n = 0; n < sizes.batch * sizes.heads; n++) {
+      path.read(q, k, w, beta + n * sizes.length, n / sizes.heads, n % sizes.heads);
+      compute(path, n);
+    }
+  }
+}
+
+int64_t memory_needed(const Sizes& sizes, bool back) {
+  Scratch from(nullptr);
+  Path(sizes, back, from);
+  return from.next - (char*)nullptr;
+}
+
 }  // namespace
 
 extern "C" {
 
-// Numbers of scratch that a thread needs.
-int64_t scratch_of_change(const Sizes* sizes, bool back) { return Path(*sizes, back, nullptr).used; }
+// Bytes of scratch that a thread needs.
+int64_t scratch_of_change(const Sizes* sizes) { return memory_needed(*sizes, false); }
+int64_t scratch_of_unchange(const Sizes* sizes) { return memory_needed(*sizes, true); }
 
 // beta is (batch, heads, length), change (batch, heads, length, length).
 void change(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Rows<float>* w, const float* beta,
             float* change) {
   const int64_t T = sizes->length;
-#pragma omp parallel num_threads(sizes->threads)
-  {
-    const Flushing flushing;
-    Path path(*sizes, false, sizes->scratch + omp_get_thread_num() * sizes->scratch_stride);
-#pragma omp for schedule(dynamic)
-    for (int64_t n = 0; n < sizes->batch * sizes->heads; n++) {
-      path.read(*q, *k, *w, beta + n * T, n / sizes->heads, n % sizes->heads);
-      path.forward(sizes->scale, change + n * T * T);
-    }
-  }
+  for_each_path(*sizes, false, *q, *k, *w, beta,
+                [&](const Path& path, int64_t n) { path.forward(sizes->scale, change + n * T * T); });
 }
 
 // above is the gradient of change; dq, dk and dw are (batch, heads, length, width), dbeta as beta.
 void unchange(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Rows<float>* w, const float* beta,
               const float* above, Half* dq, Half* dk, float* dw, float* dbeta) {
   const int64_t T = sizes->length, D = sizes->width;
-#pragma omp parallel num_threads(sizes->threads)
-  {
-    const Flushing flushing;
-    Path path(*sizes, true, sizes->scratch + omp_get_thread_num() * sizes->scratch_stride);
-#pragma omp for schedule(dynamic)
-    for (int64_t n = 0; n < sizes->batch * sizes->heads; n++) {
-      path.read(*q, *k, *w, beta + n * T, n / sizes->heads, n % sizes->heads);
-      path.backward(sizes->scale, above + n * T * T);
-      store_halves(path.dQ, dq + n * T * D, T * D);
-      store_halves(path.dK, dk + n * T * D, T * D);
-      std::copy_n(path.dW, T * D, dw + n * T * D);
-      std::copy_n(path.dB, T, dbeta + n * T);
-    }
-  }
+  for_each_path(*sizes, true, *q, *k, *w, beta, [&](const Path& path, int64_t n) {
+    path.backward(sizes->scale, above + n * T * T);
+    store_halves(path.dQ, dq + n * T * D, T * D);
+    store_halves(path.dK, dk + n * T * D, T * D);
+    std::copy_n(path.dW, T * D, dw + n * T * D);
+    std::copy_n(path.dB, T, dbeta + n * T);
+  });
 }
 }

@@ -12,8 +12,6 @@ The second line knows no queries: it is computed for all blocks at once. Its gra
 arrives at [M | V], times Xᵀ, is the gradient of the right-hand side B [G | W]; times -[M | V]ᵀ, that of the matrix.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import BLOCK, built, by_channel, fits, pointer, strided
+from posbench.kernels.native import BLOCK, Sizes, at, built, by_channel, fits, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -67,8 +65,10 @@ class _NativeChange(torch.autograd.Function):
         ctx.save_for_backward(q, k, w, beta)
         ctx.scale = scale
         change = w.new_empty(*beta.shape, beta.shape[2])
-        with _sizes(q, scale, back=False) as sizes:
-            built().change(sizes, strided(q), strided(k), strided(w), pointer(beta), pointer(change))
+        sizes = Sizes(*q.shape, scale=scale)
+        scratch = sizes.scratch_of(built().scratch_of_change)
+        built().change(at(sizes), strided(q), strided(k), strided(w), pointer(beta), pointer(change))
+        del scratch
         return change
 
     @staticmethod
@@ -77,30 +77,12 @@ class _NativeChange(torch.autograd.Function):
         q, k, w, beta = ctx.saved_tensors
         above = above.contiguous()
         dq, dk, dw, dbeta = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, w, beta))
-        with _sizes(q, ctx.scale, back=True) as sizes:
-            results = (pointer(x) for x in (dq, dk, dw, dbeta))
-            built().unchange(sizes, strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
+        results = (pointer(x) for x in (dq, dk, dw, dbeta))
+        sizes = Sizes(*q.shape, scale=ctx.scale)
+        scratch = sizes.scratch_of(built().scratch_of_unchange)
+        built().unchange(at(sizes), strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
+        del scratch
         return dq, dk, dw, dbeta, None
-
-
-class _Sizes(ctypes.Structure):  # as in the source
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "width", "threads")),
-        ("scratch", ctypes.c_void_p),
-        ("scratch_stride", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-    ]
-
-
-@contextlib.contextmanager
-def _sizes(q: Tensor, scale: float, back: bool) -> Iterator[Any]:
-    """Those of a call, with memory for its threads."""
-    sizes = _Sizes(*q.shape, torch.get_num_threads(), scale=scale)
-    sizes.scratch_stride = built().scratch_of_change(ctypes.byref(sizes), back)
-    scratch = torch.empty(sizes.threads * sizes.scratch_stride)
-    sizes.scratch = scratch.data_ptr()
-    yield ctypes.byref(sizes)
-    del scratch
 
 
 class _Change(torch.autograd.Function):
