@@ -7,20 +7,16 @@ Milliseconds per step are medians over rounds of two steps each; *gain* is the m
 quartiles, *of none* the speed relative to the model without an encoding in the same round, if `none` is named.
 """
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
+import arguments
 import torch
 
 from posbench import machine
-from posbench.errors import PosbenchError
 from posbench.kernels import native
-from posbench.model import build
 from posbench.speed import bench
-from posbench.speed.bench import Sizes, TrainingStep
 
 WARM_UP, STEPS = 4, 2
 USED = (True, False)
@@ -72,32 +68,21 @@ def table(times: Times) -> str:
     return bench.markdown(header[: len(rows[0])], rows)
 
 
-def step_of(name: str, sizes: Sizes, threads: int | None, overrides: list[str]) -> Step:
-    config = bench.configuration(name, sizes, threads, overrides)
-    device, dtype = bench.setup(config)
-    text = bench.random_text(sizes.vocab_size, config)
-    return TrainingStep(build(config, sizes.vocab_size), config, text, device, dtype)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("given", nargs="+", help="encodings, and overrides such as model=llama")
-    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
-    parser.add_argument("--length", type=int, help="training length, with as many tokens per batch")
-    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
     if native.binary() is None:
         parser.error(f"attention in bf16 on this machine: {native.described()}")
     machine.keep_freed_memory()
     overrides = ["runtime.device=cpu", *(word for word in given.given if "=" in word)]
-    try:
+    with arguments.errors_in_one_line():
         sizes = bench.find_shape(given.shape, given.length)
-        names = [word for word in given.given if "=" not in word]
-        steps = {name: step_of(name, sizes, given.threads, overrides) for name in names}
-    except PosbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        configs = {w: bench.configuration(w, sizes, given.threads, overrides) for w in given.given if "=" not in w}
+        steps: dict[str, Step] = {
+            name: bench.training_step(config, sizes.vocab_size) for name, config in configs.items()
+        }
     print(table(measure(steps, given.rounds)))
     print(
         f"\n{sizes.n_layers} layers, {sizes.n_heads} heads, width {sizes.d_model}, "

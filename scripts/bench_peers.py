@@ -13,13 +13,12 @@ left on disk from before. Threads and allocator are set for the process, so for 
 them, or with --default-malloc as they come. Needs the dependency group `peers`.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Callable
 
+import arguments
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -286,10 +285,8 @@ def measure(
     first: dict[str, float] = {}
 
     def enter(name: str, model: nn.Module, config: Config) -> None:
-        text = bench.random_text(sizes.vocab_size, config)
-        precision = machine.resolve_precision(config.training.precision, device)
         parameters[name] = sum(p.numel() for p in model.parameters())
-        contenders[name] = TrainingStep(model, config, text, device, precision)
+        contenders[name] = bench.training_step(config, sizes.vocab_size, model)
         began = time.perf_counter()
         for _ in range(2):
             contenders[name]()
@@ -393,24 +390,18 @@ def _cells(row: Row) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("peers", nargs="*", help=f"default all: {', '.join(PEERS)}")
-    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
-    parser.add_argument("--length", type=int, help="training length, with as many tokens per batch")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--default-malloc", action="store_true", help="leave the C library's allocator as it comes")
     parser.add_argument("--compile", action="store_true", help="every contender under torch.compile, too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    try:
+    with arguments.errors_in_one_line():
         sizes = bench.find_shape(given.shape, given.length)
         rows, caption = measure(
             given.peers or list(PEERS), sizes, given.rounds, given.threads, not given.default_malloc, given.compile
         )
-    except PosbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
     if given.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, allow_nan=False))
     else:

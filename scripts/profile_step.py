@@ -7,18 +7,15 @@ Milliseconds per step that torch's profiler saw in each operator itself, on the 
 it was called. Peers are those of `bench_peers.py`; they need the dependency group `peers`.
 """
 
-import argparse
 import dataclasses
 import os
-import sys
 
+import arguments
 import bench_peers
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from posbench import machine
-from posbench.errors import PosbenchError
-from posbench.model import build
 from posbench.speed import bench
 from posbench.speed.bench import Sizes, TrainingStep
 
@@ -29,13 +26,10 @@ def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
     peer = bench_peers.PEERS.get(name)
     given = ["runtime.device=cpu", *(peer.overrides if peer else ())]
     config = bench.configuration(peer.encoding if peer else name, sizes, threads, given)
-    device, dtype = bench.setup(config)
-    if peer:
-        attention = "eager" if "eager" in peer.attentions else peer.attentions[0]  # on CPUs the fastest at most lengths
-        model = bench_peers.LikePosbench(peer.build(sizes, attention))
-    else:
-        model = build(config, sizes.vocab_size)
-    return TrainingStep(model, config, bench.random_text(sizes.vocab_size, config), device, dtype)
+    if peer is None:
+        return bench.training_step(config, sizes.vocab_size)
+    attention = "eager" if "eager" in peer.attentions else peer.attentions[0]  # on CPUs the fastest at most lengths
+    return bench.training_step(config, sizes.vocab_size, bench_peers.LikePosbench(peer.build(sizes, attention)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +65,15 @@ def table(found: dict[str, dict[str, Spent]], rows: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("names", nargs="+", help="encodings and peers")
-    parser.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
-    parser.add_argument("--length", type=int, help="training length, with as many tokens per batch")
-    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rows", type=int, default=16)
     given = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would announce itself on stderr
-    try:
+    with arguments.errors_in_one_line():
         sizes = bench.find_shape(given.shape, given.length)
         machine.keep_freed_memory()
         found = {name: operators(step_of(name, sizes, given.threads)) for name in given.names}
-    except PosbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
     print(table(found, given.rows))
     threads = torch.get_num_threads()
     print(f"\n{given.shape}, {sizes.batch_size} x {sizes.train_length} tokens, {threads} thread{'s' * (threads > 1)}")

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -47,13 +48,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_peers", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+def peers() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        yield importlib.import_module(SCRIPT.stem)
 
 
 def test_the_command_reports_every_scheme_asked_for(rows: dict[str, dict[str, Any]]) -> None:

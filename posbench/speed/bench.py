@@ -272,6 +272,13 @@ class TrainingStep:
         update(self.learner, self._batches.batch(0), 0, LEARNING_RATE)
 
 
+def training_step(config: Config, vocab_size: int, model: nn.Module | None = None) -> TrainingStep:
+    """That of a configuration, where and as it says, of its model or of another that is called alike."""
+    device, dtype = setup(config)
+    model = (build(config, vocab_size) if model is None else model).to(device)
+    return TrainingStep(model, config, random_text(vocab_size, config), device, dtype)
+
+
 def train_flops_per_token(model: GPT, length: int) -> int:
     """Floating-point operations per token, forward and backward, that a model without positional encoding needs.
 
