@@ -30,7 +30,7 @@ from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
 from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.reflections import change_by_reflections, reflects
+from posbench.kernels.reflections import change_by_reflections, change_in_text, reflects
 
 LAID_OUT = 2**25  # numbers added to the logits of a batch; more are computed by blocks of rows
 EPS = 1e-12  # the least length that a vector is divided by
@@ -51,6 +51,11 @@ class PaTH(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
+        w, *others = self._of_tokens(x, layer)
+        return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), *others
+
+    def _of_tokens(self, x: Tensor | None, layer: int) -> tuple[Tensor, ...]:
+        """Vectors (B, H, T, Dh) of any length, and strengths beta (B, H, T), fp32."""
         if x is None:
             raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
@@ -59,7 +64,6 @@ class PaTH(Encoding):
             w = causal_convolution(self.up[layer](self.down[layer](x)), weights)
             w = F.silu(w) if self.silu else w
             w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
-            w = w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt()
             return w, 2 * self.beta[layer](x).sigmoid().mT
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
@@ -72,8 +76,8 @@ class PaTH(Encoding):
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
         if not reflects(q, k) or q.shape[:2].numel() * q.shape[2] ** 2 > LAID_OUT:
             return None
-        return LaidOut(self._added(q, k, *self.prepare(q, k, x, positions, layer)))
+        return LaidOut(self._added(q, k, *self._of_tokens(x, layer)))
 
     def _added(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-        """What `prepare` says is added to the logits of consecutive tokens, (B, H, T, T)."""
-        return change_by_reflections(q, k, w, beta, 0, self.logit_scale)
+        """What is added to the logits of consecutive tokens, (B, H, T, T), of what `_of_tokens` returns."""
+        return change_in_text(q, k, w, beta, self.logit_scale)

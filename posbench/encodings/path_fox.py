@@ -30,9 +30,9 @@ class PaTHFoX(PaTH):
         self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
-    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+    def _of_tokens(self, x: Tensor | None, layer: int) -> tuple[Tensor, ...]:
         """The reflections' vectors and strengths, and running sums of the log gates (B, H, T), fp32."""
-        reflections = super().prepare(q, k, x, positions, layer)
+        reflections = super()._of_tokens(x, layer)
         assert x is not None  # else it was refused just now
         with torch.autocast(x.device.type, enabled=False):
             kept = F.logsigmoid(F.linear(x.float(), self.gate[layer], self.gate_bias[layer]))

@@ -1,5 +1,6 @@
 // What reflections between a key and a query change in their product (PaTH): the recurrence of reflections.py, one
-// sequence and head at a time per thread, in fp32. Its letters are those of that file.
+// sequence and head at a time per thread, in fp32. Its letters are those of that file; W here are vectors of any length,
+// made unit vectors as they are read.
 
 #include "native.h"
 
@@ -8,9 +9,10 @@
 namespace {
 
 constexpr int64_t C = 32;  // keys of a block; lengths are filled up to a multiple, by tokens that reflect nothing
+constexpr float LEAST = 1e-12f;  // length that a vector is divided by, as `EPS` in encodings/path.py
 
 // c (M, N) = alpha a b, or added to c; a's numbers lie at any strides, M is a multiple of 8, N of 32.
-void multiply(const float* a, int64_t of_row, int64_t of_column, const float* b, int64_t b_stride, float* c,
+[[gnu::noinline]] void multiply(const float* a, int64_t of_row, int64_t of_column, const float* b, int64_t b_stride, float* c,
               int64_t c_stride, int64_t M, int64_t N, int64_t K, float alpha = 1, bool add = false) {
   constexpr int ROWS = 8;
   for (int64_t n = 0; n < N; n += 2 * LANES)
@@ -53,14 +55,15 @@ inline void add_row(float* x, const float* y, float alpha, int64_t n) {
 // factor (x - sum over j of weights_j rows_j), for numbers of a row
 inline void less_rows(const float* x, const float* rows, const float* weights, int64_t count, float factor, float* to,
                       int64_t n) {
-  for (int64_t d = 0; d < n; d += 2 * LANES) {
-    Floats left = load<Floats>(x + d), right = load<Floats>(x + d + LANES);
-    for (int64_t j = 0; j < count; j++) {
-      left -= load<Floats>(rows + j * n + d) * weights[j];
-      right -= load<Floats>(rows + j * n + d + LANES) * weights[j];
-    }
-    store(to + d, left * factor);
-    store(to + d + LANES, right * factor);
+  constexpr int APART = 4;  // sums, so that one need not wait for the other
+  for (int64_t d = 0; d < n; d += LANES) {
+    Floats sums[APART] = {};
+    int64_t j = 0;
+    for (; j + APART <= count; j += APART)
+#pragma GCC unroll 4
+      for (int i = 0; i < APART; i++) sums[i] += load<Floats>(rows + (j + i) * n + d) * weights[j + i];
+    for (; j < count; j++) sums[0] += load<Floats>(rows + j * n + d) * weights[j];
+    store(to + d, (load<Floats>(x + d) - ((sums[0] + sums[1]) + (sums[2] + sums[3]))) * factor);
   }
 }
 inline float dot(const float* x, const float* y, int64_t n) {
@@ -69,24 +72,23 @@ inline float dot(const float* x, const float* y, int64_t n) {
   return sum(total);
 }
 
-// Rows (C, C): what lies on the diagonal, or above it, to 0.
-void keep_below(float* x, bool diagonal) {
-  for (int64_t r = 0; r < C; r++) std::fill(x + r * C + r + (diagonal ? 1 : 0), x + (r + 1) * C, 0.0f);
-}
+// Lanes of the first `count` numbers
+inline __mmask16 first(int64_t count) { return count >= LANES ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1; }
 
-void load_rows(const Rows<Half>& from, int64_t b, int64_t h, float* to, int64_t T, int64_t D) {
-  for (int64_t t = 0; t < T; t++)
-    for (int64_t d = 0; d < D; d += LANES)
-      store(to + t * D + d, widened(load<Halves>(from.of(b, h) + t * from.time + d)));
-}
-void load_rows(const Rows<float>& from, int64_t b, int64_t h, float* to, int64_t T, int64_t D) {
-  for (int64_t t = 0; t < T; t++) std::copy_n(from.of(b, h) + t * from.time, D, to + t * D);
+// Rows (C, C): what lies above the diagonal, or on it, to 0.
+void keep_below(float* x, bool diagonal) {
+  for (int64_t r = 0; r < C; r++)
+    for (int64_t c = 0; c < C; c += LANES) {
+      float* at = x + r * C + c;
+      _mm512_storeu_ps(at, _mm512_maskz_loadu_ps(first(r + diagonal - c), at));
+    }
 }
 
 // One sequence and head.
 struct Path {
-  int64_t T, Tp, D;
+  int64_t T, Tp, D, blocks;
   float *Q, *K, *W, *B;          // (Tp, D), (Tp, D), (Tp, D), (Tp,)
+  float* shorten;                // (Tp,): what vectors were multiplied by
   float *A, *G, *M, *V;          // of every block: (C, C), (C, C), (C, C), (C, D)
   float *K_columns, *W_columns;  // of one: (D, C)
   float *turned, *reaching;      // (Tp, D): what later blocks have changed in queries, and that with the queries
@@ -95,12 +97,13 @@ struct Path {
   float *dQ, *dturned, *dreaching, *dK, *dW, *dB;  // (Tp, D) ..., (Tp,)
   float *dS, *dM, *dV, *columns;                   // (Tp, C), (C, C), (C, D), (D, C)
 
-  Path(const Sizes& sizes, bool back, Scratch& from) : T(sizes.length), Tp((T + C - 1) / C * C), D(sizes.width) {
+  Path(const Sizes& sizes, bool back, Scratch& from)
+      : T(sizes.length), Tp((T + C - 1) / C * C), D(sizes.width), blocks(Tp / C) {
     const auto take = [&](int64_t count) { return from.take<float>(count); };
     for (float** x : {&Q, &K, &W, &turned, &reaching}) *x = take(Tp * D);
     for (float** x : {&A, &G, &M}) *x = take(Tp * C);
     V = take(Tp * D);
-    B = take(Tp);
+    for (float** x : {&B, &shorten}) *x = take(Tp);
     for (float** x : {&K_columns, &W_columns}) *x = take(D * C);
     S = take(back ? Tp * (Tp + C) / 2 : Tp * C);
     part = take(Tp * C);
@@ -116,14 +119,27 @@ struct Path {
             int64_t h) const {
     for (float* x : {Q, K, W}) std::fill(x + T * D, x + Tp * D, 0.0f);
     std::fill(B + T, B + Tp, 0.0f);
-    load_rows(q, b, h, Q, T, D);
-    load_rows(k, b, h, K, T, D);
-    load_rows(w, b, h, W, T, D);
+    const Half *of_q = q.of(b, h), *of_k = k.of(b, h);
+    const float* of_w = w.of(b, h);
+    for (int64_t t = 0; t < T; t++) {
+      float *query = Q + t * D, *key = K + t * D, *vector = W + t * D;
+      Floats squares{};
+      for (int64_t d = 0; d < D; d += LANES) {
+        store(query + d, widened(load<Halves>(of_q + t * q.time + d)));
+        store(key + d, widened(load<Halves>(of_k + t * k.time + d)));
+        const Floats x = load<Floats>(of_w + t * w.time + d);
+        squares += x * x;
+        store(vector + d, x);
+      }
+      shorten[t] = 1 / std::max(std::sqrt(sum(squares)), LEAST);
+      for (int64_t d = 0; d < D; d += LANES) store(vector + d, load<Floats>(vector + d) * shorten[t]);
+    }
     std::copy_n(beta, T, B);
     std::fill(turned, turned + Tp * D, 0.0f);
   }
 
-  // A block's matrices, which know no queries: [M | V] = (I + stril(B A))^-1 B [G | W], row after row.
+  // A block's matrices, which know no queries: [M | V] = (I + stril(B A))^-1 B [G | W], row after row. To the left of
+  // the first block are no keys that would want its V.
   void prepare(int64_t n) const {
     const int64_t first = n * C;
     const float *w = W + first * D, *beta = B + first;
@@ -135,18 +151,22 @@ struct Path {
     keep_below(g, false);
     for (int64_t i = 0; i < C; i++) {
       less_rows(g + i * C, m, a + i * C, i, beta[i], m + i * C, C);
-      less_rows(w + i * D, v, a + i * C, i, beta[i], v + i * D, D);
+      if (n) less_rows(w + i * D, v, a + i * C, i, beta[i], v + i * D, D);
     }
   }
 
+  bool is_last(int64_t n) const { return n + 1 == blocks; }  // nothing has turned its queries
+
   // Queries from a block's first on, as the block meets them.
-  void reach(int64_t first) const {
-    for (int64_t n = first * D; n < Tp * D; n += LANES)
-      store(reaching + n, load<Floats>(Q + n) + load<Floats>(turned + n));
+  const float* reach(int64_t n) const {
+    const int64_t first = n * C * D;
+    if (is_last(n)) return Q + first;
+    for (int64_t at = first; at < Tp * D; at += LANES)
+      store(reaching + at, load<Floats>(Q + at) + load<Floats>(turned + at));
+    return reaching + first;
   }
-  void meet(int64_t first, float* s) const {
-    reach(first);
-    multiply_rows(reaching + first * D, W_columns, s, Tp - first, C, D);
+  void meet(int64_t n, float* s) const {
+    multiply_rows(reach(n), W_columns, s, Tp - n * C, C, D);
     keep_below(s, true);
   }
   void turn(int64_t n, const float* s, float sign) const {
@@ -154,15 +174,19 @@ struct Path {
   }
 
   void forward(float scale, float* change) const {
-    for (int64_t n = Tp / C - 1; n >= 0; n--) {
-      const int64_t first = n * C, rows = Tp - first, keys = std::min(C, T - first);
+    for (int64_t n = blocks - 1; n >= 0; n--) {
+      const int64_t start = n * C, rows = Tp - start;
       prepare(n);
-      meet(first, S);
-      const bool last = rows == C;  // nothing has turned its queries
-      if (!last) multiply_rows(turned + first * D, K_columns, part, rows, C, D, scale);
-      multiply_rows(S, M + first * C, part, rows, C, C, -scale, !last);
-      for (int64_t r = first; r < T; r++) std::copy_n(part + (r - first) * C, keys, change + r * T + first);
-      for (int64_t r = 0; r < first; r++) std::fill_n(change + r * T + first, keys, 0.0f);
+      meet(n, S);
+      if (!is_last(n)) multiply_rows(turned + start * D, K_columns, part, rows, C, D, scale);
+      multiply_rows(S, M + start * C, part, rows, C, C, -scale, !is_last(n));
+      for (int64_t c = 0; c < C; c += LANES) {
+        const __mmask16 there = first(T - start - c);
+        float* column = change + start + c;
+        for (int64_t r = 0; r < start; r++) _mm512_mask_storeu_ps(column + r * T, there, _mm512_setzero_ps());
+        for (int64_t r = start; r < T; r++)
+          _mm512_mask_storeu_ps(column + r * T, there, load<__m512>(part + (r - start) * C + c));
+      }
       if (n) turn(n, S, -1);
     }
   }
@@ -170,81 +194,101 @@ struct Path {
   float* kept(int64_t n) const { return S + n * C * Tp - n * (n - 1) / 2 * C * C; }  // S of block n
 
   void backward(float scale, const float* above) const {
-    const int64_t blocks = Tp / C;
     for (int64_t n = blocks - 1; n >= 0; n--) {
       prepare(n);
-      meet(n * C, kept(n));
+      meet(n, kept(n));
       if (n) turn(n, kept(n), -1);
     }
     for (float* x : {dQ, dturned}) std::fill(x, x + Tp * D, 0.0f);
     for (int64_t n = 0; n < blocks; n++) {
-      const int64_t first = n * C, rows = Tp - first, keys = std::min(C, T - first);
+      const int64_t start = n * C, rows = Tp - start, own = start * D;
       const float* s = kept(n);
-      if (n) turn(n, s, 1);  // as it was
-      reach(first);
-      std::fill(part, part + rows * C, 0.0f);
-      for (int64_t r = first; r < T; r++)
-        for (int64_t c = 0; c < keys; c++) part[(r - first) * C + c] = scale * above[r * T + first + c];
-      transpose(M + first * C, C, columns, C, C, C);
+      if (n && !is_last(n)) turn(n, s, 1);  // as it was
+      const float* reached = reach(n);
+      for (int64_t c = 0; c < C; c += LANES) {
+        const __mmask16 there = first(T - start - c);
+        for (int64_t r = start; r < T; r++)
+          store(part + (r - start) * C + c, (Floats)_mm512_maskz_loadu_ps(there, above + r * T + start + c) * scale);
+      }
+      std::fill(part + (T - start) * C, part + rows * C, 0.0f);
+      transpose(M + start * C, C, columns, C, C, C);
       multiply_rows(part, columns, dS, rows, C, C, -1);
       multiply_columns(s, part, dM, C, C, rows, -1);
       if (n) {
-        transpose(V + first * D, D, columns, C, C, D);
-        multiply_rows(dturned + first * D, columns, dS, rows, C, D, -1, true);
-        multiply_columns(s, dturned + first * D, dV, C, D, rows, -1);
-      } else {
-        std::fill(dV, dV + C * D, 0.0f);
+        transpose(V + own, D, columns, C, C, D);
+        multiply_rows(dturned + own, columns, dS, rows, C, D, -1, true);
+        multiply_columns(s, dturned + own, dV, C, D, rows, -1);
       }
       keep_below(dS, true);
-      multiply_rows(dS, W + first * D, dreaching, rows, D, C);
-      multiply_columns(dS, reaching + first * D, dW + first * D, C, D, rows);
-      multiply_columns(part, turned + first * D, dK + first * D, C, D, rows);
-      add_row(dQ + first * D, dreaching, 1, rows * D);
-      if (n + 1 < blocks) {
-        add_row(dturned + first * D, dreaching, 1, rows * D);
-        multiply_rows(part, K + first * D, dturned + first * D, rows, D, C, 1, true);
+      multiply_rows(dS, W + own, dreaching, rows, D, C);
+      multiply_columns(dS, reached, dW + own, C, D, rows);
+      add_row(dQ + own, dreaching, 1, rows * D);
+      if (is_last(n)) {
+        std::fill_n(dK + own, C * D, 0.0f);
+      } else {
+        multiply_columns(part, turned + own, dK + own, C, D, rows);
+        float* of_later = dturned + own + C * D;  // the block's own queries turn nothing to the left of it any more
+        add_row(of_later, dreaching + C * D, 1, (rows - C) * D);
+        multiply_rows(part + C * C, K + own, of_later, rows - C, D, C, 1, true);
       }
       unprepare(n);
+    }
+    for (int64_t t = 0; t < T; t++) {  // from unit vectors to what they were made of
+      float* dw = dW + t * D;
+      if (shorten[t] < 1 / LEAST) add_row(dw, W + t * D, -dot(dw, W + t * D, D), D);
+      for (int64_t d = 0; d < D; d += LANES) store(dw + d, load<Floats>(dw + d) * shorten[t]);
     }
   }
 
   // From the gradients of M and V, in place: those of what they were made of.
   void unprepare(int64_t n) const {
-    const int64_t first = n * C;
-    const float *w = W + first * D, *beta = B + first;
-    const float *a = A + first * C, *g = G + first * C, *m = M + first * C, *v = V + first * D;
-    float *dw = dW + first * D, *dk = dK + first * D, *db = dB + first;
-    for (int64_t j = C - 2; j >= 0; j--) {  // times the inverse, transposed
+    const int64_t start = n * C;
+    const float *w = W + start * D, *beta = B + start;
+    const float *a = A + start * C, *g = G + start * C, *m = M + start * C, *v = V + start * D;
+    float *dw = dW + start * D, *dk = dK + start * D, *db = dB + start;
+    for (int64_t j = C - 2; j >= 0; j--) {  // times the inverse, transposed; A is symmetric
       float column[C];
-      const int64_t later = C - 1 - j;
-      for (int64_t i = 0; i < later; i++) column[i] = beta[j + 1 + i] * a[(j + 1 + i) * C + j];
-      less_rows(dM + j * C, dM + (j + 1) * C, column, later, 1, dM + j * C, C);
-      less_rows(dV + j * D, dV + (j + 1) * D, column, later, 1, dV + j * D, D);
+      const int64_t next = j + 1, later = C - next;
+      for (int64_t i = 0; i < later; i++) column[i] = beta[next + i] * a[j * C + next + i];
+      less_rows(dM + j * C, dM + next * C, column, later, 1, dM + j * C, C);
+      if (n) less_rows(dV + j * D, dV + next * D, column, later, 1, dV + j * D, D);
     }
     float* dA = dS;  // that of the matrix below its diagonal, for now
     transpose(m, C, columns, C, C, C);
     multiply_rows(dM, columns, dA, C, C, C, -1);
-    transpose(v, D, columns, C, C, D);
-    multiply_rows(dV, columns, dA, C, C, D, -1, true);
+    if (n) {
+      transpose(v, D, columns, C, C, D);
+      multiply_rows(dV, columns, dA, C, C, D, -1, true);
+    }
     keep_below(dA, false);
     keep_below(dM, false);
     for (int64_t i = 0; i < C; i++) {
       const int64_t row = i * C;
-      db[i] = dot(dV + i * D, w + i * D, D) + dot(dM + row, g + row, C) + dot(dA + row, a + row, C);
-      add_row(dw + i * D, dV + i * D, beta[i], D);
+      db[i] = dot(dM + row, g + row, C) + dot(dA + row, a + row, C);
+      if (n) {
+        db[i] += dot(dV + i * D, w + i * D, D);
+        add_row(dw + i * D, dV + i * D, beta[i], D);
+      }
       for (float* x : {dM + row, dA + row})
-        for (int64_t c = 0; c < C; c++) x[c] *= beta[i];
+        for (int64_t c = 0; c < C; c += LANES) store(x + c, load<Floats>(x + c) * beta[i]);
     }
-    multiply_rows(dM, K + first * D, dw, C, D, C, 1, true);
+    multiply_rows(dM, K + start * D, dw, C, D, C, 1, true);
     multiply_columns(dM, w, dk, C, D, C, 1, true);
+    transpose(dA, C, columns, C, C, C);
+    add_row(dA, columns, 1, C * C);
     multiply_rows(dA, w, dw, C, D, C, 1, true);
-    multiply_columns(dA, w, dw, C, D, C, 1, true);
+  }
+
+  // Rows of numbers to where they belong.
+  void write(const float* from, const Rows<Half>& to, int64_t b, int64_t h) const {
+    for (int64_t t = 0; t < T; t++)
+      for (int64_t d = 0; d < D; d += LANES)
+        store(to.of(b, h) + t * to.time + d, rounded(load<Floats>(from + t * D + d)));
+  }
+  void write(const float* from, const Rows<float>& to, int64_t b, int64_t h) const {
+    for (int64_t t = 0; t < T; t++) std::copy_n(from + t * D, D, to.of(b, h) + t * to.time);
   }
 };
-
-void store_halves(const float* from, Half* to, int64_t count) {
-  for (int64_t n = 0; n < count; n += LANES) store(to + n, rounded(load<Floats>(from + n)));
-}
 
 // Does `compute` with the path of every sequence and head, and its number.
 template <class Compute>
@@ -285,15 +329,16 @@ void change(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const 
                 [&](const Path& path, int64_t n) { path.forward(sizes->scale, change + n * T * T); });
 }
 
-// above is the gradient of change; dq, dk and dw are (batch, heads, length, width), dbeta as beta.
+// above is the gradient of change; dbeta as beta.
 void unchange(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Rows<float>* w, const float* beta,
-              const float* above, Half* dq, Half* dk, float* dw, float* dbeta) {
-  const int64_t T = sizes->length, D = sizes->width;
+              const float* above, const Rows<Half>* dq, const Rows<Half>* dk, const Rows<float>* dw, float* dbeta) {
+  const int64_t T = sizes->length;
   for_each_path(*sizes, true, *q, *k, *w, beta, [&](const Path& path, int64_t n) {
+    const int64_t b = n / sizes->heads, h = n % sizes->heads;
     path.backward(sizes->scale, above + n * T * T);
-    store_halves(path.dQ, dq + n * T * D, T * D);
-    store_halves(path.dK, dk + n * T * D, T * D);
-    std::copy_n(path.dW, T * D, dw + n * T * D);
+    path.write(path.dQ, *dq, b, h);
+    path.write(path.dK, *dk, b, h);
+    path.write(path.dW, *dw, b, h);
     std::copy_n(path.dB, T, dbeta + n * T);
   });
 }

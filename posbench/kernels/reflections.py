@@ -31,8 +31,8 @@ KEYS_PER_BLOCK = 32
 def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int, scale: float = 1.0) -> Tensor:
     """`change` as above times `scale`, (B, H, Tq, Tk), in the dtype of w and beta, which is fp32 or fp64.
 
-    The products of its gradient are in the dtype of q and k, as those of q·k itself, or in fp32 by the kernel in C++.
-    Not so its own: a key that meets the same vector again and again would meet the same rounding each time.
+    The products of its gradient are in the dtype of q and k, as those of q·k itself. Not so its own: a key that meets
+    the same vector again and again would meet the same rounding each time.
 
     Args:
         q: (B, H, Tq, Dh).
@@ -41,9 +41,6 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
         before: keys before the first query's own: query r meets the tokens up to r + before.
     """
     keys = k.shape[2]
-    if before == 0 and w.dtype == torch.float32 and reflects(q, k):
-        in_one: Tensor = _NativeChange.apply(q, k, w, beta, scale)  # type: ignore[no-untyped-call]
-        return in_one
     size = min(KEYS_PER_BLOCK, keys)
     if short := -keys % size:  # tokens that reflect nothing fill the last block
         k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
@@ -52,12 +49,27 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
 
 
 def reflects(q: Tensor, k: Tensor) -> bool:
-    """Whether the kernel in C++ serves, for all queries of a text."""
+    """Whether `change_in_text` serves, for all queries of a text."""
     return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k)
 
 
-class _NativeChange(torch.autograd.Function):
-    """The same by reflections.cpp, all of it in fp32; nothing is kept but what is given."""
+def change_in_text(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float = 1.0) -> Tensor:
+    """The same by the kernel in C++, and its gradient, too, all of it in fp32, for what `reflects` says.
+
+    Args:
+        q, k: (B, H, T, Dh) in bf16.
+        w: (B, H, T, Dh) fp32, of any length: unit vectors are made of them.
+        beta: (B, H, T) fp32.
+
+    Returns:
+        (B, H, T, T) fp32.
+    """
+    change: Tensor = _ChangeInText.apply(q, k, w, beta, scale)  # type: ignore[no-untyped-call]
+    return change
+
+
+class _ChangeInText(torch.autograd.Function):
+    """Nothing is kept but what is given."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
@@ -76,10 +88,12 @@ class _NativeChange(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         q, k, w, beta = ctx.saved_tensors
         above = above.contiguous()
-        dq, dk, dw, dbeta = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, w, beta))
-        results = (pointer(x) for x in (dq, dk, dw, dbeta))
+        batch, heads, length, width = q.shape
+        dq, dk, dw = (x.new_empty(batch, length, heads, width).transpose(1, 2) for x in (q, k, w))
+        dbeta = torch.empty_like(beta)
         sizes = Sizes(*q.shape, scale=ctx.scale)
         scratch = sizes.scratch_of(built().scratch_of_unchange)
+        results = strided(dq), strided(dk), strided(dw), pointer(dbeta)
         built().unchange(at(sizes), strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
         del scratch
         return dq, dk, dw, dbeta, None
