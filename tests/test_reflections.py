@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.kernels import native, reflections
-from posbench.kernels.convolution import causal_convolution
 from posbench.kernels.reflections import change_by_reflections, change_in_text, reflects
 
 # Queries, keys, keys before the first query's own: all rows at once, one row, some rows, their window, no mask.
@@ -108,12 +107,3 @@ def test_in_bf16_values_are_exact_and_gradients_within_the_rounding_of_products(
     torch.testing.assert_close(change, exact)
     for name, slope, near in zip(("q", "k", "w", "beta"), slopes, rounded, strict=True):
         assert float((near - slope).norm() / slope.norm()) < 0.02, name
-
-
-@pytest.mark.parametrize(("length", "width"), [(1, 3), (2, 3), (9, 3), (9, 1), (9, 4)])
-def test_the_convolution_is_torchs(length: int, width: int) -> None:
-    x = torch.randn(2, length, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(5, width, dtype=torch.float64, requires_grad=True)
-    theirs = F.conv1d(F.pad(x.mT, (width - 1, 0)), weight[:, None], groups=5).mT
-    torch.testing.assert_close(causal_convolution(x, weight), theirs)
-    assert torch.autograd.gradcheck(causal_convolution, (x, weight))

@@ -16,6 +16,7 @@ Checked against: transformers Inkling's short convolution, before what the inner
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
@@ -61,10 +62,10 @@ class Canon(Wrapper):
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
         with torch.autocast(a.device.type, enabled=False):
-            channels = a.float().transpose(1, 2).flatten(2)  # (B, T, H Dh)
-            mixed = causal_convolution(channels, weights.flatten(0, 1))
-            mixed = mixed + channels if self.residual else mixed
-        return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2).contiguous().to(a.dtype)
+            own = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0)) if self.residual else 0
+            channels = a.transpose(1, 2).flatten(2)  # (B, T, H Dh)
+            mixed = causal_convolution(channels, (weights + own).flatten(0, 1))
+        return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2)
 
 
 def _initial(shape: Shape, heads: int, width: int) -> nn.Parameter:
