@@ -22,7 +22,7 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import native
-from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
 from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
 from posbench.runs.folder import load_record
 
@@ -36,6 +36,7 @@ BIASES = {
     "lines": lines,
     "decay": Decay,
     "slopes": Slopes,
+    "curves": Curves,
 }
 KINDS = [*BIASES, "banded", "banded keys"]
 # (B, H, T, Dq, Dh): one token, odd lengths, below a block and above a chunk, more sequences than groups, other widths
@@ -91,7 +92,7 @@ def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple
     found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
     for name, x, y in zip(names(case), found, expected, strict=True):
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu"):  # as a model calls it
         assert torch.equal(fast(case, *case.inputs), found[0])
 
 
@@ -104,8 +105,10 @@ def test_so_they_are_beside_sinks(kind: str, window: int | None) -> None:
         case = Case(kind, size, torch.bfloat16, window, sunk=True)
         expected = gradients(case.exact, case.inputs)
         found = gradients(lambda *inputs, case=case: fast(case, *inputs), case.inputs)
-        for name, x, y in zip(names(case), found, expected, strict=True):
-            assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), (name, size)
+        tiles = gradients(case.fast, case.inputs)  # whose sums may cancel as far
+        for name, x, y, z in zip(names(case), found, expected, tiles, strict=True):
+            within = max(BF16_BIAS, 1.5 * error(z, y)) if "learned" in name else BF16
+            assert error(x, y) < within, (name, size)
 
 
 @needs_it
@@ -178,22 +181,24 @@ def test_products_of_other_libraries_are_right_before_and_after() -> None:
 
 
 @needs_it
-@pytest.mark.parametrize("sequences", [1, 3])
-@pytest.mark.parametrize("pairs", [8, 16, 32])
-def test_turned_pairs_are_those_of_complex_numbers(sequences: int, pairs: int) -> None:
+@pytest.mark.parametrize(("sequences", "heads", "pairs"), [(1, 1, 32), (3, 1, 32), (1, 4, 16), (3, 4, 32)])
+def test_turned_pairs_are_those_of_complex_numbers(sequences: int, heads: int, pairs: int) -> None:
     x = torch.randn(3, 70, 4, 64).bfloat16().transpose(1, 2).requires_grad_()
-    turns = torch.polar(torch.rand(sequences, 1, 70, pairs) + 0.5, torch.randn(sequences, 1, 70, pairs))
+    size = (sequences, heads, 70, pairs)
+    turns = torch.polar(torch.rand(size) + 0.5, torch.randn(size)).requires_grad_()
     weight = torch.randn(3, 4, 70, 64).bfloat16()
 
-    def exact(x: Tensor) -> Tensor:
+    def exact(x: Tensor, turns: Tensor) -> Tensor:
         turned = torch.view_as_complex(x.double()[..., : 2 * pairs].unflatten(-1, (-1, 2))) * turns
         return torch.cat((torch.view_as_real(turned).flatten(-2), x[..., 2 * pairs :].double()), dim=-1)
 
     assert turns_pairs(x, turns)
-    found, expected = turn_pairs(x, turns), exact(x)
+    found, expected = turn_pairs(x, turns), exact(x, turns)
     assert error(found, expected) < 2**-9
-    of_found, of_expected = (torch.autograd.grad(out, x, weight.to(out.dtype))[0] for out in (found, expected))
-    assert error(of_found, of_expected) < 2**-8
+    of_found, of_expected = (torch.autograd.grad(out, (x, turns), weight.to(out.dtype)) for out in (found, expected))
+    assert error(of_found[0], of_expected[0]) < 2**-8
+    assert float((of_found[1] - of_expected[1]).abs().max() / of_expected[1].abs().max()) < 1e-5
+    assert torch.equal(turn_pairs(x, turns.conj()), turn_pairs(x, turns.conj().resolve_conj()))
 
 
 # -- when it serves ----------------------------------------------------------------------------------------------------
@@ -215,6 +220,9 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     assert not takes(q[:1, :0], k[:1, :0], v[:1, :0], None)  # fewer than threads
     assert not takes(q.to("meta"), k.to("meta"), v.to("meta"), None)
     assert not takes(q, k, v, Dense(lambda distance, where: distance[None].float(), ()))
+    long, few = torch.zeros(2, 2, 2**12, 32, dtype=torch.bfloat16), torch.zeros(4, 8)
+    assert takes(q, k, v, Curves(torch.zeros(2, 2, 8, 4), few))
+    assert not takes(long, long, long, Curves(torch.zeros(2, 2, 2**12, 4), few))  # a number for each pair
     with torch.no_grad():
         assert takes(q, k, v, None) == machine.has_amx()
         assert takes(q, k, v, lines_of(32)) and not takes(q, k, v, lines_of(31))
@@ -223,8 +231,7 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     turns = torch.ones(1, 1, 8, 16, dtype=torch.complex64)
     assert turns_pairs(q, turns)
     assert not turns_pairs(q.float(), turns) and not turns_pairs(q, turns[..., :5])
-    assert not turns_pairs(q, turns.clone().requires_grad_())  # learned rotations have gradients of their own
-    assert not turns_pairs(q, turns.expand(1, 2, 8, 16))  # a rotation of each head
+    assert turns_pairs(q, turns.expand(2, 2, 8, 16)) and not turns_pairs(q, turns.expand(3, 2, 8, 16))
 
 
 @needs_it

@@ -30,9 +30,9 @@ from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
 from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
+from posbench.kernels.native import holds_pairs
 from posbench.kernels.reflections import change_by_reflections, change_in_text, reflects
 
-LAID_OUT = 2**25  # numbers added to the logits of a batch; more are computed by blocks of rows
 EPS = 1e-12  # the least length that a vector is divided by
 
 
@@ -74,7 +74,7 @@ class PaTH(Encoding):
             return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
-        if not reflects(q, k) or q.shape[:2].numel() * q.shape[2] ** 2 > LAID_OUT:
+        if not (reflects(q, k) and holds_pairs(q)):
             return None
         return LaidOut(self._added(q, k, *self._of_tokens(x, layer)))
 

@@ -135,23 +135,29 @@ class Curves(Bias):
         return self.mixtures, self.curves
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
-        own = self.mixtures[batch, tile.heads, tile.queries] @ self._falling(tile)
+        own = self.mixtures[batch, tile.heads, tile.queries] @ self.falling(*tile.mask.shape)
         return _slanted(own, tile.mask.shape[1])
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         rows, keys = tile.mask.shape
         falling = sums[0].new_zeros(*grad.shape[:2], rows, rows + keys - 1)
         _slanted(falling, keys).copy_(grad)
-        sums[0][batch, tile.heads, tile.queries] += falling @ self._falling(tile).mT
-        of_curves = torch.einsum("bhtc,bhtf->cf", self.mixtures[batch, tile.heads, tile.queries], falling)
-        near = min(keys, self.curves.shape[1])
-        sums[1][:, :near] += of_curves[:, keys - near : keys].flip(-1)
+        of_mixtures, of_curves = self.pulled(falling, self.mixtures[batch, tile.heads, tile.queries], keys)
+        sums[0][batch, tile.heads, tile.queries] += of_mixtures
+        sums[1] += of_curves
 
-    def _falling(self, tile: Tile) -> Tensor:
+    def falling(self, rows: int, keys: int) -> Tensor:
         """The curves (C, Tq + Tk - 1) at the distances Tk - 1 .. 1 - Tq; 0 beyond their end and for hidden keys."""
-        rows, keys = tile.mask.shape
         near = self.curves[:, :keys].flip(-1)
         return F.pad(near, (keys - near.shape[1], rows - 1))
+
+    def pulled(self, grad: Tensor, mixtures: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+        """Gradients of queries' mixtures (B, H, Tq, C) and of the curves, from that of mixtures times `falling`."""
+        falling = self.falling(grad.shape[-1] - keys + 1, keys)
+        near = min(keys, self.curves.shape[1])
+        each = mixtures.mT @ grad[..., keys - near : keys]  # by head, so that threads do not change a bit
+        of_curves = each.sum((0, 1)).flip(-1)
+        return grad @ falling.mT, F.pad(of_curves, (0, self.curves.shape[1] - near))
 
 
 @dataclasses.dataclass(frozen=True)

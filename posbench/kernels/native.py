@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, LaidOut, Lines, Slopes, Table
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ _BUILD_SECONDS = 120  # at most
 LANES, BLOCK = 16, 32
 KINKS, LINES = 32, 48  # between straight lines, and numbers that slopes or intercepts of these take
 MARGIN = 128  # keys of the largest block: it reads a table that far beyond its beginning, and a block beyond its end
+_PAIRS = 2**25  # numbers that are laid out for a batch, at most
 # A bias that sequences share has its gradient summed by head and group of sequences. There are at least this many of
 # them, if there are sequences enough, so that threads have something to do each; and no more for more threads.
 GROUPS = 16
@@ -65,6 +66,11 @@ def fits(q: Tensor, *others: Tensor) -> bool:
     return all(x.shape[:3] == q.shape[:3] and x.dtype == torch.bfloat16 for x in (q, *others)) and reads(q)
 
 
+def holds_pairs(q: Tensor) -> bool:
+    """Whether queries (B, H, T, Dh) are few enough to hold a number for each of their pairs."""
+    return q.shape[:2].numel() * q.shape[2] ** 2 <= _PAIRS
+
+
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
     """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`.
 
@@ -75,7 +81,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
         q.shape[3] == k.shape[3]
         and fits(q, k, v)
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
+        and (bias is None or type(bias) in (Bias, Table, Curves, LaidOut, Lines, Decay, Slopes))
+        and not (isinstance(bias, Curves) and not holds_pairs(q))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
         and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines))
     )
@@ -211,9 +218,8 @@ def turns_pairs(x: Tensor, turns: Tensor) -> bool:
     return (
         x.dtype == torch.bfloat16
         and turns.dtype == torch.complex64
-        and not turns.requires_grad
         and turns.shape[0] in (1, x.shape[0])
-        and turns.shape[1] == 1
+        and turns.shape[1] in (1, x.shape[1])
         and x.shape[3] % LANES == turns.shape[3] * 2 % LANES == 0
         and reads(x)
     )
@@ -224,36 +230,45 @@ def turn_pairs(x: Tensor, turns: Tensor) -> Tensor:
 
     Args:
         x: (B, H, T, Dh) in bf16; Dh a multiple of 16.
-        turns: (1|B, 1, T, pairs) complex64, a multiple of 8 pairs, without a gradient.
+        turns: (1|B, 1|H, T, pairs) complex64, a multiple of 8 pairs.
 
     Returns:
         (B, H, T, Dh) in bf16, computed in fp32; in memory (B, T, H, Dh).
     """
-    out: Tensor = _Turned.apply(x, turns.contiguous())  # type: ignore[no-untyped-call]
+    out: Tensor = _Turned.apply(x, turns.resolve_conj().contiguous())  # type: ignore[no-untyped-call]
     return out
 
 
 class _Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, turns: Tensor) -> Tensor:
-        ctx.save_for_backward(turns)
+        ctx.save_for_backward(by_channel(x) if ctx.needs_input_grad[1] else None, turns)
         return _turned(x, turns, back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        (turns,) = ctx.saved_tensors
-        return _turned(grad_out, turns, back=True), None
+        x, turns = ctx.saved_tensors
+        grad_out = by_channel(grad_out)
+        of_turns = None
+        if x is not None:
+            each = turns.new_empty(*x.shape[:3], turns.shape[3])
+            built().unturn(at(_sizes(x)), strided(x), strided(grad_out), turns.shape[3], pointer(each))
+            of_turns = each.sum_to_size(turns.shape)
+        return _turned(grad_out, turns, back=True), of_turns
 
 
 def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
     x = by_channel(x)
     batch, heads, length, width = x.shape
     out = x.new_empty(batch, length, heads, width).transpose(1, 2)
-    sizes = Sizes(batch, heads, length, width, length, threads=torch.get_num_threads())
-    apart = turns.stride(0) * 2 if len(turns) > 1 else 0  # in numbers, two of which are one of its elements
-    built().turn(at(sizes), strided(x), pointer(turns), apart, turns.shape[3], back, strided(out))
+    each = torch.view_as_real(turns).flatten(-2).expand(batch, heads, -1, -1)
+    built().turn(at(_sizes(x)), strided(x), strided(each), turns.shape[3], back, strided(out))
     return out
+
+
+def _sizes(x: Tensor) -> "Sizes":
+    return Sizes(*x.shape, x.shape[2], threads=torch.get_num_threads())
 
 
 def by_channel(x: Tensor) -> Tensor:
@@ -293,6 +308,10 @@ class _Laid:
         if isinstance(bias, Table):
             return cls(_BY_DISTANCE, *_by_distance(values, by_key))
         more = -length % BLOCK
+        if isinstance(bias, Curves):  # from far to near, so that each row begins a number earlier
+            with torch.autocast("cpu", enabled=False):
+                own = F.pad(values, (0, 0, 0, more)) @ bias.falling(1, length).detach()
+            return cls(_BY_PAIR, own, length - 1, length - 1)
         if isinstance(bias, LaidOut):
             return cls(_BY_PAIR, F.pad(values, (0, more, 0, more)) if more else values.contiguous(), 0, length + more)
         if isinstance(bias, Slopes):
@@ -314,6 +333,7 @@ class _Laid:
         added = _Added(self.kind, pointer(self.values, self.first))
         added.row, added.uniform, added.more, added.vectors = self.row, self.uniform, self.more, pointer(self.vectors)
         if self.values is not None:
+            assert self.values.dtype == torch.float32
             batch, added.head = self.values.stride()[:2]
             added.batch = batch if len(self.values) > 1 else 0
         if sums is not None:
@@ -342,6 +362,9 @@ class _Laid:
             return of_slopes, of_intercepts, of_curve.sum(0)[MARGIN : MARGIN + length], of_scales.sum(0)[:length]
         if self.kind == _SLOPES:
             return sums[..., :length].unbind(2)
+        if isinstance(bias, Curves):
+            with torch.autocast("cpu", enabled=False):
+                return bias.pulled(sums[:, :, :length], bias.mixtures.detach(), length)
         return (sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length],)
 
 
@@ -463,7 +486,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary = ctypes.CDLL(str(path))
     binary.can_run.restype = ctypes.c_bool
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
-    binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
+    binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
     for call in ("forward", "backward", "change", "unchange"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     return binary
