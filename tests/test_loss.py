@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.kernels import cross_entropy as module
+from posbench.kernels import native
 from posbench.kernels.cross_entropy import cross_entropy
 from posbench.kernels.fused import fusing
 from posbench.kernels.on_cuda import fused
@@ -37,11 +38,26 @@ def test_the_loss_and_its_gradient_are_torchs(
     torch.testing.assert_close(gradient.double(), exact.double(), atol=tolerance, rtol=1e-5)
 
 
-def test_bf16_logits_keep_an_exact_loss_and_a_gradient_within_their_rounding() -> None:
-    logits = (5 * torch.randn(64, 300)).bfloat16()
-    (ours, gradient), (theirs, exact) = both(logits, torch.randint(300, (64,)))
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the kernel in C++."""
+    monkeypatch.setattr(native, "binary", lambda: None)
+
+
+@pytest.mark.parametrize("kernel", ["by_torch", "as_it_comes"])
+@pytest.mark.parametrize("vocabulary", [1, 7, 16, 300, 2048])
+def test_bf16_logits_keep_an_exact_loss_and_a_gradient_within_their_rounding(
+    kernel: str, vocabulary: int, request: pytest.FixtureRequest
+) -> None:
+    if kernel == "by_torch":
+        request.getfixturevalue(kernel)
+    logits = (5 * torch.randn(64, vocabulary)).bfloat16()
+    (ours, gradient), (theirs, exact) = both(logits, torch.randint(vocabulary, (64,)))
     assert ours.dtype == torch.float32
     assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
+    if vocabulary == 1:
+        assert not gradient.any()
+        return
     error = (gradient.double() - exact.double()).norm() / exact.double().norm()
     assert float(error) < 2**-8  # half a unit of bf16's last place, twice: the product with the outer gradient
 
@@ -71,9 +87,35 @@ def test_without_a_gradient_the_logits_stay() -> None:
     assert torch.equal(logits, before)
 
 
-def test_extreme_logits_give_no_nan() -> None:
-    logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
-    assert float(cross_entropy(logits, torch.tensor([1, 2]))) == pytest.approx((2e4 + 1.0986) / 2, rel=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extreme_logits_give_no_nan_and_those_that_are_none_do(dtype: torch.dtype) -> None:
+    low = float(torch.tensor(-1e4, dtype=dtype))
+    logits = torch.tensor([[-low, low, 0.0], [low, low, low]], dtype=dtype)
+    labels = torch.tensor([1, 2])
+    assert float(cross_entropy(logits.clone(), labels)) == pytest.approx((-2 * low + 1.0986) / 2, rel=1e-6)
+    for wrong in (float("nan"), float("inf")):
+        logits[1, 0] = wrong
+        assert cross_entropy(logits.clone(), labels).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("label", [-100, 20])
+def test_a_label_that_is_no_token_is_refused(dtype: torch.dtype, label: int) -> None:
+    with pytest.raises((IndexError, RuntimeError)):
+        cross_entropy(torch.randn(3, 20).to(dtype), torch.tensor([0, label, 1]))
+
+
+@pytest.mark.skipif(native.binary() is None, reason=f"the loss here: {native.described()}")
+def test_it_does_not_depend_on_the_number_of_threads() -> None:
+    logits, labels, found = torch.randn(300, 70).bfloat16(), torch.randint(70, (300,)), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(both(logits, labels)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
 
 
 def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
@@ -89,7 +131,7 @@ def test_of_no_rows_the_loss_is_0_with_a_gradient_of_none() -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph(
-    monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
+    by_torch: None, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
 ) -> None:
     torch._dynamo.reset()
     counting = CompileCounterWithBackend(backend)
@@ -110,7 +152,7 @@ def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_run_that_compiles_has_the_same_loss_and_gradient_from_one_graph(
-    monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
+    by_torch: None, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
 ) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -1,5 +1,7 @@
-"""The training loss, without a second copy of the logits, which are the largest tensor of a step."""
+"""The training loss, without a second copy of the logits, which are the largest tensor of a step: in bf16 on CPUs by
+the kernel in C++ (`cross_entropy.cpp`), else piece by piece."""
 
+from ctypes import byref, c_float, c_int64
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.kernels.fused import fusible, is_fusing
+from posbench.kernels.native import built, pointer, reads
 from posbench.kernels.on_cuda import fused
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
@@ -26,9 +29,37 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     Args:
         logits: (..., V), any float dtype.
         labels: (...), int64, none of them `IGNORED`: logits are for rows that are scored.
+
+    Raises:
+        IndexError, RuntimeError: a label that is none of 0 .. V-1.
     """
-    loss: Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    logits, labels = logits.flatten(0, -2), labels.flatten()
+    by_rows = _ByRows if logits.dtype == torch.bfloat16 and reads(logits) else _CrossEntropy
+    loss: Tensor = by_rows.apply(logits, labels)  # type: ignore[no-untyped-call]
     return loss
+
+
+class _ByRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        given = logits.detach()
+        of_logits = given.contiguous()
+        rows, vocabulary = given.shape
+        losses = given.new_empty(rows, dtype=torch.float32)
+        share = byref(c_float(1 / max(1, rows))) if ctx.needs_input_grad[0] else None
+        sizes = (c_int64(size) for size in (torch.get_num_threads(), rows, vocabulary))
+        labels = labels.contiguous()
+        tensors = (pointer(of_logits), pointer(labels), share, pointer(losses))
+        if wrong := built().cross_entropy(*sizes, *tensors):
+            raise IndexError(f"{wrong} labels are none of the {vocabulary} tokens")
+        ctx.save_for_backward(of_logits)
+        return losses.sum(dtype=torch.float64).float() / max(1, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (of_logits,) = ctx.saved_tensors
+        return _times(gradient, of_logits), None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -54,11 +85,13 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (of_logits,) = ctx.saved_tensors
-        if ctx.left is not None:
-            gradient = gradient * ctx.left
-        if gradient.device.type == "cpu" and gradient == 1:  # a pass over the largest tensor of a step for nothing
-            return of_logits, None
-        return of_logits.mul_(gradient), None  # in place: a second backward pass is refused
+        return _times(gradient if ctx.left is None else gradient * ctx.left, of_logits), None
+
+
+def _times(gradient: Tensor, of_logits: Tensor) -> Tensor:
+    if gradient.device.type == "cpu" and gradient == 1:  # a pass over the largest tensor of a step for nothing
+        return of_logits
+    return of_logits.mul_(gradient)  # in place: a second backward pass is refused
 
 
 def _piece(logits: Tensor, labels: Tensor, differentiate: bool, share: float | None) -> Tensor:

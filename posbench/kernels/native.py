@@ -490,6 +490,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
     for call in ("forward", "backward", "change", "unchange"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
+    binary.cross_entropy.restype = ctypes.c_int64
     return binary
 
 
