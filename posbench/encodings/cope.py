@@ -23,6 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels import scans
+from posbench.kernels.bias import LaidOut
+from posbench.kernels.native import takes_text
 from posbench.kernels.on_cuda import fused_on_cuda
 
 
@@ -37,6 +39,11 @@ class CoPE(Encoding):
         visible = rows.visible.to(logits.dtype)
         by_count: Tensor = _ByCount.apply(logits, at_whole.to(logits.dtype), visible)  # type: ignore[no-untyped-call]
         return by_count
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
+        if not takes_text(q, k):
+            return None
+        return LaidOut(scans.counted_in_text(q, k, self.table[layer], self.logit_scale))
 
 
 class _ByCount(torch.autograd.Function):

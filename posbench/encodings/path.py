@@ -30,8 +30,8 @@ from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
 from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.native import holds_pairs
-from posbench.kernels.reflections import change_by_reflections, change_in_text, reflects
+from posbench.kernels.native import takes_text
+from posbench.kernels.reflections import change_by_reflections, change_in_text
 
 EPS = 1e-12  # the least length that a vector is divided by
 
@@ -74,7 +74,7 @@ class PaTH(Encoding):
             return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
-        if not (reflects(q, k) and holds_pairs(q)):
+        if not takes_text(q, k):
             return None
         return LaidOut(self._added(q, k, *self._of_tokens(x, layer)))
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "POSBENCH_NATIVE"  # environment variable: 0 = do without it
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-_HEADER = Path(__file__).with_suffix(".h")
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-mprefer-vector-width=512"]
 _FLAGS += ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
 _FLAGS_AMX = ["-mamx-tile", "-mamx-bf16"]
@@ -69,6 +69,11 @@ def fits(q: Tensor, *others: Tensor) -> bool:
 def holds_pairs(q: Tensor) -> bool:
     """Whether queries (B, H, T, Dh) are few enough to hold a number for each of their pairs."""
     return q.shape[:2].numel() * q.shape[2] ** 2 <= _PAIRS
+
+
+def takes_text(q: Tensor, k: Tensor) -> bool:
+    """Whether kernels that compute a number for each pair of a text's tokens are for queries and keys (B, H, T, Dh)."""
+    return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k) and holds_pairs(q)
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
@@ -455,7 +460,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     if (sys.platform, platform.machine()) != ("linux", "x86_64") or "avx512_bf16" not in flags:
         return None, "operations of torch: the kernel in C++ is for Linux on CPUs with AVX-512 BF16 or AMX"
     options = [*_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])]
-    read = [path.read_bytes() for path in (*SOURCES, _HEADER)]
+    read = [path.read_bytes() for path in (*SOURCES, *_HEADERS)]
     named = hashlib.sha256(b"".join([repr(options).encode(), *read])).hexdigest()[:16]
     built = _own_folder() / f"attention-{named}.so"
     compilers = [os.environ.get("CXX", "").split(), ["g++"]]
@@ -488,7 +493,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
-    for call in ("forward", "backward", "change", "unchange"):
+    for call in ("forward", "backward", "change", "unchange", "count", "uncount"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     binary.cross_entropy.restype = ctypes.c_int64
     return binary

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import BLOCK, Sizes, at, built, by_channel, fits, pointer, strided
+from posbench.kernels.native import Sizes, at, built, by_channel, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -48,13 +48,8 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
     return change[..., :keys]
 
 
-def reflects(q: Tensor, k: Tensor) -> bool:
-    """Whether `change_in_text` serves, for all queries of a text."""
-    return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k)
-
-
 def change_in_text(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float = 1.0) -> Tensor:
-    """The same by the kernel in C++, and its gradient, too, all of it in fp32, for what `reflects` says.
+    """The same by the kernel in C++, and its gradient, too, all of it in fp32, for what `takes_text` says.
 
     Args:
         q, k: (B, H, T, Dh) in bf16.
