@@ -503,11 +503,6 @@ void store_columns(const float* from, int64_t from_stride, float scale, Half* to
     }
 }
 
-void store_rows(const float* from, float scale, Half* to, int64_t stride, int64_t T, int64_t D) {
-  for (int64_t t = 0; t < T; t++)
-    for (int64_t d = 0; d < D; d += LANES) store(to + t * stride + d, rounded(load<Floats>(from + t * D + d) * scale));
-}
-
 template <int64_t KIND>
 void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
                const Strided& out, const float* logs, const Strided& above, const Strided& dq, const Strided& dk,

@@ -93,6 +93,12 @@ inline void transpose(const void* from, int64_t from_stride, void* to, int64_t t
     }
 }
 
+// Rows (T, D) to bf16 numbers at a stride
+inline void store_rows(const float* from, float scale, Half* to, int64_t stride, int64_t T, int64_t D) {
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t d = 0; d < D; d += LANES) store(to + t * stride + d, rounded(load<Floats>(from + t * D + d) * scale));
+}
+
 // As long as it lives, its thread takes numbers below 1e-38 for 0, which else are a hundred times as slow.
 class Flushing {
  public:

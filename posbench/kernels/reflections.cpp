@@ -278,16 +278,6 @@ struct Path {
     add_row(dA, columns, 1, C * C);
     multiply_rows(dA, w, dw, C, D, C, 1, true);
   }
-
-  // Rows of numbers to where they belong.
-  void write(const float* from, const Rows<Half>& to, int64_t b, int64_t h) const {
-    for (int64_t t = 0; t < T; t++)
-      for (int64_t d = 0; d < D; d += LANES)
-        store(to.of(b, h) + t * to.time + d, rounded(load<Floats>(from + t * D + d)));
-  }
-  void write(const float* from, const Rows<float>& to, int64_t b, int64_t h) const {
-    for (int64_t t = 0; t < T; t++) std::copy_n(from + t * D, D, to.of(b, h) + t * to.time);
-  }
 };
 
 // Does `compute` with the path of every sequence and head, and its number.
@@ -332,13 +322,13 @@ void change(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const 
 // above is the gradient of change; dbeta as beta.
 void unchange(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Rows<float>* w, const float* beta,
               const float* above, const Rows<Half>* dq, const Rows<Half>* dk, const Rows<float>* dw, float* dbeta) {
-  const int64_t T = sizes->length;
+  const int64_t T = sizes->length, D = sizes->width;
   for_each_path(*sizes, true, *q, *k, *w, beta, [&](const Path& path, int64_t n) {
     const int64_t b = n / sizes->heads, h = n % sizes->heads;
     path.backward(sizes->scale, above + n * T * T);
-    path.write(path.dQ, *dq, b, h);
-    path.write(path.dK, *dk, b, h);
-    path.write(path.dW, *dw, b, h);
+    store_rows(path.dQ, 1, dq->of(b, h), dq->time, T, D);
+    store_rows(path.dK, 1, dk->of(b, h), dk->time, T, D);
+    for (int64_t t = 0; t < T; t++) std::copy_n(path.dW + t * D, D, dw->of(b, h) + t * dw->time);
     std::copy_n(path.dB, T, dbeta + n * T);
   });
 }

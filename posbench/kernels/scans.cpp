@@ -235,15 +235,10 @@ struct Counting {
       halve(dW, Pp, 1, Pp);
       product(G, wide, E_pairs, Pp / 2 * PANEL, dQ, D, BLOCK, D, Pp, true);
       give(dE, Pp);
-      write(dQ, dq.of(b, h) + first * dq.time, dq.time, rows);
+      store_rows(dQ, 1, dq.of(b, h) + first * dq.time, dq.time, rows, D);
     }
-    write(dK, dk.of(b, h), dk.time, T);
+    store_rows(dK, 1, dk.of(b, h), dk.time, T, D);
     std::copy_n(dE, P * D, of_table);
-  }
-
-  void write(const float* from, Half* to, int64_t stride, int64_t rows) const {
-    for (int64_t t = 0; t < rows; t++)
-      for (int64_t d = 0; d < D; d += LANES) store(to + t * stride + d, rounded(load<Floats>(from + t * D + d)));
   }
 };
 
