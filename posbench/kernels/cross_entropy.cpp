@@ -8,11 +8,11 @@ namespace {
 
 inline Floats load_some(const Half* from, int64_t n) {  // -inf where there are fewer than LANES
   if (n >= LANES) return widened(load<Halves>(from));
-  const Words read = (Words)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1 << n) - 1, from));
+  const Words read = (Words)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(n), from));
   return COUNT < float(n) ? (Floats)(read << 16) : Floats{} + NEVER;
 }
 inline void store_some(Half* to, int64_t n, Floats x) {
-  _mm256_mask_storeu_epi16(to, n < LANES ? (1 << n) - 1 : 0xffff, (__m256i)rounded(x));
+  _mm256_mask_storeu_epi16(to, lanes(n), (__m256i)rounded(x));
 }
 
 // Negative log-likelihood of a label. `grown` takes a row; where a share is wanted, the gradient times it is written

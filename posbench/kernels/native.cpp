@@ -9,8 +9,6 @@
 // Source of the order of the two passes: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
 // Partitioning" (2023), arXiv:2307.08691, algorithms 1 and 2.
 
-#include <omp.h>
-
 #include <utility>
 
 #include "products.h"
@@ -219,19 +217,6 @@ struct Backwards {
     near = Near(sizes, Tp, from);
   }
 };
-
-template <class Memory>
-Memory memory_of_thread(const Sizes& sizes) {
-  Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
-  return Memory(sizes, from);
-}
-
-template <class Memory>
-int64_t memory_needed(const Sizes& sizes) {
-  Scratch from(nullptr);
-  Memory(sizes, from);
-  return from.next - (char*)nullptr;
-}
 
 // -- forwards ---------------------------------------------------------------------------------------------------------
 

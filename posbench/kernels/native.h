@@ -3,6 +3,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +36,8 @@ inline void store(X* to, V x) {
 
 inline Floats widened(Halves x) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
 inline Halves rounded(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
+// The first `count` of them
+inline __mmask16 lanes(int64_t count) { return count >= LANES ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1; }
 inline float sum(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
 inline float most(Floats x) { return _mm512_reduce_max_ps((__m512)x); }
 
@@ -139,5 +142,18 @@ class Scratch {
   }
   char* next;
 };
+
+// Memory that is made of sizes, perhaps of more, and a scratch memory: that of this thread, and bytes that it needs.
+template <class Memory, class... More>
+Memory memory_of_thread(const Sizes& sizes, More... more) {
+  Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
+  return Memory(sizes, more..., from);
+}
+template <class Memory, class... More>
+int64_t memory_needed(const Sizes& sizes, More... more) {
+  Scratch from(nullptr);
+  Memory(sizes, more..., from);
+  return from.next - (char*)nullptr;
+}
 
 }  // namespace

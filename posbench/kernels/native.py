@@ -169,7 +169,7 @@ class _Native(torch.autograd.Function):
         batch, heads, length, width = q.shape
         added = _Laid.out(bias, length, by_key=False)
         sizes = Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
-        out = q.new_empty(batch, length, heads, width).transpose(1, 2)
+        out = like_by_token(q)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
@@ -265,15 +265,20 @@ class _Turned(torch.autograd.Function):
 
 def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
     x = by_channel(x)
-    batch, heads, length, width = x.shape
-    out = x.new_empty(batch, length, heads, width).transpose(1, 2)
-    each = torch.view_as_real(turns).flatten(-2).expand(batch, heads, -1, -1)
+    out = like_by_token(x)
+    each = torch.view_as_real(turns).flatten(-2).expand(*x.shape[:2], -1, -1)
     built().turn(at(_sizes(x)), strided(x), strided(each), turns.shape[3], back, strided(out))
     return out
 
 
 def _sizes(x: Tensor) -> "Sizes":
     return Sizes(*x.shape, x.shape[2], threads=torch.get_num_threads())
+
+
+def like_by_token(x: Tensor) -> Tensor:
+    """An empty tensor as x (B, H, T, Dh), in memory (B, T, H, Dh)."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def by_channel(x: Tensor) -> Tensor:

@@ -4,8 +4,6 @@
 
 #include "native.h"
 
-#include <omp.h>
-
 namespace {
 
 constexpr int64_t C = 32;  // keys of a block; lengths are filled up to a multiple, by tokens that reflect nothing
@@ -72,15 +70,12 @@ inline float dot(const float* x, const float* y, int64_t n) {
   return sum(total);
 }
 
-// Lanes of the first `count` numbers
-inline __mmask16 first(int64_t count) { return count >= LANES ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1; }
-
 // Rows (C, C): what lies above the diagonal, or on it, to 0.
 void keep_below(float* x, bool diagonal) {
   for (int64_t r = 0; r < C; r++)
     for (int64_t c = 0; c < C; c += LANES) {
       float* at = x + r * C + c;
-      _mm512_storeu_ps(at, _mm512_maskz_loadu_ps(first(r + diagonal - c), at));
+      _mm512_storeu_ps(at, _mm512_maskz_loadu_ps(lanes(r + diagonal - c), at));
     }
 }
 
@@ -181,7 +176,7 @@ struct Path {
       if (!is_last(n)) multiply_rows(turned + start * D, K_columns, part, rows, C, D, scale);
       multiply_rows(S, M + start * C, part, rows, C, C, -scale, !is_last(n));
       for (int64_t c = 0; c < C; c += LANES) {
-        const __mmask16 there = first(T - start - c);
+        const __mmask16 there = lanes(T - start - c);
         float* column = change + start + c;
         for (int64_t r = 0; r < start; r++) _mm512_mask_storeu_ps(column + r * T, there, _mm512_setzero_ps());
         for (int64_t r = start; r < T; r++)
@@ -206,7 +201,7 @@ struct Path {
       if (n && !is_last(n)) turn(n, s, 1);  // as it was
       const float* reached = reach(n);
       for (int64_t c = 0; c < C; c += LANES) {
-        const __mmask16 there = first(T - start - c);
+        const __mmask16 there = lanes(T - start - c);
         for (int64_t r = start; r < T; r++)
           store(part + (r - start) * C + c, (Floats)_mm512_maskz_loadu_ps(there, above + r * T + start + c) * scale);
       }
@@ -287,8 +282,7 @@ void for_each_path(const Sizes& sizes, bool back, const Rows<Half>& q, const Row
 #pragma omp parallel num_threads(sizes.threads)
   {
     const Flushing flushing;
-    Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
-    const Path path(sizes, back, from);
+    const auto path = memory_of_thread<Path>(sizes, back);
 #pragma omp for schedule(dynamic)
     for (int64_t n = 0; n < sizes.batch * sizes.heads; n++) {
       path.read(q, k, w, beta + n * sizes.length, n / sizes.heads, n % sizes.heads);
@@ -297,19 +291,13 @@ void for_each_path(const Sizes& sizes, bool back, const Rows<Half>& q, const Row
   }
 }
 
-int64_t memory_needed(const Sizes& sizes, bool back) {
-  Scratch from(nullptr);
-  Path(sizes, back, from);
-  return from.next - (char*)nullptr;
-}
-
 }  // namespace
 
 extern "C" {
 
 // Bytes of scratch that a thread needs.
-int64_t scratch_of_change(const Sizes* sizes) { return memory_needed(*sizes, false); }
-int64_t scratch_of_unchange(const Sizes* sizes) { return memory_needed(*sizes, true); }
+int64_t scratch_of_change(const Sizes* sizes) { return memory_needed<Path>(*sizes, false); }
+int64_t scratch_of_unchange(const Sizes* sizes) { return memory_needed<Path>(*sizes, true); }
 
 // beta is (batch, heads, length), change (batch, heads, length, length).
 void change(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Rows<float>* w, const float* beta,

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import Sizes, at, built, by_channel, pointer, strided
+from posbench.kernels.native import Sizes, at, built, by_channel, like_by_token, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -83,9 +83,7 @@ class _ChangeInText(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         q, k, w, beta = ctx.saved_tensors
         above = above.contiguous()
-        batch, heads, length, width = q.shape
-        dq, dk, dw = (x.new_empty(batch, length, heads, width).transpose(1, 2) for x in (q, k, w))
-        dbeta = torch.empty_like(beta)
+        dq, dk, dw, dbeta = like_by_token(q), like_by_token(k), like_by_token(w), torch.empty_like(beta)
         sizes = Sizes(*q.shape, scale=ctx.scale)
         scratch = sizes.scratch_of(built().scratch_of_unchange)
         results = strided(dq), strided(dk), strided(dw), pointer(dbeta)

@@ -1,17 +1,15 @@
 // Sums along rows of scores, for encodings whose logits or weights depend on what lies between a query and a key. Rows
 // are of n fp32 numbers.
 
-#include <omp.h>
-
 #include "products.h"
 
 namespace {
 
 inline Floats load_some(const float* from, int64_t n, float beyond = 0) {
-  return (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(beyond), n < LANES ? (1 << n) - 1 : 0xffff, from);
+  return (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(beyond), lanes(n), from);
 }
 inline void store_some(float* to, int64_t n, Floats x) {
-  _mm512_mask_storeu_ps(to, n < LANES ? (1 << n) - 1 : 0xffff, (__m512)x);
+  _mm512_mask_storeu_ps(to, lanes(n), (__m512)x);
 }
 inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
 
@@ -250,8 +248,7 @@ void for_each_text(const Sizes& sizes, bool back, const Rows<Half>& q, const Row
   {
     const Flushing flushing;
     Unit unit;
-    Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
-    const Counting counting(sizes, back, from);
+    const auto counting = memory_of_thread<Counting>(sizes, back);
 #pragma omp for schedule(dynamic)
     for (int64_t n = 0; n < sizes.batch * sizes.heads; n++) {
       counting.read(q, k, table, n / sizes.heads, n % sizes.heads);
@@ -260,19 +257,13 @@ void for_each_text(const Sizes& sizes, bool back, const Rows<Half>& q, const Row
   }
 }
 
-int64_t memory_needed(const Sizes& sizes, bool back) {
-  Scratch from(nullptr);
-  Counting(sizes, back, from);
-  return from.next - (char*)nullptr;
-}
-
 }  // namespace
 
 extern "C" {
 
 // Bytes of scratch that a thread needs.
-int64_t scratch_of_count(const Sizes* sizes) { return memory_needed(*sizes, false); }
-int64_t scratch_of_uncount(const Sizes* sizes) { return memory_needed(*sizes, true); }
+int64_t scratch_of_count(const Sizes* sizes) { return memory_needed<Counting>(*sizes, false); }
+int64_t scratch_of_uncount(const Sizes* sizes) { return memory_needed<Counting>(*sizes, true); }
 
 // table is (positions, width), bias (batch, heads, length, length).
 void count(const Sizes* sizes, const Rows<Half>* q, const Rows<Half>* k, const Half* table, float* bias) {

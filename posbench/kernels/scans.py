@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import Sizes, at, built, by_channel, pointer, reads, strided
+from posbench.kernels.native import Sizes, at, built, by_channel, like_by_token, pointer, reads, strided
 
 
 def scans(scores: Tensor) -> bool:
@@ -74,9 +74,8 @@ class _CountedInText(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         q, k, half = ctx.saved_tensors
         above = above.contiguous()
-        batch, heads, length, width = q.shape
-        dq, dk = (x.new_empty(batch, length, heads, width).transpose(1, 2) for x in (q, k))
-        of_table = q.new_empty(batch, heads, *half.shape, dtype=torch.float32)
+        dq, dk = like_by_token(q), like_by_token(k)
+        of_table = q.new_empty(*q.shape[:2], *half.shape, dtype=torch.float32)
         sizes = Sizes(*q.shape, len(half), scale=ctx.scale)
         scratch = sizes.scratch_of(built().scratch_of_uncount)
         results = strided(dq), strided(dk), pointer(of_table)
