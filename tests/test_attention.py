@@ -29,6 +29,7 @@ KINDS = (
     "decay",
     "slopes",
     "curves",
+    "curves of both",
     "laid out",
     "each laid out",
     "dense",
@@ -87,7 +88,11 @@ class Case:
             self.learned = [torch.rand(batch, heads, length, generator=draw).to(exact).requires_grad_() for _ in "qk"]
         elif kind == "curves":
             mixtures = torch.randn(batch, heads, length, 3, generator=draw)
-            self.learned = [mixtures.to(exact).requires_grad_(), leaf(3, NEAR, dtype=exact)]
+            self.learned = [mixtures.to(exact).requires_grad_(), leaf(1, 3, NEAR, dtype=exact)]
+        elif kind == "curves of both":
+            for mixed, reach in ((3, length), (2, NEAR)):
+                mixtures = torch.randn(batch, heads, length, mixed, generator=draw)
+                self.learned += [mixtures.to(exact).requires_grad_(), leaf(heads, mixed, reach, dtype=exact)]
         elif kind == "laid out":
             self.learned = [leaf(heads, length, length, dtype=exact)]
         elif kind == "each laid out":
@@ -120,6 +125,7 @@ class Case:
             "decay": functools.partial(Decay, beside_sinks=self.sunk),
             "slopes": Slopes,
             "curves": Curves,
+            "curves of both": Curves,
             "laid out": LaidOut,
             "lines": lines,
             "each laid out": LaidOut,
@@ -147,8 +153,12 @@ class Case:
         elif self.kind == "slopes":
             logits = logits - distance * (learned[0][..., :, None] + learned[1][..., None, :])
         elif self.kind == "curves":
-            own = torch.einsum("bhic,cij->bhij", learned[0], learned[1][:, distance.clamp(0, NEAR - 1)])
+            own = torch.einsum("bhic,cij->bhij", learned[0], learned[1][0][:, distance.clamp(0, NEAR - 1)])
             logits = logits + own * near
+        elif self.kind == "curves of both":
+            own = torch.einsum("bhic,hcij->bhij", learned[0], learned[1][:, :, distance.clamp(min=0)])
+            told = torch.einsum("bhjc,hcij->bhij", learned[2], learned[3][:, :, distance.clamp(0, NEAR - 1)])
+            logits = logits + own + told * near
         elif self.kind.endswith("laid out"):
             logits = logits + learned[0]
         elif self.kind == "dense":

@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,13 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import native
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
+from posbench.kernels.curves import laid_out
 from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
 from posbench.runs.folder import load_record
 
 needs_it = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
 
-BIASES = {
+BIASES: dict[str, Callable[..., Bias]] = {
     "none": Bias,
     "table": Table,
     "laid out": LaidOut,
@@ -36,7 +37,8 @@ BIASES = {
     "lines": lines,
     "decay": Decay,
     "slopes": Slopes,
-    "curves": Curves,
+    "curves": lambda *mixed: LaidOut(laid_out(Curves(*mixed))),
+    "curves of both": lambda *mixed: LaidOut(laid_out(Curves(*mixed))),
 }
 KINDS = [*BIASES, "banded", "banded keys"]
 # (B, H, T, Dq, Dh): one token, odd lengths, below a block and above a chunk, more sequences than groups, other widths
@@ -220,9 +222,6 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
     assert not takes(q[:1, :0], k[:1, :0], v[:1, :0], None)  # fewer than threads
     assert not takes(q.to("meta"), k.to("meta"), v.to("meta"), None)
     assert not takes(q, k, v, Dense(lambda distance, where: distance[None].float(), ()))
-    long, few = torch.zeros(2, 2, 2**12, 32, dtype=torch.bfloat16), torch.zeros(4, 8)
-    assert takes(q, k, v, Curves(torch.zeros(2, 2, 8, 4), few))
-    assert not takes(long, long, long, Curves(torch.zeros(2, 2, 2**12, 4), few))  # a number for each pair
     with torch.no_grad():
         assert takes(q, k, v, None) == machine.has_amx()
         assert takes(q, k, v, lines_of(32)) and not takes(q, k, v, lines_of(31))

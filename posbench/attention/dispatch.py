@@ -7,10 +7,10 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
-from posbench.kernels import flex
+from posbench.kernels import curves, flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, LaidOut, Near, Sunk
-from posbench.kernels.native import native_attention, native_banded_attention, takes
+from posbench.kernels.bias import Bias, Curves, LaidOut, Near, Sunk
+from posbench.kernels.native import holds_pairs, native_attention, native_banded_attention, takes
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
 from posbench.kernels.tiles import exact, kept_bytes
 
@@ -92,6 +92,8 @@ def kernel(
     if isinstance(added, Sunk):
         sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
         return sunk(q, k, v, scale, added.added, window, added.sinks)
+    if isinstance(added, Curves) and holds_pairs(q) and takes(q, k, v, None):
+        added = LaidOut(curves.laid_out(added))
     if takes(q, k, v, added):
         return native_attention(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()

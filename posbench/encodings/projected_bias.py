@@ -15,6 +15,7 @@ Checked against: transformers InklingRelativeLogits and x-transformers RelativeP
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
@@ -39,7 +40,8 @@ class ProjectedBias(Encoding):
         if x is None:
             raise UserError(f"'{self.name}' mixes its curves by the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
-            return (x.float()[:, None] @ self.weight[layer].float().mT,)  # (B, H, T, curves)
+            mixtures = F.linear(x.float(), self.weight[layer].float().flatten(0, 1))
+            return (mixtures.view(*mixtures.shape[:2], *self.weight.shape[1:3]).transpose(1, 2),)  # (B, H, T, curves)
 
     def bias(self, rows: Rows) -> Tensor:
         (mixtures,) = rows.state
@@ -53,4 +55,4 @@ class ProjectedBias(Encoding):
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
         (mixtures,) = self.prepare(q, k, x, positions, layer)
-        return Curves(mixtures, self.curves[layer].float())
+        return Curves(mixtures, self.curves[layer, None].float())

@@ -7,11 +7,12 @@ that each layer projects into its heads:
 
 f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v (H, d) and W (H, d, D) are learned per layer.
 
-The (T, T) table of position terms is never built. With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j comes apart:
+With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j comes apart:
 
     a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
 
-so the position term is one product of the query with D more channels, which all keys at j share.
+so the position term is one product of D channels, whose keys' side all keys at j share. At positions 0, 1, 2, ... the
+T vectors W rho_r are fewer, and a product of d channels for each query and distance.
 
 Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019), arXiv:1901.02860,
 section 3.3. Without its memory of earlier segments and its clamping of far distances.
@@ -25,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape, once
+from posbench.encodings.base import Encoding, Rows, Shape, once, part_of
 from posbench.errors import UserError
+from posbench.kernels.bias import Curves
 
 
 class TransformerXL(Encoding):
@@ -42,14 +44,28 @@ class TransformerXL(Encoding):
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """q and k with d_model channels more: (B, H, T, Dh + D)."""
+        return (q.float() + self.content[layer, :, None]).to(q.dtype), k
+
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
+        """What queries ask of positions (B, H, T, D), scaled, and what positions tell (1|B, 1, T, D), fp32."""
         sine, cosine = once(positions, self, lambda: self.waves(positions, q.device))
         with torch.autocast(q.device.type, enabled=False):
-            wide = q.float()
-            a, b = ((wide + self.position[layer, :, None]) @ self.projection[layer]).chunk(2, dim=-1)
-            asked = [wide + self.content[layer, :, None], a * sine + b * cosine, b * sine - a * cosine]
-            told = [wave.to(k.dtype).expand(*k.shape[:-1], -1) for wave in (cosine, sine)]
-            return torch.cat(asked, dim=-1).to(q.dtype), torch.cat([k, *told], dim=-1)
+            a, b = (self._asking(q, layer) @ self.projection[layer]).chunk(2, dim=-1)
+            return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat((cosine, sine), -1)
+
+    def bias(self, rows: Rows) -> Tensor:
+        asked, told = rows.state
+        with torch.autocast(rows.q.device.type, enabled=False):
+            return asked[:, :, rows.queries] @ part_of(told, rows.keys).mT
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
+        """By head a curve for each channel of W rho."""
+        waves = torch.cat(once(positions, self, lambda: self.waves(positions, q.device)), -1)[0, 0]
+        return Curves(self._asking(q, layer), self.projection[layer] @ waves.mT)
+
+    def _asking(self, q: Tensor, layer: int) -> Tensor:
+        """(q + v) / sqrt(d): (B, H, T, Dh) fp32."""
+        return (q.float() + self.position[layer, :, None]) * self.logit_scale
 
     def waves(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Sines and cosines of positions (1|B, T): (1|B, 1, T, D/2) each, fp32."""

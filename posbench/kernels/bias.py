@@ -54,10 +54,8 @@ class Table(Bias):
         return by_distance(self.values[tile.heads, :keys], rows)
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        heads, rows, keys = grad.shape
-        falling = grad.new_zeros(heads, rows, rows + keys - 1)
-        _slanted(falling, keys).copy_(grad)
-        sums[0][tile.heads, :keys] += falling.sum(1)[:, :keys].flip(-1)
+        keys = grad.shape[-1]
+        sums[0][tile.heads, :keys] += _slanted_gradient(grad, grad).sum(1)[:, :keys].flip(-1)
 
 
 def by_distance(values: Tensor, rows: int) -> Tensor:
@@ -123,41 +121,91 @@ class Slopes(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Curves(Bias):
-    """mixtures_i · curves at distance i - j, 0 from distance K on: each query mixes curves of its own (Inkling)."""
+    """mixtures_i · curves at distance i - j, 0 from distance K on: each query mixes curves of its own (Inkling).
+
+    So may each key, of other curves, for whoever asks it; the two are added (DeBERTa).
+    """
 
     per_sequence = True
 
     mixtures: Tensor  # (B, H, T, C) fp32
-    curves: Tensor  # (C, K) fp32, at the distances 0 .. K-1
+    curves: Tensor  # (1|H, C, K) fp32, at the distances 0 .. K-1
+    of_keys: Tensor | None = None  # what keys mix, as `mixtures`
+    key_curves: Tensor | None = None  # of these, as `curves`
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.mixtures, self.curves
+        return self.mixtures, self.curves, *(x for x in (self.of_keys, self.key_curves) if x is not None)
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
-        own = self.mixtures[batch, tile.heads, tile.queries] @ self.falling(*tile.mask.shape)
-        return _slanted(own, tile.mask.shape[1])
+        rows, keys = tile.mask.shape
+        (mixtures, curves), *others = self._part(self.tensors, tile, batch)
+        bias = _slanted(mixtures @ _falling(curves, rows, keys), keys)
+        for mixtures, curves in others:
+            rising = _falling(curves, rows, keys).flip(-1)
+            told = [_slanted(mixtures[..., some, :] @ rising[..., of], rows) for some, of in _key_blocks(rows, keys)]
+            bias = bias + torch.cat(told, dim=-2).mT
+        return bias
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
         rows, keys = tile.mask.shape
-        falling = sums[0].new_zeros(*grad.shape[:2], rows, rows + keys - 1)
-        _slanted(falling, keys).copy_(grad)
-        of_mixtures, of_curves = self.pulled(falling, self.mixtures[batch, tile.heads, tile.queries], keys)
-        sums[0][batch, tile.heads, tile.queries] += of_mixtures
-        sums[1] += of_curves
+        (mixtures, curves), *others = self._part(self.tensors, tile, batch)
+        (of_mixtures, of_curves), *of_others = self._part(sums, tile, batch)
+        wide = _slanted_gradient(grad, of_mixtures)
+        for total, part in zip((of_mixtures, of_curves), _curves_pulled(wide, mixtures, curves, keys), strict=True):
+            total += part
+        for (mixtures, curves), (of_mixtures, of_curves) in zip(others, of_others, strict=True):
+            rising = _falling(curves, rows, keys).flip(-1)
+            of_rising = torch.zeros_like(rising)
+            for some, of in _key_blocks(rows, keys):
+                wide = _slanted_gradient(grad[..., some].mT, of_mixtures)
+                of_mixtures[..., some, :] += wide @ rising[..., of].mT
+                of_rising[..., of] += (mixtures[..., some, :].mT @ wide).sum(0).sum_to_size(rising[..., of].shape)
+            near = min(keys, curves.shape[-1])
+            of_curves[..., :near] += of_rising[..., rows - 1 : rows - 1 + near]
 
-    def falling(self, rows: int, keys: int) -> Tensor:
-        """The curves (C, Tq + Tk - 1) at the distances Tk - 1 .. 1 - Tq; 0 beyond their end and for hidden keys."""
-        near = self.curves[:, :keys].flip(-1)
-        return F.pad(near, (keys - near.shape[1], rows - 1))
+    def _part(self, tensors: Sequence[Tensor], tile: Tile, batch: slice) -> list[tuple[Tensor, Tensor]]:
+        """What a tile's queries mix, and of which curves; then, if there is such a thing, its keys."""
+        places = (tile.queries, tile.keys)
+        return [
+            (mixtures[batch, tile.heads, where], curves[tile.heads] if len(curves) > 1 else curves)
+            for mixtures, curves, where in zip(tensors[::2], tensors[1::2], places, strict=False)
+        ]
 
-    def pulled(self, grad: Tensor, mixtures: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-        """Gradients of queries' mixtures (B, H, Tq, C) and of the curves, from that of mixtures times `falling`."""
-        falling = self.falling(grad.shape[-1] - keys + 1, keys)
-        near = min(keys, self.curves.shape[1])
-        each = mixtures.mT @ grad[..., keys - near : keys]  # by head, so that threads do not change a bit
-        of_curves = each.sum((0, 1)).flip(-1)
-        return grad @ falling.mT, F.pad(of_curves, (0, self.curves.shape[1] - near))
+
+def _falling(curves: Tensor, rows: int, keys: int) -> Tensor:
+    """Curves (1|H, C, K) at the distances Tk - 1 .. 1 - Tq: (1|H, C, Tq + Tk - 1), 0 beyond their end and below 0."""
+    near = curves[..., :keys].flip(-1)
+    return F.pad(near, (keys - near.shape[-1], rows - 1))
+
+
+def _curves_pulled(grad: Tensor, mixtures: Tensor, curves: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+    """Gradients of mixtures (B, H, T, C) and of curves, from that of mixtures times `_falling`."""
+    near = min(keys, curves.shape[-1])
+    each = mixtures.mT @ grad[..., keys - near : keys]  # by head, so that threads do not change a bit
+    of_curves = each.sum(0).sum_to_size(*curves.shape[:2], near).flip(-1)
+    own = grad @ _falling(curves, grad.shape[-1] - keys + 1, keys).mT
+    return own, F.pad(of_curves, (0, curves.shape[-1] - near))
+
+
+def _key_blocks(rows: int, keys: int) -> list[tuple[slice, slice]]:
+    """Keys by blocks of as many as there are queries, and the distances, from 1 - Tq on, that a block needs.
+
+    All at once, a key's curves would be made for all distances, of which `rows` are asked for.
+    """
+    starts = range(0, keys, rows)
+    ends = [min(keys, start + rows) for start in starts]
+    return [
+        (slice(start, end), slice(keys - end, keys - start + rows - 1)) for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _slanted_gradient(grad: Tensor, like: Tensor) -> Tensor:
+    """Of x, from that of the view that `_slanted` gives of it, in the dtype of `like`."""
+    rows, keys = grad.shape[-2:]
+    wide = like.new_zeros(*grad.shape[:-1], rows + keys - 1)
+    _slanted(wide, keys).copy_(grad)
+    return wide
 
 
 @dataclasses.dataclass(frozen=True)

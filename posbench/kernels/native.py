@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Curves, Decay, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Table
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
         q.shape[3] == k.shape[3]
         and fits(q, k, v)
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, Curves, LaidOut, Lines, Decay, Slopes))
-        and not (isinstance(bias, Curves) and not holds_pairs(q))
+        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
         and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines))
     )
@@ -318,10 +317,6 @@ class _Laid:
         if isinstance(bias, Table):
             return cls(_BY_DISTANCE, *_by_distance(values, by_key))
         more = -length % BLOCK
-        if isinstance(bias, Curves):  # from far to near, so that each row begins a number earlier
-            with torch.autocast("cpu", enabled=False):
-                own = F.pad(values, (0, 0, 0, more)) @ bias.falling(1, length).detach()
-            return cls(_BY_PAIR, own, length - 1, length - 1)
         if isinstance(bias, LaidOut):
             return cls(_BY_PAIR, F.pad(values, (0, more, 0, more)) if more else values.contiguous(), 0, length + more)
         if isinstance(bias, Slopes):
@@ -372,9 +367,6 @@ class _Laid:
             return of_slopes, of_intercepts, of_curve.sum(0)[MARGIN : MARGIN + length], of_scales.sum(0)[:length]
         if self.kind == _SLOPES:
             return sums[..., :length].unbind(2)
-        if isinstance(bias, Curves):
-            with torch.autocast("cpu", enabled=False):
-                return bias.pulled(sums[:, :, :length], bias.mixtures.detach(), length)
         return (sums[..., :length, :length] if self.kind == _BY_PAIR else sums[..., :length],)
 
 
@@ -411,8 +403,13 @@ class Sizes(ctypes.Structure):
         return scratch
 
 
-class _Strided(ctypes.Structure):
+class Strided(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "time"))]
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Strided":
+        """A tensor (B, H, T, Dh), where it lies."""
+        return cls(x.data_ptr(), *x.stride()[:3])
 
 
 class _Added(ctypes.Structure):
@@ -430,8 +427,7 @@ at = ctypes.byref
 
 
 def strided(x: Tensor) -> Any:
-    """A tensor (B, H, T, Dh), where it lies."""
-    return at(_Strided(x.data_ptr(), *x.stride()[:3]))
+    return at(Strided.of(x))
 
 
 def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
@@ -498,7 +494,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
-    for call in ("forward", "backward", "change", "unchange", "count", "uncount"):
+    for call in ("forward", "backward", "change", "unchange", "count", "uncount", "curves"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     binary.cross_entropy.restype = ctypes.c_int64
     return binary

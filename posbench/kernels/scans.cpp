@@ -5,12 +5,6 @@
 
 namespace {
 
-inline Floats load_some(const float* from, int64_t n, float beyond = 0) {
-  return (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(beyond), lanes(n), from);
-}
-inline void store_some(float* to, int64_t n, Floats x) {
-  _mm512_mask_storeu_ps(to, lanes(n), (__m512)x);
-}
 inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
 
 template <int STEP>
