@@ -337,11 +337,19 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
 
 // -- backwards --------------------------------------------------------------------------------------------------------
 
+// Sums by pair of a single sequence are written, not added to. This writes the zeros of the pairs that no block has.
+void clear_hidden(const Sizes& sizes, const Backwards& m, int64_t row, float* sums) {
+  for (int64_t i = 0; i < sizes.length; i++) {
+    const int64_t seen = sizes.window < sizes.length ? 0 : std::min(m.Tp, (i / m.keys + 1) * m.keys);
+    std::memset(sums + i * row + seen, 0, (m.Tp - seen) * sizeof(float));
+  }
+}
+
 // Of `keys` keys from `first` on and `count` queries from `begin` on: P, dS and dS_pairs. Gradients of what is added
-// go to `sums`.
+// go to `sums`, or if they are those of a single sequence, by pair, `anew`.
 template <int64_t KIND>
 void block_backwards(const Sizes& sizes, const Backwards& m, const float* values, const Added& layout, float* sums,
-                     LineSums& of_lines, int64_t first, int64_t keys, int64_t begin, int64_t count) {
+                     bool anew, LineSums& of_lines, int64_t first, int64_t keys, int64_t begin, int64_t count) {
   const int64_t D = sizes.width, rows = std::min(keys, sizes.length - first);
   product(m.K + first * D, D, m.Q_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, keys, count, D);
   product(m.V + first * D, D, m.A_columns + begin * D / 2, D / 2 * PANEL, m.G, m.wide, keys, count, D);
@@ -422,7 +430,7 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
         transpose(words);
         for (int l = 0; l < LANES; l++) {
           float* to = sums + (begin + c + l) * row + first + r;
-          store(to, load<Floats>(to) + (Floats)words[l]);
+          store(to, anew ? (Floats)words[l] : load<Floats>(to) + (Floats)words[l]);
         }
       }
   }
@@ -493,6 +501,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
                const Strided& out, const float* logs, const Strided& above, const Strided& dq, const Strided& dk,
                const Strided& dv, float* inner, int64_t groups) {
   const int64_t T = sizes.length, D = sizes.width, H = sizes.heads, B = sizes.batch;
+  const bool anew = groups == B;
 #pragma omp parallel num_threads(sizes.threads)
   {
     const auto m = memory_of_thread<Backwards>(sizes);
@@ -505,6 +514,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
       float* sums = added.sums ? added.sums + group * added.sums_group + h * added.sums_head : nullptr;
       LineSums of_lines;
       if (KIND == LINES) std::fill(m.of_table, m.of_table + m.Tp + Lines::BEYOND, 0.0f);
+      if (KIND == BY_PAIR && sums && anew) clear_hidden(sizes, m, added.row, sums);
       for (int64_t b = group * B / groups; b < (group + 1) * B / groups; b++) {
         copy_rows(q.of(b, h), q.time, m.Q, T, m.Tp, D);
         copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
@@ -521,7 +531,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
           for (int64_t begin = first; begin < end; begin += CHUNK) {
             const int64_t count = std::min(CHUNK, end - begin);
             const bool more = begin > first;
-            block_backwards<KIND>(sizes, m, values, added, sums, of_lines, first, keys, begin, count);
+            block_backwards<KIND>(sizes, m, values, added, sums, anew, of_lines, first, keys, begin, count);
             product(m.P, m.wide, m.A_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dV, D, keys, D, count, more);
             product(m.dS, m.wide, m.Q_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.dK, D, keys, D, count, more);
             product(m.K_columns + first, m.whole, m.dS_pairs, keys / 2 * PANEL, m.dQ + begin, m.whole, D, count, keys,

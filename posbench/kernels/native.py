@@ -196,7 +196,7 @@ class _Native(torch.autograd.Function):
         if any(ctx.needs_input_grad[7:]):
             if not ctx.bias.per_sequence:
                 groups = min(batch, -(-GROUPS // heads))
-            sums = added.zeros(groups, heads)
+            sums = added.sums(groups, sizes)
         inner = None if sinks is None else torch.empty_like(logs)
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
@@ -345,12 +345,13 @@ class _Laid:
             added.sums, added.sums_group, added.sums_head = pointer(sums, self.first), *sums.stride()[:2]
         return added
 
-    def zeros(self, groups: int, heads: int) -> Tensor:
-        """Sums to begin with."""
+    def sums(self, groups: int, sizes: "Sizes") -> Tensor:
+        """To begin with; those of pairs of a single sequence are not added to, but written."""
         if self.vectors is not None:
-            return torch.zeros(groups, heads, *self.vectors.shape)
+            return torch.zeros(groups, sizes.heads, *self.vectors.shape)
         assert self.values is not None  # something is added
-        return torch.zeros(groups, *self.values.shape[1:])
+        made = torch.empty if self.kind == _BY_PAIR and groups == sizes.batch else torch.zeros
+        return made(groups, *self.values.shape[1:])
 
     def own(self, sums: Tensor, bias: Bias, sizes: "Sizes") -> tuple[Tensor, ...]:
         """Of sums (..., H, *), those of the bias's own numbers."""
