@@ -12,6 +12,7 @@ import pytest
 import schemes
 import support
 import torch
+import torch.nn.functional as F
 from test_attention import BF16, BF16_BIAS, Case, error, gradients, lines, names
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,9 +23,16 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import native
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
 from posbench.kernels.curves import laid_out
-from posbench.kernels.native import native_attention, native_banded_attention, takes, turn_pairs, turns_pairs
+from posbench.kernels.native import (
+    native_attention,
+    native_banded_attention,
+    native_stick_attention,
+    takes,
+    turn_pairs,
+    turns_pairs,
+)
 from posbench.runs.folder import load_record
 
 needs_it = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
@@ -383,3 +391,61 @@ def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
     assert done.returncode == 0, done.stderr
     (attempt,) = load_record(tmp_path / "run")["attempts"]
     assert attempt["native"] is (switch != "0")
+
+
+def sticks(q: Tensor, k: Tensor, v: Tensor, scale: float, remainder: bool, window: int | None) -> Tensor:
+    """By products of what each key leaves of a stick, in fp64."""
+    index = torch.arange(q.shape[2])
+    back = index[:, None] - index
+    shares = torch.sigmoid(q @ k.mT * scale) * ((back > 0) & (back < (window or math.inf)))
+    left = (1 - shares).flip(-1).cumprod(-1).flip(-1)  # by the key and all nearer ones
+    out = (shares * F.pad(left[..., 1:], (0, 1), value=1.0)) @ v
+    return out + left[..., :1] * v if remainder else out
+
+
+@needs_it
+@pytest.mark.usefixtures("build")
+@pytest.mark.parametrize("window", [None, 1, 2, 70])
+@pytest.mark.parametrize("remainder", [True, False])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sticks_are_broken_as_share_by_share(size: tuple[int, ...], remainder: bool, window: int | None) -> None:
+    case = Case("none", size, torch.bfloat16, window)
+
+    def found(*qkv: Tensor) -> Tensor:
+        return native_stick_attention(*qkv, case.scale, Sticks(remainder), window)
+
+    def exact(*qkv: Tensor) -> Tensor:
+        return sticks(*(x.double() for x in qkv), case.scale, remainder, window)
+
+    trained = gradients(found, case.qkv)
+    for name, x, y in zip(names(case), trained, gradients(exact, case.qkv), strict=True):
+        assert error(x, y) < BF16, name
+    with torch.no_grad():  # keys for which nothing is left are left out then
+        assert torch.equal(found(*case.qkv), trained[0])
+
+
+@needs_it
+def test_sticks_change_no_bit_with_threads_other_sequences_or_later_tokens() -> None:
+    case = Case("none", (5, 4, 1100, 32, 32), torch.bfloat16)
+
+    def found(*qkv: Tensor) -> Tensor:
+        return native_stick_attention(*qkv, case.scale, Sticks(remainder=True))
+
+    expected = gradients(found, case.qkv)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert all(torch.equal(x, y) for x, y in zip(gradients(found, case.qkv), expected, strict=True))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found(*(x[2:3, :, :75] for x in case.qkv)), expected[0][2:3, :, :75])
+
+
+@needs_it
+@pytest.mark.parametrize("size", [1e-3, 1e2, 1e4])
+def test_sticks_of_logits_of_any_size_are_finite_and_right(size: float) -> None:
+    q = (torch.randn(2, 2, 300, 32) * size).bfloat16().requires_grad_()
+    k, v = (torch.randn(2, 2, 300, 32).bfloat16().requires_grad_() for _ in range(2))
+    out = native_stick_attention(q, k, v, 1.0, Sticks(remainder=True))
+    assert error(out, sticks(*(x.double() for x in (q, k, v)), 1.0, True, None)) < BF16
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))

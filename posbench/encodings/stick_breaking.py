@@ -35,6 +35,8 @@ from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels import scans
+from posbench.kernels.bias import Sticks
+from posbench.kernels.native import takes
 from posbench.kernels.on_cuda import fused_on_cuda
 
 
@@ -52,6 +54,11 @@ class StickBreaking(Encoding):
         weights, rest = _Broken.apply(logits + hidden)  # type: ignore[no-untyped-call]
         out: Tensor = weights @ rows.v.to(weights.dtype)
         return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
+
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Sticks | None:
+        if self.attend_current or not takes(q, k, k, None):
+            return None
+        return Sticks(self.remainder)
 
 
 class _Broken(torch.autograd.Function):

@@ -349,3 +349,10 @@ class Sunk:
 
     sinks: Tensor  # (H,) fp32
     added: Bias
+
+
+@dataclasses.dataclass(frozen=True)
+class Sticks:
+    """No softmax: of a stick of each query, keys before it break off shares sigmoid(logit), the nearest first."""
+
+    remainder: bool  # whether what is left goes to the query's own value

@@ -157,7 +157,8 @@ struct Both {
       transpose(tile, BLOCK, back, BLOCK, BLOCK, BLOCK);
       for (int64_t r = 0; r < BLOCK; r++)
         for (int64_t i = 0; i < BLOCK; i += LANES)
-          store(keys.slanted + r * keys.wide + BLOCK - r + query - first + i, rounded(load<Floats>(back + r * BLOCK + i)));
+          store(keys.slanted + r * keys.wide + BLOCK - r + query - first + i,
+                rounded(load<Floats>(back + r * BLOCK + i)));
     }
     keys.unmix(b, h, first, 0, count);
   }

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64_t KEYS = 128;  // keys of a block backwards, of long sequences
 constexpr int64_t CHUNK = 1024;  // keys, or queries backwards, that are computed at once
+constexpr int64_t STICKS = 256;  // keys that are asked at once whether a stick is used up
+constexpr float USED_UP = 88;  // e to the minus that is 0 here
 using Strided = Rows<Half>;
 
 // What is added to the logits of query i and key j, with strides in numbers.
@@ -24,7 +26,8 @@ struct Added {
   int64_t kind;         // one of those below
   const float* values;  // of the first sequence and head
   int64_t batch, head, row;
-  int64_t uniform, more;  // of straight lines, see there: queries that share their scale, and where scales are
+  int64_t uniform, more;  // of straight lines, see there: queries that share their scale, and where scales are; of
+                          // sticks, whether what is left goes to the query's own value
   const Half* vectors;  // (2, near, D), of keys and of values
   float* sums;          // of gradients, by group of sequences; null where none are wanted
   int64_t sums_group, sums_head;
@@ -37,6 +40,7 @@ enum Kind : int64_t {
   DECAY = 4,        // values[i] - values[j]
   SLOPES = 5,       // -(i - j) (values[i] + values[row + j])
   NEAR = 6,         // a vector to each of the nearest keys and values, the farthest first
+  STICK = 7,        // nothing; but in place of a softmax keys before the query break a stick, the nearest first
 };
 
 // -- memory of a thread -----------------------------------------------------------------------------------------------
@@ -308,6 +312,62 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
   }
 }
 
+// log 1 + e^z and its slope
+struct Softplus {
+  Floats height, slope;
+  explicit Softplus(Floats z) {
+    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e);
+    height = (z > 0 ? z : Floats{}) + log_above(e);
+    slope = z < 0 ? e * larger : larger;
+  }
+};
+
+// Shares of a stick that `count` keys break off, whose logits are s: those from `first` to before `last`, from the right.
+// Returns what they and those before them take of its logarithm.
+inline float break_stick(const float* s, Half* shares, int64_t count, float first, float last, float scale,
+                         float taken) {
+  for (int64_t c = count - LANES; c >= 0; c -= LANES) {
+    const Floats column = COUNT + float(c);
+    const auto seen = (column >= first) & (column < last);
+    const Floats z = load<Floats>(s + c) * scale;
+    const Floats all = sums_from_right(seen ? Softplus(z).height : Floats{}) + taken;
+    const Floats log = z - all;
+    store(shares + c, rounded(seen ? exponential(log > 0 ? Floats{} : log) : Floats{}));
+    taken = all[0];
+  }
+  return taken;
+}
+
+// A block of queries from `first` on, by chunks of keys from the nearest on. Sums are left as those of exponentials are
+// elsewhere; where nobody asks for them, keys are not looked at for which nothing is left.
+void block_of_sticks(const Sizes& sizes, const Forwards& m, bool rest, int64_t first, Half* out, int64_t stride,
+                     float* logs) {
+  const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
+  const int64_t farthest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;
+  float taken[BLOCK] = {};
+  for (int64_t stop = end; stop > farthest;) {
+    const int64_t begin = std::max(farthest, stop - STICKS), count = stop - begin;
+    product(m.Q + first * D, D, m.K_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, BLOCK, count, D);
+    for (int64_t r = 0; r < rows; r++) {
+      const float own = float(first + r - begin);
+      taken[r] = break_stick(m.S + r * m.wide, m.P + r * m.wide, count, own - float(sizes.window) + 1, own,
+                             sizes.scale, taken[r]);
+    }
+    for (int64_t r = rows; r < BLOCK; r++) std::memset(m.P + r * m.wide, 0, count * sizeof(Half));
+    product(m.P, m.wide, m.V_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.O, D, BLOCK, D, count, stop < end);
+    if (!logs && *std::min_element(taken, taken + rows) > USED_UP) break;
+    stop = begin;
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const Floats left = rest ? exponential(Floats{} - taken[r]) : Floats{};
+    for (int64_t d = 0; d < D; d += LANES) {
+      const Floats own = widened(load<Halves>(m.V + (first + r) * D + d));
+      store(out + (first + r) * stride + d, rounded(load<Floats>(m.O + r * D + d) + left * own));
+    }
+    if (logs) logs[first + r] = taken[r];
+  }
+}
+
 template <int64_t KIND>
 void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Strided& v, const Added& added,
               const float* sinks, const Strided& out, float* logs) {
@@ -328,9 +388,13 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
       pair_rows(m.V, D, m.V_pairs, m.Tp, D);
       const float* values = added.values + b * added.batch + h * added.head;
       if (KIND == LINES) Lines(values, added, T).lay_out(m.table, added);
-      for (int64_t first = 0; first < T; first += BLOCK)
-        block_forwards<KIND>(sizes, m, values, added, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time,
-                             logs ? logs + n * T : nullptr);
+      for (int64_t first = 0; first < T; first += BLOCK) {
+        float* to = logs ? logs + n * T : nullptr;
+        if constexpr (KIND == STICK)
+          block_of_sticks(sizes, m, added.uniform, first, out.of(b, h), out.time, to);
+        else
+          block_forwards<KIND>(sizes, m, values, added, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time, to);
+      }
     }
   }
 }
@@ -363,7 +427,8 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
     if constexpr (KIND == BY_DISTANCE || KIND == LINES) added += distance;
     const float* of_queries = KIND == DECAY || KIND == SLOPES ? values + begin : nullptr;
     const float of_key = KIND == DECAY ? values[first + r] : KIND == SLOPES ? values[row + first + r] : 0;
-    const float nearest = r < rows ? float(-distance) : -NEVER;  // columns that see the key: none if it is not there
+    // Columns that see the key: none if it is not there; its own breaks no stick.
+    const float nearest = r < rows ? float(-distance) + (KIND == STICK) : -NEVER;
     const float farthest = float(sizes.window) - 1 - float(distance);
     float *s = m.S + r * m.wide, *g = m.G + r * m.wide;
     // Queries among whose nearest keys it is, by distance, and where they have it.
@@ -393,8 +458,23 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
       const Floats column = COUNT + float(c);
       if constexpr (KIND == SLOPES) x -= (column + float(distance)) * (load<Floats>(of_queries + c) + of_key);
       const auto seen = (column >= nearest) & (column <= farthest);
-      const Floats p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
-      const Floats ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
+      Floats p, ds;
+      if constexpr (KIND == STICK) {
+        // `table` has what farther keys take of each query's stick, `inner` gradients of their shares' logarithms. What
+        // the key and nearer ones take is a difference then, whose rounding is felt beyond some thousand tokens: at
+        // 8,192, whose keys take a half each, as much as that of bf16 numbers.
+        float *farther = m.table + begin + c, *of_farther = m.inner + begin + c;
+        const Softplus own(x);
+        const Floats log = x - (load<Floats>(m.logs + begin + c) - load<Floats>(farther));
+        p = seen ? exponential(log > 0 ? Floats{} : log) : Floats{};
+        const Floats of_log = seen ? p * load<Floats>(g + c) : Floats{}, all = load<Floats>(of_farther) + of_log;
+        ds = seen ? of_log - all * own.slope : Floats{};
+        store(farther, load<Floats>(farther) + (seen ? own.height : Floats{}));
+        store(of_farther, all);
+      } else {
+        p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
+        ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
+      }
       store(m.P + r * m.wide + c, rounded(p));
       store(m.dS + r * m.wide + c, rounded(ds));
       if ((KIND == BY_DISTANCE || KIND == LINES) && c < own && sums && r < rows) {
@@ -415,6 +495,8 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
         if (sums) store(sums + begin + c, load<Floats>(sums + begin + c) - turning);
       }
     }
+    if (KIND == STICK && layout.uniform && -distance >= 0 && -distance < count && r < rows)
+      store(m.P + r * m.wide - distance, rounded(exponential(Floats{} - m.logs[first + r]))[0]);
     for (int64_t d = from; d < until; d++) {
       m.near.P[nearest_at + d * (N - 1)] = m.P[r * m.wide + d - distance];
       m.near.dS[nearest_at + d * (N - 1)] = m.dS[r * m.wide + d - distance];
@@ -438,12 +520,16 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
 }
 
 // What the blocks read of a sequence and head, laid out as they read it.
-void prepare(const Backwards& m, const Half* out, int64_t stride, const float* logs, int64_t T, int64_t D) {
+template <int64_t KIND>
+void prepare(const Backwards& m, const Added& layout, const Half* out, int64_t stride, const float* logs, int64_t T,
+             int64_t D) {
   for (int64_t t = 0; t < m.Tp; t++) {
     Floats total{};
+    const Half* with = KIND == STICK ? m.V + t * D : out + t * stride;
     for (int64_t d = 0; t < T && d < D; d += LANES)
-      total += widened(load<Halves>(m.A + t * D + d)) * widened(load<Halves>(out + t * stride + d));
+      total += widened(load<Halves>(m.A + t * D + d)) * widened(load<Halves>(with + d));
     m.inner[t] = sum(total);
+    if (KIND == STICK) m.inner[t] *= layout.uniform && t < T ? exponential(Floats{} - logs[t])[0] : 0;
     m.logs[t] = t < T ? logs[t] : -NEVER;  // of queries that are not there all probabilities are 0
   }
   transpose_to_panels(m.Q, m.Q_columns, m.Tp, D / 2);
@@ -520,7 +606,8 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
         copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
         copy_rows(above.of(b, h), above.time, m.A, T, m.Tp, D);
-        prepare(m, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
+        prepare<KIND>(m, added, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
+        if (KIND == STICK) std::fill(m.table, m.table + m.Tp, 0.0f);
         if (inner) std::memcpy(inner + (b * H + h) * T, m.inner, T * sizeof(float));
         if (KIND == NEAR) prepare_near(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
@@ -614,6 +701,7 @@ int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards
     case DECAY: CALL(DECAY); break;        \
     case SLOPES: CALL(SLOPES); break;      \
     case NEAR: CALL(NEAR); break;          \
+    case STICK: CALL(STICK); break;        \
   }
 
 // sinks: (heads,), logits that join the sums of a head's rows; null if there are none.

@@ -63,6 +63,34 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : p * (Floats)power;
 }
 
+// ln(1 + x) for x from 0 to 1, to 1e-7 of it: twice the area tangent of x / (2 + x)
+inline Floats log_above(Floats x) {
+  const Floats s = x / (2 + x), square = s * s;
+  Floats p = square * (1.0f / 15) + 1.0f / 13;
+  for (const float divisor : {11.0f, 9.0f, 7.0f, 5.0f, 3.0f, 1.0f}) p = p * square + 1.0f / divisor;
+  return 2 * s * p;
+}
+
+template <int STEP>
+inline Floats shifted(Floats x, Floats beyond) {  // lane l as lane l + STEP was, or from the other side l - STEP
+  Words which;
+  for (int l = 0; l < LANES; l++) which[l] = l + STEP >= 0 && l + STEP < LANES ? l + STEP : LANES;
+  return __builtin_shuffle(x, beyond, which);
+}
+// Each lane with all to its left, or to its right.
+inline Floats sums_from_left(Floats x) {
+  x += shifted<-1>(x, Floats{});
+  x += shifted<-2>(x, Floats{});
+  x += shifted<-4>(x, Floats{});
+  return x + shifted<-8>(x, Floats{});
+}
+inline Floats sums_from_right(Floats x) {
+  x += shifted<1>(x, Floats{});
+  x += shifted<2>(x, Floats{});
+  x += shifted<4>(x, Floats{});
+  return x + shifted<8>(x, Floats{});
+}
+
 // 16 x 16 words, rows to columns: at each scale the blocks off the diagonal change places.
 template <int SCALE>
 inline void transposed_at(Words (&rows)[LANES]) {

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Table
+from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Sticks, Table
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,17 @@ def native_banded_attention(
     return out if out.shape[3] == width else out[..., :width]
 
 
+def native_stick_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, sticks: Sticks, window: int | None = None
+) -> Tensor:
+    """Attention by shares of sticks in place of a softmax, otherwise as `native_attention`."""
+    width = v.shape[3]
+    q, k, v = _filled_up(q, k, v)
+    bias = _OfSticks(remainder=sticks.remainder)
+    out: Tensor = _Native.apply(scale, bias, window, q, k, v, None)  # type: ignore[no-untyped-call]
+    return out if out.shape[3] == width else out[..., :width]
+
+
 def _filled_up(*given: Tensor) -> list[Tensor]:
     """With zeros to one width, a multiple of a block."""
     width = max(x.shape[-1] for x in given)
@@ -149,6 +160,13 @@ class _Vectors(Bias):
     """What the nearest keys and values carry, each (K, Dh) at the distances K-1 .. 0."""
 
     tensors: tuple[Tensor, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfSticks(Bias):
+    """That of `Sticks`, which add nothing."""
+
+    remainder: bool
 
 
 class _Native(torch.autograd.Function):
@@ -293,7 +311,7 @@ class _Laid:
     values: Tensor | None = None  # (1|B, H, *) fp32
     first: int = 0  # number of `*` that the kernel counts from
     row: int = 0  # numbers between rows; of lines, before the one that it counts from
-    uniform: int = 0  # of lines, as in the source
+    uniform: int = 0  # of lines and of sticks, as in the source
     more: int = 0
     vectors: Tensor | None = None  # (2, *, Dh) bf16
 
@@ -305,6 +323,8 @@ class _Laid:
     @classmethod
     def out(cls, bias: Bias, length: int, by_key: bool) -> "_Laid":
         """For rows of queries, or rows of keys."""
+        if isinstance(bias, _OfSticks):
+            return cls(_STICK, uniform=int(bias.remainder))
         if not bias.tensors:
             return cls(_NOTHING)
         if isinstance(bias, _Vectors):  # filled up by what is farther
@@ -384,7 +404,7 @@ def _by_distance(values: Tensor, by_key: bool) -> tuple[Tensor, int]:
 # -- the library -------------------------------------------------------------------------------------------------------
 # Structures and constants are those of the source.
 
-_NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR = range(7)
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR, _STICK = range(8)
 
 
 class Sizes(ctypes.Structure):
