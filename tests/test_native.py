@@ -294,7 +294,8 @@ def test_a_fire_that_is_no_number_gives_none() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty cache, and nothing found yet; the folder for libraries."""
+    """An empty cache, and nothing found yet; the folder for libraries, which are built without optimisation here."""
+    monkeypatch.setattr(native, "_FLAGS", [*native._FLAGS, "-O0"])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(native.SWITCH, raising=False)
     native._found.cache_clear()
@@ -317,7 +318,7 @@ def test_it_is_built_once_into_a_folder_of_the_users_own(fresh: Path) -> None:
     assert native.binary() is not None and built.stat().st_mtime_ns == made
     os.replace(built, fresh / "aside")  # overwritten, it would change what is loaded
     built.write_bytes(b"damaged")
-    asking = "from posbench.kernels import native; assert native.binary() is not None"
+    asking = f"from posbench.kernels import native; native._FLAGS = {native._FLAGS}; assert native.binary() is not None"
     subprocess.run([sys.executable, "-c", asking], check=True, timeout=120)  # this process knows the one it has loaded
     assert built.stat().st_size > 10_000
 

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Sticks, T
 logger = logging.getLogger(__name__)
 
 SWITCH = "POSBENCH_NATIVE"  # environment variable: 0 = do without it
-SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+# Compiled side by side, the longest first
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-mprefer-vector-width=512"]
 _FLAGS += ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
@@ -537,8 +539,9 @@ def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctype
                 # twice.
                 compiled = {str(source): str(Path(aside, f"{source.stem}.o")) for source in SOURCES}
                 steps = [[*compiler, *options, "-c", source, "-o", to] for source, to in compiled.items()]
-                for step in (*steps, [compiler[0], "-shared", *compiled.values(), "-o", str(linked)]):
-                    subprocess.run(step, check=True, capture_output=True, timeout=_BUILD_SECONDS)
+                with ThreadPoolExecutor() as pool:
+                    list(pool.map(_call, steps))
+                _call([compiler[0], "-shared", *compiled.values(), "-o", str(linked)])
                 found = _loaded(linked)
                 os.replace(linked, built)
                 return found
@@ -546,6 +549,11 @@ def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctype
             failed = failed or error
     assert failed is not None  # there is a compiler
     raise failed
+
+
+def _call(command: list[str]) -> None:
+    """Raises OSError or subprocess.SubprocessError if it fails."""
+    subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)
 
 
 def _own_folder() -> Path:
