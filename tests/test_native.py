@@ -23,11 +23,12 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import native
-from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
+from posbench.kernels.bias import Bias, Counts, Curves, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
 from posbench.kernels.curves import laid_out
 from posbench.kernels.native import (
     native_attention,
     native_banded_attention,
+    native_counting_attention,
     native_stick_attention,
     takes,
     turn_pairs,
@@ -395,58 +396,100 @@ def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
 
 
 def sticks(q: Tensor, k: Tensor, v: Tensor, scale: float, remainder: bool, window: int | None) -> Tensor:
-    """By products of what each key leaves of a stick, in fp64."""
-    index = torch.arange(q.shape[2])
-    back = index[:, None] - index
+    """By products of what each key leaves of a stick."""
+    back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
     shares = torch.sigmoid(q @ k.mT * scale) * ((back > 0) & (back < (window or math.inf)))
     left = (1 - shares).flip(-1).cumprod(-1).flip(-1)  # by the key and all nearer ones
     out = (shares * F.pad(left[..., 1:], (0, 1), value=1.0)) @ v
     return out + left[..., :1] * v if remainder else out
 
 
+def counted(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, scale: float, window: int | None) -> Tensor:
+    """By a weight of each vector for each pair: a triangle of width 2 about its number."""
+    back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+    visible, logits = (back >= 0) & (back < (window or math.inf)), q @ k.mT * scale
+    counts = (logits.sigmoid() * visible).flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors) - 1)
+    weights = (1 - (counts[..., None] - torch.arange(len(vectors))).abs()).clamp(min=0)
+    logits = logits + torch.einsum("bhijp,bhip->bhij", weights, q @ vectors.mT)
+    return logits.masked_fill(~visible, -math.inf).softmax(-1) @ v
+
+
+RUNNING = ["sticks", "sticks and what is left", "counts", "two counts"]  # what is made of sums over keys
+
+
+class Running:
+    """One of these in the sizes of a case, with the kernel and in fp64 by a formula of its own."""
+
+    def __init__(self, kind: str, size: tuple[int, ...], window: int | None = None) -> None:
+        case = Case("none", size, torch.bfloat16, window)
+        self.kind, self.scale, self.window, self.inputs = kind, case.scale, window, case.qkv
+        self.names = names(case)
+        if "counts" in kind:
+            draw = torch.Generator().manual_seed(2)
+            vectors = torch.randn(2 if kind == "two counts" else 40, size[3], generator=draw).bfloat16().float()
+            self.inputs = [*self.inputs, (vectors * 0.25).requires_grad_()]
+            self.names = [*self.names, "learned"]
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, *vectors: Tensor) -> Tensor:
+        if vectors:
+            return native_counting_attention(q, k, v, self.scale, Counts(*vectors), self.window)
+        return native_stick_attention(q, k, v, self.scale, Sticks("left" in self.kind), self.window)
+
+    def exact(self, *inputs: Tensor) -> Tensor:
+        q, k, v, *vectors = (x.double() for x in inputs)
+        if vectors:
+            return counted(q, k, v, *vectors, self.scale, self.window)
+        return sticks(q, k, v, self.scale, "left" in self.kind, self.window)
+
+
 @needs_it
 @pytest.mark.usefixtures("build")
-@pytest.mark.parametrize("window", [None, 1, 2, 70])
-@pytest.mark.parametrize("remainder", [True, False])
+@pytest.mark.parametrize("window", [None, 2, 70])
+@pytest.mark.parametrize("kind", RUNNING)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sticks_are_broken_as_share_by_share(size: tuple[int, ...], remainder: bool, window: int | None) -> None:
-    case = Case("none", size, torch.bfloat16, window)
-
-    def found(*qkv: Tensor) -> Tensor:
-        return native_stick_attention(*qkv, case.scale, Sticks(remainder), window)
-
-    def exact(*qkv: Tensor) -> Tensor:
-        return sticks(*(x.double() for x in qkv), case.scale, remainder, window)
-
-    trained = gradients(found, case.qkv)
-    for name, x, y in zip(names(case), trained, gradients(exact, case.qkv), strict=True):
-        assert error(x, y) < BF16, name
-    with torch.no_grad():  # keys for which nothing is left are left out then
-        assert torch.equal(found(*case.qkv), trained[0])
+def test_running_sums_over_keys_are_those_of_their_formulas(
+    size: tuple[int, ...], kind: str, window: int | None
+) -> None:
+    case = Running(kind, size, window)
+    found, expected = gradients(case.fast, case.inputs), gradients(case.exact, case.inputs)
+    for name, x, y in zip(case.names, found, expected, strict=True):
+        assert error(x, y) < (BF16_BIAS if name == "learned" else BF16), name
+    with torch.no_grad():  # keys for which nothing is left of a stick are left out then
+        assert torch.equal(case.fast(*case.inputs), found[0])
 
 
 @needs_it
-def test_sticks_change_no_bit_with_threads_other_sequences_or_later_tokens() -> None:
-    case = Case("none", (5, 4, 1100, 32, 32), torch.bfloat16)
-
-    def found(*qkv: Tensor) -> Tensor:
-        return native_stick_attention(*qkv, case.scale, Sticks(remainder=True))
-
-    expected = gradients(found, case.qkv)
+@pytest.mark.parametrize("kind", RUNNING)
+def test_they_change_no_bit_with_threads_other_sequences_or_later_tokens(kind: str) -> None:
+    case = Running(kind, (5, 4, 1100, 32, 32))
+    expected = gradients(case.fast, case.inputs)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert all(torch.equal(x, y) for x, y in zip(gradients(found, case.qkv), expected, strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(gradients(case.fast, case.inputs), expected, strict=True))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found(*(x[2:3, :, :75] for x in case.qkv)), expected[0][2:3, :, :75])
+    cut = case.fast(*(x[2:3, :, :75] if x.dim() == 4 else x for x in case.inputs))
+    assert torch.equal(cut, expected[0][2:3, :, :75])
 
 
 @needs_it
+@pytest.mark.parametrize("kind", RUNNING)
 @pytest.mark.parametrize("size", [1e-3, 1e2, 1e4])
-def test_sticks_of_logits_of_any_size_are_finite_and_right(size: float) -> None:
-    q = (torch.randn(2, 2, 300, 32) * size).bfloat16().requires_grad_()
-    k, v = (torch.randn(2, 2, 300, 32).bfloat16().requires_grad_() for _ in range(2))
-    out = native_stick_attention(q, k, v, 1.0, Sticks(remainder=True))
-    assert error(out, sticks(*(x.double() for x in (q, k, v)), 1.0, True, None)) < BF16
-    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+def test_of_logits_of_any_size_they_are_finite_and_right(kind: str, size: float) -> None:
+    case = Running(kind, (2, 2, 300, 32, 32))
+    q, *others = case.inputs
+    inputs = [(q.detach() * size).requires_grad_(), *others]
+    out = case.fast(*inputs)
+    assert error(out, case.exact(*inputs)) < BF16
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), inputs))
+
+
+@needs_it
+@pytest.mark.parametrize("kind", RUNNING)
+def test_what_is_no_number_is_none_for_all_queries_that_see_it(kind: str) -> None:
+    case = Running(kind, (1, 1, 40, 32, 32))
+    q, k, *others = (x.detach().clone() for x in case.inputs)
+    k[0, 0, 20, 3] = math.nan
+    wrong = case.fast(q, k, *others).isnan().any(-1)[0, 0]
+    assert wrong[21:].all() and not wrong[:20].any()

@@ -44,42 +44,6 @@ def test_counts_and_their_gradients(length: int, positions: int) -> None:
     assert max(compared(function, *drawn(length, positions))) < 5e-6
 
 
-@pytest.mark.parametrize(
-    "size", [(2, 2, 37, 32, 64), (1, 3, 100, 64, 5), (2, 1, 1, 32, 2), (1, 2, 300, 96, 70)], ids=str
-)
-def test_what_cope_adds_to_the_logits_of_a_text_in_values_and_gradients(size: tuple[int, ...]) -> None:
-    batch, heads, length, width, positions = size
-    q, k = (torch.randn(batch, length, heads, width).bfloat16().transpose(1, 2) for _ in range(2))
-    given = [q, k, torch.randn(positions, width).bfloat16().float()]
-    upstream = torch.randn(batch, heads, length, length).tril()
-    assert native.takes_text(q, k) and not native.takes_text(q[..., :20], k[..., :20])
-
-    def exact(q: Tensor, k: Tensor, table: Tensor) -> Tensor:
-        logits, visible = 0.3 * q @ k.mT, torch.ones(length, length, dtype=q.dtype).tril()
-        biased: Tensor = cope._ByCount.apply(logits, q @ table.mT, visible)
-        return (biased - logits) * visible
-
-    def with_gradients(form: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-        leaves = [x.detach().requires_grad_() for x in given]
-        out = form(*leaves)
-        return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
-
-    found = with_gradients(lambda *leaves: scans.counted_in_text(*leaves, 0.3), given)
-    expected = with_gradients(exact, [x.double() for x in given])
-    assert error(found[0], expected[0]) < 5e-6
-    assert max(error(x, y) for x, y in zip(found[1:], expected[1:], strict=True)) < 5e-3  # products are of bf16 numbers
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3 - min(before, 2))
-        again = with_gradients(lambda *leaves: scans.counted_in_text(*leaves, 0.3), given)
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for x, y in zip(again, found, strict=True))
-    half = -(-length // 2)
-    shorter = scans.counted_in_text(q[:, :, :half], k[:, :, :half], given[2], 0.3)
-    assert torch.equal(shorter, found[0][:, :, :half, :half])
-
-
 @pytest.mark.parametrize("length", [length for length, _ in SIZES])
 def test_broken_sticks_and_their_gradients(length: int) -> None:
     def function(scores: Tensor, of_rest: Tensor, visible: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:

@@ -9,11 +9,12 @@ from posbench.attention.reference import biases_of, grouped, logits_of, narrower
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
 from posbench.kernels import curves, flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Bias, Curves, LaidOut, Near, Sticks, Sunk
+from posbench.kernels.bias import Added, Bias, Counts, Curves, LaidOut, Near, Sticks, Sunk
 from posbench.kernels.native import (
     holds_pairs,
     native_attention,
     native_banded_attention,
+    native_counting_attention,
     native_stick_attention,
     takes,
 )
@@ -72,7 +73,7 @@ def attention(
         v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
         q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
         q, k = q.to(dtype), k.to(dtype)
-        if flexible and not isinstance(added, Near | Sunk | Sticks):
+        if flexible and not isinstance(added, Near | Sunk | Sticks | Counts):
             out = flex.flex_attention(q, k, v, encoding.logit_scale, added, window, sinks)
         else:
             out = kernel(q, k, v, encoding.logit_scale, added, window)
@@ -85,7 +86,12 @@ def attention(
 
 
 def kernel(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, added: Bias | Near | Sunk | Sticks | None, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    added: Added | None,
+    window: int | None,
 ) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
@@ -98,8 +104,10 @@ def kernel(
     if isinstance(added, Sunk):
         sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
         return sunk(q, k, v, scale, added.added, window, added.sinks)
-    if isinstance(added, Sticks):  # declared only where it is taken
+    if isinstance(added, Sticks):  # it and counts are declared only where they are taken
         return native_stick_attention(q, k, v, scale, added, window)
+    if isinstance(added, Counts):
+        return native_counting_attention(q, k, v, scale, added, window)
     if isinstance(added, Curves) and holds_pairs(q) and takes(q, k, v, None):
         added = LaidOut(curves.laid_out(added))
     if takes(q, k, v, added):

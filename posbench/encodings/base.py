@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError
-from posbench.kernels.bias import Bias, Near, Sticks, Sunk, Table
+from posbench.kernels.bias import Added, Table
 from posbench.options import plain
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
@@ -212,9 +212,7 @@ class Encoding(nn.Module):
 
     # -- the same, as data -----------------------------------------------------------------------------------------
 
-    def additions(
-        self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
-    ) -> Bias | Near | Sunk | Sticks | None:
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
         """What the pairwise hooks amount to at positions 0 .. T-1, as data that a kernel takes up; None = no such form.
 
         Given what `prepare` is given. Override only with what equals the other hooks, in values and in gradients: the
@@ -223,9 +221,7 @@ class Encoding(nn.Module):
         return None
 
 
-def declared(
-    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
-) -> Bias | Near | Sunk | Sticks | None:
+def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
     """What a layer's encoding adds between consecutive positions, if it can be said as data; arguments of `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
         if "additions" in encoding.hooks:

@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels import scans
-from posbench.kernels.bias import LaidOut
-from posbench.kernels.native import takes_text
+from posbench.kernels.bias import Counts
+from posbench.kernels.native import takes
 from posbench.kernels.on_cuda import fused_on_cuda
 
 
@@ -40,10 +40,8 @@ class CoPE(Encoding):
         by_count: Tensor = _ByCount.apply(logits, at_whole.to(logits.dtype), visible)  # type: ignore[no-untyped-call]
         return by_count
 
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
-        if not takes_text(q, k):
-            return None
-        return LaidOut(scans.counted_in_text(q, k, self.table[layer], self.logit_scale))
+    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Counts | None:
+        return Counts(self.table[layer]) if takes(q, k, k, None) else None
 
 
 class _ByCount(torch.autograd.Function):

@@ -356,3 +356,16 @@ class Sticks:
     """No softmax: of a stick of each query, keys before it break off shares sigmoid(logit), the nearest first."""
 
     remainder: bool  # whether what is left goes to the query's own value
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """q·vectors at the count of gates sigmoid(logit) of the keys from j to i, held at P - 1 (CoPE).
+
+    Between whole counts by straight lines.
+    """
+
+    vectors: Tensor  # (P, Dh)
+
+
+Added = Bias | Near | Sunk | Sticks | Counts  # all that an encoding may declare of what attention is beside q·k

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Near, Slopes, Sticks, Sunk, Table
+from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def serves(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.compiler.is_compiling()
 
 
-def takes(v: Tensor, added: Bias | Near | Sunk | Sticks | None, window: int | None = None, sinks: int = 0) -> bool:
+def takes(v: Tensor, added: Added | None, window: int | None = None, sinks: int = 0) -> bool:
     """Whether a layer with values such as these (B, H, T, Dh), under this bias and window, is for FlexAttention."""
     if not serves(v.device) or v.dtype == torch.float64:
         return False

@@ -27,10 +27,12 @@ struct Added {
   const float* values;  // of the first sequence and head
   int64_t batch, head, row;
   int64_t uniform, more;  // of straight lines, see there: queries that share their scale, and where scales are; of
-                          // sticks, whether what is left goes to the query's own value
-  const Half* vectors;  // (2, near, D), of keys and of values
+                          // sticks, whether what is left goes to the query's own value; of counts, how many are
+                          // told apart
+  const Half* vectors;  // (2, near, D), of keys and of values; of counts, the second are not looked at
   float* sums;          // of gradients, by group of sequences; null where none are wanted
   int64_t sums_group, sums_head;
+  float* counts;  // (B, H, T), whole counts: written forwards, if they are asked for, and read backwards
 };
 enum Kind : int64_t {
   NOTHING = 0,
@@ -41,6 +43,7 @@ enum Kind : int64_t {
   SLOPES = 5,       // -(i - j) (values[i] + values[row + j])
   NEAR = 6,         // a vector to each of the nearest keys and values, the farthest first
   STICK = 7,        // nothing; but in place of a softmax keys before the query break a stick, the nearest first
+  COUNTED = 8,      // what vectors, by number, give the query at the count of gates from the key to it
 };
 
 // -- memory of a thread -----------------------------------------------------------------------------------------------
@@ -198,7 +201,7 @@ struct Backwards {
   Half *P, *dS;                       // (keys, wide): probabilities, gradients of logits
   Pair* dS_pairs;                     // panels of (keys/2, queries)
   float *dQ, *dK, *dV;                // (D, whole), (keys, D), (keys, D)
-  float *inner, *logs;                // (Tp,): products of A and the outputs, logs of sums of exponentials
+  float *inner, *logs, *counts;       // (Tp,): products of A and the outputs, logs of sums of exponentials, counts
   float *table, *of_table;            // by distance, see `Lines`, and sums of its gradients
   Near near;
 
@@ -214,13 +217,41 @@ struct Backwards {
     for (Half** x : {&P, &dS}) *x = from.take<Half>(keys * wide);
     dS_pairs = from.take<Pair>(keys / 2 * wide);
     for (float** x : {&dK, &dV}) *x = from.take<float>(keys * D);
-    for (float** x : {&inner, &logs}) *x = from.take<float>(Tp);
+    for (float** x : {&inner, &logs, &counts}) *x = from.take<float>(Tp);
     K_columns = from.take<Half>(D * whole);
     dQ = from.take<float>(D * whole);
     for (float** x : {&table, &of_table}) *x = from.take<float>(Tp + Lines::BEYOND);
     near = Near(sizes, Tp, from);
   }
 };
+
+// -- running sums over keys -------------------------------------------------------------------------------------------
+
+// log 1 + e^z and its slope
+struct Softplus {
+  Floats height, slope;
+  explicit Softplus(Floats z) {
+    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e);
+    height = (z > 0 ? z : Floats{}) + log_above(e);
+    slope = z < 0 ? e * larger : larger;
+  }
+};
+
+// Logits of `count` keys, of which the query sees those from `first` to `last`, with what `whole` (positions,) gives at
+// their counts. Those to the right have had `right` gates; returns them with these.
+inline float count_keys(float* s, const float* whole, int64_t positions, int64_t count, float first, float last,
+                        float scale, float right) {
+  for (int64_t c = count - LANES; c >= 0; c -= LANES) {
+    const Floats column = COUNT + float(c), z = load<Floats>(s + c) * scale;
+    const auto seen = (column >= first) & (column <= last);
+    const Floats all = sums_from_right(seen ? Softplus(z).slope : Floats{}) + right;
+    right = all[0];
+    const Between at(all, positions);
+    const Floats low = gathered(whole, at.below);
+    store(s + c, z + low + at.part * (gathered(whole, at.above) - low));
+  }
+  return right;
+}
 
 // -- forwards ---------------------------------------------------------------------------------------------------------
 
@@ -238,7 +269,8 @@ inline float logits(float* s, const float* values, const Added& layout, const fl
   const float last = float(i - begin), first = last - float(sizes.window) + 1;  // columns that the query sees
   Floats top = Floats{} + NEVER;
   for (int64_t c = 0; c < count; c += LANES) {
-    Floats x = load<Floats>(s + c) * sizes.scale;
+    Floats x = load<Floats>(s + c);
+    if constexpr (KIND != COUNTED) x *= sizes.scale;
     if constexpr (KIND == DECAY) x += own - load<Floats>(of_keys + c);
     if constexpr (KIND == BY_DISTANCE || KIND == BY_PAIR) x += load<Floats>(added + c);
     if constexpr (KIND == LINES) {
@@ -265,16 +297,19 @@ struct Reached {
 // A block of queries from `first` on, by chunks of keys; what earlier chunks gave is scaled when a larger logit comes.
 template <int64_t KIND>
 void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, const Added& layout, const float* sink,
-                    int64_t first, Half* out, int64_t stride, float* logs) {
+                    int64_t first, Half* out, int64_t stride, float* logs, float* counts) {
   const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
   const int64_t nearest = std::max<int64_t>(0, first - sizes.window + 1) / BLOCK * BLOCK;  // in it all see a key
   float tops[BLOCK], totals[BLOCK];
   std::fill(tops, tops + BLOCK, sink ? *sink : NEVER);
   std::fill(totals, totals + BLOCK, sink ? 1.0f : 0.0f);
-  const int64_t N = m.near.count;
-  if (KIND == NEAR) product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
-  for (int64_t begin = nearest; begin < end; begin += CHUNK) {
+  float gates[BLOCK] = {};
+  const int64_t N = m.near.count, chunks = (end - nearest + CHUNK - 1) / CHUNK;
+  if (KIND == NEAR || KIND == COUNTED) product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const int64_t begin = nearest + (KIND == COUNTED ? chunks - 1 - chunk : chunk) * CHUNK;  // counts begin at the end
     const int64_t count = std::min(CHUNK, end - begin);
+    const bool more = chunk > 0;
     product(m.Q + first * D, D, m.K_columns + begin * D / 2, D / 2 * PANEL, m.S, m.wide, BLOCK, count, D);
     const bool nearby = KIND == NEAR && begin + count > first - N;
     if (nearby) std::memset(m.near.P, 0, BLOCK * N * sizeof(Half));
@@ -285,6 +320,11 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
       if (nearby)
         for (int64_t n = reached.first; n < reached.end; n++) s[reached.column + n] += m.near.S[r * N + n];
       const float* table = m.table + layout.row;
+      if constexpr (KIND == COUNTED) {
+        const float own = float(first + r - begin);
+        gates[r] = count_keys(s, m.near.S + r * N, layout.uniform, count, own - float(sizes.window) + 1, own,
+                              sizes.scale, gates[r]);
+      }
       const float top = std::max(tops[r], logits<KIND>(s, values, layout, table, first + r, begin, count, sizes));
       Floats total{};
       for (int64_t c = 0; c < count; c += LANES) {
@@ -293,7 +333,7 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
         store(p + c, rounded(e));
       }
       const Floats kept = exponential(Floats{} + (tops[r] - top));
-      for (int64_t d = 0; begin > nearest && d < D; d += LANES)
+      for (int64_t d = 0; more && d < D; d += LANES)
         store(m.O + r * D + d, load<Floats>(m.O + r * D + d) * kept);
       tops[r] = top;
       totals[r] = totals[r] * kept[0] + sum(total);
@@ -301,7 +341,7 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
         for (int64_t n = reached.first; n < reached.end; n++) m.near.P[r * N + n] = p[reached.column + n];
     }
     for (int64_t r = rows; r < BLOCK; r++) std::memset(m.P + r * m.wide, 0, count * sizeof(Half));
-    product(m.P, m.wide, m.V_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.O, D, BLOCK, D, count, begin > nearest);
+    product(m.P, m.wide, m.V_pairs + begin / 2 * PANEL, m.Tp / 2 * PANEL, m.O, D, BLOCK, D, count, more);
     if (nearby) product(m.near.P, N, m.near.V_pairs, N / 2 * PANEL, m.O, D, BLOCK, D, N, true);
   }
   for (int64_t r = 0; r < rows; r++) {
@@ -309,18 +349,9 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
     for (int64_t d = 0; d < D; d += LANES)
       store(out + (first + r) * stride + d, rounded(load<Floats>(m.O + r * D + d) * share));
     if (logs) logs[first + r] = tops[r] + std::log(totals[r]);
+    if (KIND == COUNTED && counts) counts[first + r] = gates[r];
   }
 }
-
-// log 1 + e^z and its slope
-struct Softplus {
-  Floats height, slope;
-  explicit Softplus(Floats z) {
-    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e);
-    height = (z > 0 ? z : Floats{}) + log_above(e);
-    slope = z < 0 ? e * larger : larger;
-  }
-};
 
 // Shares of a stick that `count` keys break off, whose logits are s: those from `first` to before `last`, from the right.
 // Returns what they and those before them take of its logarithm.
@@ -377,7 +408,7 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
     const auto m = memory_of_thread<Forwards>(sizes);
     const Flushing flushing;
     Unit unit;
-    if (KIND == NEAR) m.near.lay_out(added.vectors, D);
+    if (KIND == NEAR || KIND == COUNTED) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)
     for (int64_t n = 0; n < sizes.batch * H; n++) {
       const int64_t b = n / H, h = n % H;
@@ -393,7 +424,8 @@ void forwards(const Sizes& sizes, const Strided& q, const Strided& k, const Stri
         if constexpr (KIND == STICK)
           block_of_sticks(sizes, m, added.uniform, first, out.of(b, h), out.time, to);
         else
-          block_forwards<KIND>(sizes, m, values, added, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time, to);
+          block_forwards<KIND>(sizes, m, values, added, sinks ? sinks + h : nullptr, first, out.of(b, h), out.time, to,
+                               added.counts ? added.counts + n * T : nullptr);
       }
     }
   }
@@ -421,6 +453,7 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
   if constexpr (KIND == BY_PAIR) transpose(values + begin * row + first, row, m.E, m.wide, count, keys);
   const Lines lines = KIND == LINES ? Lines(values, layout, sizes.length) : Lines();
   const int64_t own = KIND == LINES ? layout.uniform - begin : count;  // columns from which on lines are needed
+  const __m512i apart = _mm512_cvttps_epi32((__m512)(COUNT * float(m.near.count)));  // queries, by vectors
   for (int64_t r = 0; r < keys; r++) {
     const int64_t distance = begin - first - r;  // of the first query from the key
     const float* added = (KIND == BY_PAIR ? m.E + r * m.wide : KIND == LINES ? m.table + layout.row : values);
@@ -472,8 +505,29 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
         store(farther, load<Floats>(farther) + (seen ? own.height : Floats{}));
         store(of_farther, all);
       } else {
+        // Of counts `table` has the gates of farther keys, `of_table` gradients of all counts that this gate is in.
+        float *farther = m.table + begin + c, *of_counts = m.of_table + begin + c;
+        const float* whole = m.near.S + (begin + c) * m.near.count;
+        const Between at(load<Floats>(m.counts + begin + c) - load<Floats>(farther), layout.uniform);
+        const __m512i below = _mm512_add_epi32(apart, at.below), above = _mm512_add_epi32(apart, at.above);
+        Floats slope, gate;
+        if constexpr (KIND == COUNTED) {
+          gate = Softplus(x).slope;
+          const Floats low = gathered(whole, below);
+          slope = gathered(whole, above) - low;
+          x += low + at.part * slope;
+        }
         p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
         ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
+        if constexpr (KIND == COUNTED) {
+          float* of_whole = m.near.G + (begin + c) * m.near.count;
+          _mm512_i32scatter_ps(of_whole, below, (__m512)(gathered(of_whole, below) + ds * (1 - at.part)), 4);
+          _mm512_i32scatter_ps(of_whole, above, (__m512)(gathered(of_whole, above) + ds * at.part), 4);
+          const Floats all = load<Floats>(of_counts) + ds * slope;
+          store(of_counts, all);
+          store(farther, load<Floats>(farther) + (seen ? gate : Floats{}));
+          ds += seen ? all * gate * (1 - gate) : Floats{};
+        }
       }
       store(m.P + r * m.wide + c, rounded(p));
       store(m.dS + r * m.wide + c, rounded(ds));
@@ -521,8 +575,8 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
 
 // What the blocks read of a sequence and head, laid out as they read it.
 template <int64_t KIND>
-void prepare(const Backwards& m, const Added& layout, const Half* out, int64_t stride, const float* logs, int64_t T,
-             int64_t D) {
+void prepare(const Backwards& m, const Added& layout, const Half* out, int64_t stride, const float* logs,
+             const float* counts, int64_t T, int64_t D) {
   for (int64_t t = 0; t < m.Tp; t++) {
     Floats total{};
     const Half* with = KIND == STICK ? m.V + t * D : out + t * stride;
@@ -531,6 +585,7 @@ void prepare(const Backwards& m, const Added& layout, const Half* out, int64_t s
     m.inner[t] = sum(total);
     if (KIND == STICK) m.inner[t] *= layout.uniform && t < T ? exponential(Floats{} - logs[t])[0] : 0;
     m.logs[t] = t < T ? logs[t] : -NEVER;  // of queries that are not there all probabilities are 0
+    if (KIND == COUNTED) m.counts[t] = t < T ? counts[t] : 0;
   }
   transpose_to_panels(m.Q, m.Q_columns, m.Tp, D / 2);
   transpose_to_panels(m.A, m.A_columns, m.Tp, D / 2);
@@ -541,19 +596,27 @@ void prepare(const Backwards& m, const Added& layout, const Half* out, int64_t s
   std::memset(m.dQ, 0, D * m.whole * sizeof(float));
 }
 
-// What nearest keys have more, of all queries of a sequence and head.
+// What nearest keys have more, of all queries of a sequence and head; or what counts give them, and no gradients yet.
+template <int64_t KIND>
 void prepare_near(const Backwards& m, int64_t D) {
   const Near& near = m.near;
   product(m.Q, D, near.K_columns, D / 2 * PANEL, near.S, near.count, m.Tp, near.count, D);
+  if constexpr (KIND == COUNTED) {
+    std::memset(near.G, 0, m.Tp * near.count * sizeof(float));
+    return;
+  }
   product(m.A, D, near.V_columns, D / 2 * PANEL, near.G, near.count, m.Tp, near.count, D);
   std::memset(near.P, 0, m.Tp * near.count * sizeof(Half));
   std::memset(near.dS, 0, m.Tp * near.count * sizeof(Half));
 }
 
-// Gradients of the queries by the vectors, and of the vectors, to sums (2, N, D).
-void finish_near(const Backwards& m, float* sums, int64_t D) {
+// Gradients of the queries by the vectors, and of the vectors, to sums (2, N, D). Both are scaled later, as logits are,
+// which what counts give is not.
+template <int64_t KIND>
+void finish_near(const Backwards& m, float* sums, float scale, int64_t D) {
   const Near& near = m.near;
   const int64_t N = near.count;
+  if (KIND == COUNTED) store_rows(near.G, 1 / scale, near.dS, N, m.Tp, N);
   transpose_to_panels(near.dS, near.pairs, m.Tp, N / 2);
   product(near.K_rows, N, near.pairs, N / 2 * PANEL, m.dQ, m.whole, D, m.Tp, N, true);
   if (!sums) return;
@@ -563,7 +626,7 @@ void finish_near(const Backwards& m, float* sums, int64_t D) {
     product(near.columns, m.Tp, rows, m.Tp / 2 * PANEL, to, D, N, D, m.Tp, true);
   };
   add(near.dS, m.Q_pairs, sums);
-  add(near.P, m.A_pairs, sums + N * D);
+  if (KIND == NEAR) add(near.P, m.A_pairs, sums + N * D);
 }
 
 // (D, T) at a stride, times scale, to rows (T, D) of bf16 numbers
@@ -593,7 +656,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
     const auto m = memory_of_thread<Backwards>(sizes);
     const Flushing flushing;
     Unit unit;
-    if (KIND == NEAR) m.near.lay_out(added.vectors, D);
+    if (KIND == NEAR || KIND == COUNTED) m.near.lay_out(added.vectors, D);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < H * groups; task++) {
       const int64_t h = task % H, group = task / H;
@@ -606,10 +669,13 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         copy_rows(k.of(b, h), k.time, m.K, T, m.Tp, D);
         copy_rows(v.of(b, h), v.time, m.V, T, m.Tp, D);
         copy_rows(above.of(b, h), above.time, m.A, T, m.Tp, D);
-        prepare<KIND>(m, added, out.of(b, h), out.time, logs + (b * H + h) * T, T, D);
-        if (KIND == STICK) std::fill(m.table, m.table + m.Tp, 0.0f);
+        const int64_t before = (b * H + h) * T;
+        const float* counts = added.counts ? added.counts + before : nullptr;
+        prepare<KIND>(m, added, out.of(b, h), out.time, logs + before, counts, T, D);
+        if (KIND == STICK || KIND == COUNTED)
+          for (float* x : {m.table, m.of_table}) std::fill(x, x + m.Tp, 0.0f);
         if (inner) std::memcpy(inner + (b * H + h) * T, m.inner, T * sizeof(float));
-        if (KIND == NEAR) prepare_near(m, D);
+        if (KIND == NEAR || KIND == COUNTED) prepare_near<KIND>(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
         if (KIND == LINES) Lines(values, added, T).lay_out(m.table, added);
         for (int64_t first = 0; first < T; first += m.keys) {
@@ -627,7 +693,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
           store_rows(m.dK, sizes.scale, dk.of(b, h) + first * dk.time, dk.time, rows, D);
           store_rows(m.dV, 1, dv.of(b, h) + first * dv.time, dv.time, rows, D);
         }
-        if (KIND == NEAR) finish_near(m, sums, D);
+        if (KIND == NEAR || KIND == COUNTED) finish_near<KIND>(m, sums, sizes.scale, D);
         store_columns(m.dQ, m.whole, sizes.scale, dq.of(b, h), dq.time, T, D);
       }
       if (KIND == LINES && sums)
@@ -702,6 +768,7 @@ int64_t scratch_of_backward(const Sizes* sizes) { return memory_needed<Backwards
     case SLOPES: CALL(SLOPES); break;      \
     case NEAR: CALL(NEAR); break;          \
     case STICK: CALL(STICK); break;        \
+    case COUNTED: CALL(COUNTED); break;    \
   }
 
 // sinks: (heads,), logits that join the sums of a head's rows; null if there are none.

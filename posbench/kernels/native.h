@@ -91,6 +91,21 @@ inline Floats sums_from_right(Floats x) {
   return x + shifted<8>(x, Floats{});
 }
 
+inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
+// Between which of `positions` numbers counts lie, and how far from the lower one.
+struct Between {
+  Floats held;  // the counts, between 0 and the last number
+  __m512i below, above;
+  Floats part;
+  Between(Floats count, int64_t positions) {
+    const __m512i last = _mm512_set1_epi32(int(positions - 1));
+    held = (Floats)_mm512_min_ps(_mm512_max_ps((__m512)count, _mm512_setzero_ps()), _mm512_cvtepi32_ps(last));
+    below = _mm512_cvttps_epi32((__m512)held);
+    above = _mm512_min_epi32(_mm512_add_epi32(below, _mm512_set1_epi32(1)), last);
+    part = held - (Floats)_mm512_cvtepi32_ps(below);
+  }
+};
+
 // 16 x 16 words, rows to columns: at each scale the blocks off the diagonal change places.
 template <int SCALE>
 inline void transposed_at(Words (&rows)[LANES]) {

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import files, machine
-from posbench.kernels.bias import Bias, Decay, LaidOut, Lines, Slopes, Sticks, Table
+from posbench.kernels.bias import Bias, Counts, Decay, LaidOut, Lines, Slopes, Sticks, Table
 
 logger = logging.getLogger(__name__)
 
@@ -164,11 +164,28 @@ class _Vectors(Bias):
     tensors: tuple[Tensor, ...] = ()
 
 
+def native_counting_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, counts: Counts, window: int | None = None
+) -> Tensor:
+    """Attention with what is added by `counts`, otherwise as `native_attention`."""
+    width = v.shape[3]
+    q, k, v, vectors = _filled_up(q, k, v, counts.vectors)
+    out: Tensor = _Native.apply(scale, _Counted((vectors,)), window, q, k, v, None, vectors)  # type: ignore[no-untyped-call]
+    return out if out.shape[3] == width else out[..., :width]
+
+
 @dataclasses.dataclass(frozen=True)
 class _OfSticks(Bias):
     """That of `Sticks`, which add nothing."""
 
     remainder: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counted(Bias):
+    """That of `Counts`: their vectors, (P, Dh)."""
+
+    tensors: tuple[Tensor, ...] = ()
 
 
 class _Native(torch.autograd.Function):
@@ -190,22 +207,23 @@ class _Native(torch.autograd.Function):
         sizes = Sizes(batch, heads, length, width, min(window or length, length), added.near, scale=scale)
         out = like_by_token(q)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        counts = torch.empty_like(logs) if logs is not None and added.kind == _COUNTED else None
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_forward)
         heads_sinks = None if sinks is None else sinks.detach().float().contiguous()
         call.forward(
-            at(sizes), strided(q), strided(k), strided(v), at(added.struct()), pointer(heads_sinks),
+            at(sizes), strided(q), strided(k), strided(v), at(added.struct(counts=counts)), pointer(heads_sinks),
             strided(out), pointer(logs),
         )  # fmt: skip
         del scratch
         ctx.sizes, ctx.bias = sizes, bias
-        ctx.save_for_backward(q, k, v, out, logs, heads_sinks)
+        ctx.save_for_backward(q, k, v, out, logs, heads_sinks, counts)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, logs, sinks = ctx.saved_tensors
+        q, k, v, out, logs, sinks, counts = ctx.saved_tensors
         sizes: Sizes = ctx.sizes
         grad_out = by_channel(grad_out)
         batch, heads, length, width = q.shape
@@ -221,7 +239,7 @@ class _Native(torch.autograd.Function):
         call = built()
         scratch = sizes.scratch_of(call.scratch_of_backward)
         call.backward(
-            at(sizes), strided(q), strided(k), strided(v), at(added.struct(sums)), strided(out), pointer(logs),
+            at(sizes), strided(q), strided(k), strided(v), at(added.struct(sums, counts)), strided(out), pointer(logs),
             strided(grad_out), strided(dq), strided(dk), strided(dv), pointer(inner), groups,
         )  # fmt: skip
         del scratch
@@ -313,7 +331,7 @@ class _Laid:
     values: Tensor | None = None  # (1|B, H, *) fp32
     first: int = 0  # number of `*` that the kernel counts from
     row: int = 0  # numbers between rows; of lines, before the one that it counts from
-    uniform: int = 0  # of lines and of sticks, as in the source
+    uniform: int = 0  # of lines, sticks and counts, as in the source
     more: int = 0
     vectors: Tensor | None = None  # (2, *, Dh) bf16
 
@@ -332,6 +350,10 @@ class _Laid:
         if isinstance(bias, _Vectors):  # filled up by what is farther
             vectors = torch.stack([x.detach().bfloat16() for x in bias.tensors])
             return cls(_NEAR, vectors=F.pad(vectors, (0, 0, -vectors.shape[1] % BLOCK, 0)).contiguous())
+        if isinstance(bias, _Counted):
+            vectors = bias.tensors[0].detach().bfloat16()
+            filled = F.pad(vectors, (0, 0, 0, -len(vectors) % BLOCK))
+            return cls(_COUNTED, uniform=len(vectors), vectors=torch.stack((filled, torch.zeros_like(filled))))
         if isinstance(bias, Lines):
             return cls._lines(bias, length, by_key)
         values = bias.tensors[0].detach().float()
@@ -355,9 +377,10 @@ class _Laid:
         values = torch.cat([*(part.expand(heads, -1) for part in parts), *lines], dim=-1).float()
         return cls(_LINES, values[None], first, first, uniform=bias.uniform, more=len(curve) - first)
 
-    def struct(self, sums: Tensor | None = None) -> "_Added":
-        """As the kernel takes it, with sums (groups, H, *) that it adds gradients to."""
+    def struct(self, sums: Tensor | None = None, counts: Tensor | None = None) -> "_Added":
+        """As the kernel takes it, with sums (groups, H, *) that it adds gradients to, and whole counts (B, H, T)."""
         added = _Added(self.kind, pointer(self.values, self.first))
+        added.counts = pointer(counts)
         added.row, added.uniform, added.more, added.vectors = self.row, self.uniform, self.more, pointer(self.vectors)
         if self.values is not None:
             assert self.values.dtype == torch.float32
@@ -381,6 +404,8 @@ class _Laid:
         if isinstance(bias, _Vectors):
             of_keys, of_values = sums.sum(0)[:, -len(bias.tensors[0]) :]
             return of_keys * sizes.scale, of_values
+        if isinstance(bias, _Counted):
+            return (sums.sum(0)[0, : len(bias.tensors[0])] * sizes.scale,)
         if self.kind == _BY_DISTANCE:
             return (sums[..., MARGIN : MARGIN + length],)
         if self.kind == _LINES:
@@ -406,7 +431,7 @@ def _by_distance(values: Tensor, by_key: bool) -> tuple[Tensor, int]:
 # -- the library -------------------------------------------------------------------------------------------------------
 # Structures and constants are those of the source.
 
-_NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR, _STICK = range(8)
+_NOTHING, _BY_DISTANCE, _BY_PAIR, _LINES, _DECAY, _SLOPES, _NEAR, _STICK, _COUNTED = range(9)
 
 
 class Sizes(ctypes.Structure):
@@ -443,6 +468,7 @@ class _Added(ctypes.Structure):
         ("vectors", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("sums_group", "sums_head")),
+        ("counts", ctypes.c_void_p),
     ]
 
 
@@ -517,7 +543,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
-    for call in ("forward", "backward", "change", "unchange", "count", "uncount", "curves"):
+    for call in ("forward", "backward", "change", "unchange", "curves"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     binary.cross_entropy.restype = ctypes.c_int64
     return binary

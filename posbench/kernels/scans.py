@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import Sizes, at, built, by_channel, like_by_token, pointer, reads, strided
+from posbench.kernels.native import built, pointer, reads
 
 
 def scans(scores: Tensor) -> bool:
@@ -37,51 +36,6 @@ def uncount(gradient: Tensor, at_whole: Tensor, gates: Tensor, counts: Tensor) -
     sizes = (*_rows(gradient), at_whole.shape[-1])
     _run("uncount_rows", sizes, gradient, at_whole, gates, counts, of_logits, of_whole)
     return of_logits, of_whole
-
-
-def counted_in_text(q: Tensor, k: Tensor, table: Tensor, scale: float) -> Tensor:
-    """What CoPE adds to the logits of all pairs, for what `native.takes_text` says; products are of bf16 numbers.
-
-    Args:
-        q, k: (B, H, T, Dh) in bf16.
-        table: the vectors of whole positions, (P, Dh).
-        scale: what q·k is multiplied by.
-
-    Returns:
-        (B, H, T, T) fp32, 0 for keys after the query.
-    """
-    bias: Tensor = _CountedInText.apply(q, k, table, scale)  # type: ignore[no-untyped-call]
-    return bias
-
-
-class _CountedInText(torch.autograd.Function):
-    """Nothing is kept but what is given."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, table: Tensor, scale: float) -> Tensor:
-        q, k, half = by_channel(q), by_channel(k), table.to(q.dtype).contiguous()
-        ctx.save_for_backward(q, k, half)
-        ctx.scale, ctx.dtype = scale, table.dtype
-        bias = q.new_empty(*q.shape[:3], q.shape[2], dtype=torch.float32)
-        sizes = Sizes(*q.shape, len(table), scale=scale)
-        scratch = sizes.scratch_of(built().scratch_of_count)
-        built().count(at(sizes), strided(q), strided(k), pointer(half), pointer(bias))
-        del scratch
-        return bias
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, half = ctx.saved_tensors
-        above = above.contiguous()
-        dq, dk = like_by_token(q), like_by_token(k)
-        of_table = q.new_empty(*q.shape[:2], *half.shape, dtype=torch.float32)
-        sizes = Sizes(*q.shape, len(half), scale=ctx.scale)
-        scratch = sizes.scratch_of(built().scratch_of_uncount)
-        results = strided(dq), strided(dk), pointer(of_table)
-        built().uncount(at(sizes), strided(q), strided(k), pointer(half), pointer(above), *results)
-        del scratch
-        return dq, dk, of_table.sum((0, 1)).to(ctx.dtype), None
 
 
 def broken(z: Tensor) -> tuple[Tensor, Tensor]:
