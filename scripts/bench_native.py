@@ -72,7 +72,7 @@ def main() -> None:
     parser = arguments.parser(__doc__)
     parser.add_argument("given", nargs="+", help="encodings, and overrides such as model=llama")
     parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if native.binary() is None:
         parser.error(f"attention in bf16 on this machine: {native.described()}")
     machine.keep_freed_memory()
