@@ -28,8 +28,7 @@ from posbench.kernels.curves import laid_out
 from posbench.kernels.native import (
     native_attention,
     native_banded_attention,
-    native_counting_attention,
-    native_stick_attention,
+    native_running_attention,
     takes,
     turn_pairs,
     turns_pairs,
@@ -431,9 +430,8 @@ class Running:
             self.names = [*self.names, "learned"]
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, *vectors: Tensor) -> Tensor:
-        if vectors:
-            return native_counting_attention(q, k, v, self.scale, Counts(*vectors), self.window)
-        return native_stick_attention(q, k, v, self.scale, Sticks("left" in self.kind), self.window)
+        running = Counts(*vectors) if vectors else Sticks("left" in self.kind)
+        return native_running_attention(q, k, v, self.scale, running, self.window)
 
     def exact(self, *inputs: Tensor) -> Tensor:
         q, k, v, *vectors = (x.double() for x in inputs)
@@ -493,3 +491,15 @@ def test_what_is_no_number_is_none_for_all_queries_that_see_it(kind: str) -> Non
     k[0, 0, 20, 3] = math.nan
     wrong = case.fast(q, k, *others).isnan().any(-1)[0, 0]
     assert wrong[21:].all() and not wrong[:20].any()
+
+
+@needs_it
+@pytest.mark.parametrize("name", ["cope", "stick_breaking"])
+def test_queries_and_keys_in_bf16_may_meet_values_in_fp32(name: str) -> None:
+    shape = Shape(d_model=64, n_heads=2, n_layers=1, train_length=32)
+    encoding = schemes.build(name, {}, shape)
+    q, k, v, x = schemes.layer_inputs(shape, 40)
+    positions = torch.arange(40)[None]
+    found = attention(encoding, q.bfloat16(), k.bfloat16(), v, x, positions, 0, consecutive=True)
+    expected = attention(encoding, q, k, v, x, positions, 0, consecutive=True)
+    assert found.dtype == torch.float32 and error(found, expected) < BF16

@@ -14,8 +14,7 @@ from posbench.kernels.native import (
     holds_pairs,
     native_attention,
     native_banded_attention,
-    native_counting_attention,
-    native_stick_attention,
+    native_running_attention,
     takes,
 )
 from posbench.kernels.tiled import fused_is_fast, tiled_attention
@@ -104,10 +103,8 @@ def kernel(
     if isinstance(added, Sunk):
         sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
         return sunk(q, k, v, scale, added.added, window, added.sinks)
-    if isinstance(added, Sticks):  # it and counts are declared only where they are taken
-        return native_stick_attention(q, k, v, scale, added, window)
-    if isinstance(added, Counts):
-        return native_counting_attention(q, k, v, scale, added, window)
+    if isinstance(added, Sticks | Counts):  # declared only where q and k are taken; v may be of another dtype
+        return native_running_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), scale, added, window)
     if isinstance(added, Curves) and holds_pairs(q) and takes(q, k, v, None):
         added = LaidOut(curves.laid_out(added))
     if takes(q, k, v, added):

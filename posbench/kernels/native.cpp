@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t KEYS = 128;  // keys of a block backwards, of long sequences
 constexpr int64_t CHUNK = 1024;  // keys, or queries backwards, that are computed at once
 constexpr int64_t STICKS = 256;  // keys that are asked at once whether a stick is used up
-constexpr float USED_UP = 88;  // e to the minus that is 0 here
+constexpr float USED_UP = 88;    // e to the minus that is 0 here
 using Strided = Rows<Half>;
 
 // What is added to the logits of query i and key j, with strides in numbers.
@@ -227,16 +227,6 @@ struct Backwards {
 
 // -- running sums over keys -------------------------------------------------------------------------------------------
 
-// log 1 + e^z and its slope
-struct Softplus {
-  Floats height, slope;
-  explicit Softplus(Floats z) {
-    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e);
-    height = (z > 0 ? z : Floats{}) + log_above(e);
-    slope = z < 0 ? e * larger : larger;
-  }
-};
-
 // Logits of `count` keys, of which the query sees those from `first` to `last`, with what `whole` (positions,) gives at
 // their counts. Those to the right have had `right` gates; returns them with these.
 inline float count_keys(float* s, const float* whole, int64_t positions, int64_t count, float first, float last,
@@ -305,7 +295,8 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
   std::fill(totals, totals + BLOCK, sink ? 1.0f : 0.0f);
   float gates[BLOCK] = {};
   const int64_t N = m.near.count, chunks = (end - nearest + CHUNK - 1) / CHUNK;
-  if (KIND == NEAR || KIND == COUNTED) product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
+  if (KIND == NEAR || KIND == COUNTED)
+    product(m.Q + first * D, D, m.near.K_columns, D / 2 * PANEL, m.near.S, N, BLOCK, N, D);
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
     const int64_t begin = nearest + (KIND == COUNTED ? chunks - 1 - chunk : chunk) * CHUNK;  // counts begin at the end
     const int64_t count = std::min(CHUNK, end - begin);
@@ -353,7 +344,7 @@ void block_forwards(const Sizes& sizes, const Forwards& m, const float* values, 
   }
 }
 
-// Shares of a stick that `count` keys break off, whose logits are s: those from `first` to before `last`, from the right.
+// Shares of a stick that `count` keys break off, from the right: those from `first` to before `last`, by their logits s.
 // Returns what they and those before them take of its logarithm.
 inline float break_stick(const float* s, Half* shares, int64_t count, float first, float last, float scale,
                          float taken) {
@@ -370,7 +361,7 @@ inline float break_stick(const float* s, Half* shares, int64_t count, float firs
 }
 
 // A block of queries from `first` on, by chunks of keys from the nearest on. Sums are left as those of exponentials are
-// elsewhere; where nobody asks for them, keys are not looked at for which nothing is left.
+// elsewhere; where nobody asks for them, keys for which nothing is left are not looked at.
 void block_of_sticks(const Sizes& sizes, const Forwards& m, bool rest, int64_t first, Half* out, int64_t stride,
                      float* logs) {
   const int64_t D = sizes.width, rows = std::min(BLOCK, sizes.length - first), end = first + BLOCK;
@@ -504,30 +495,27 @@ void block_backwards(const Sizes& sizes, const Backwards& m, const float* values
         ds = seen ? of_log - all * own.slope : Floats{};
         store(farther, load<Floats>(farther) + (seen ? own.height : Floats{}));
         store(of_farther, all);
-      } else {
-        // Of counts `table` has the gates of farther keys, `of_table` gradients of all counts that this gate is in.
+      } else if constexpr (KIND == COUNTED) {
+        // `table` has the gates of farther keys, `of_table` gradients of all counts that this gate is in.
         float *farther = m.table + begin + c, *of_counts = m.of_table + begin + c;
-        const float* whole = m.near.S + (begin + c) * m.near.count;
+        const int64_t vectors = (begin + c) * m.near.count;
+        const float* whole = m.near.S + vectors;
+        float* of_whole = m.near.G + vectors;
         const Between at(load<Floats>(m.counts + begin + c) - load<Floats>(farther), layout.uniform);
         const __m512i below = _mm512_add_epi32(apart, at.below), above = _mm512_add_epi32(apart, at.above);
-        Floats slope, gate;
-        if constexpr (KIND == COUNTED) {
-          gate = Softplus(x).slope;
-          const Floats low = gathered(whole, below);
-          slope = gathered(whole, above) - low;
-          x += low + at.part * slope;
-        }
+        const Floats gate = Softplus(x).slope, low = gathered(whole, below), slope = gathered(whole, above) - low;
+        const Floats logit = x + low + at.part * slope;
+        p = seen ? exponential(logit - load<Floats>(m.logs + begin + c)) : Floats{};
+        ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
+        _mm512_i32scatter_ps(of_whole, below, (__m512)(gathered(of_whole, below) + ds * (1 - at.part)), 4);
+        _mm512_i32scatter_ps(of_whole, above, (__m512)(gathered(of_whole, above) + ds * at.part), 4);
+        const Floats all = load<Floats>(of_counts) + ds * slope;
+        store(of_counts, all);
+        store(farther, load<Floats>(farther) + (seen ? gate : Floats{}));
+        ds += seen ? all * gate * (1 - gate) : Floats{};
+      } else {
         p = seen ? exponential(x - load<Floats>(m.logs + begin + c)) : Floats{};
         ds = seen ? p * (load<Floats>(g + c) - load<Floats>(m.inner + begin + c)) : Floats{};
-        if constexpr (KIND == COUNTED) {
-          float* of_whole = m.near.G + (begin + c) * m.near.count;
-          _mm512_i32scatter_ps(of_whole, below, (__m512)(gathered(of_whole, below) + ds * (1 - at.part)), 4);
-          _mm512_i32scatter_ps(of_whole, above, (__m512)(gathered(of_whole, above) + ds * at.part), 4);
-          const Floats all = load<Floats>(of_counts) + ds * slope;
-          store(of_counts, all);
-          store(farther, load<Floats>(farther) + (seen ? gate : Floats{}));
-          ds += seen ? all * gate * (1 - gate) : Floats{};
-        }
       }
       store(m.P + r * m.wide + c, rounded(p));
       store(m.dS + r * m.wide + c, rounded(ds));

@@ -71,6 +71,17 @@ inline Floats log_above(Floats x) {
   return 2 * s * p;
 }
 
+// ln(1 + e^z), its slope sigmoid(z), and what that leaves of 1, sigmoid(-z), as exact as it
+struct Softplus {
+  Floats height, slope, left;
+  explicit Softplus(Floats z) {
+    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e), smaller = e * larger;
+    height = (z > 0 ? z : Floats{}) + log_above(e);
+    slope = z < 0 ? smaller : larger;
+    left = z < 0 ? larger : smaller;
+  }
+};
+
 template <int STEP>
 inline Floats shifted(Floats x, Floats beyond) {  // lane l as lane l + STEP was, or from the other side l - STEP
   Words which;
@@ -92,6 +103,7 @@ inline Floats sums_from_right(Floats x) {
 }
 
 inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
+
 // Between which of `positions` numbers counts lie, and how far from the lower one.
 struct Between {
   Floats held;  // the counts, between 0 and the last number

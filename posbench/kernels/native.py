@@ -139,14 +139,14 @@ def native_banded_attention(
     return out if out.shape[3] == width else out[..., :width]
 
 
-def native_stick_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sticks: Sticks, window: int | None = None
+def native_running_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, running: Sticks | Counts, window: int | None = None
 ) -> Tensor:
-    """Attention by shares of sticks in place of a softmax, otherwise as `native_attention`."""
-    width = v.shape[3]
-    q, k, v = _filled_up(q, k, v)
-    bias = _OfSticks(remainder=sticks.remainder)
-    out: Tensor = _Native.apply(scale, bias, window, q, k, v, None)  # type: ignore[no-untyped-call]
+    """Attention with what is made of running sums over keys, otherwise as `native_attention`."""
+    width, given = v.shape[3], [running.vectors] if isinstance(running, Counts) else []
+    q, k, v, *vectors = _filled_up(q, k, v, *given)
+    bias = _Running(running, tuple(vectors))
+    out: Tensor = _Native.apply(scale, bias, window, q, k, v, None, *vectors)  # type: ignore[no-untyped-call]
     return out if out.shape[3] == width else out[..., :width]
 
 
@@ -164,27 +164,11 @@ class _Vectors(Bias):
     tensors: tuple[Tensor, ...] = ()
 
 
-def native_counting_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, counts: Counts, window: int | None = None
-) -> Tensor:
-    """Attention with what is added by `counts`, otherwise as `native_attention`."""
-    width = v.shape[3]
-    q, k, v, vectors = _filled_up(q, k, v, counts.vectors)
-    out: Tensor = _Native.apply(scale, _Counted((vectors,)), window, q, k, v, None, vectors)  # type: ignore[no-untyped-call]
-    return out if out.shape[3] == width else out[..., :width]
-
-
 @dataclasses.dataclass(frozen=True)
-class _OfSticks(Bias):
-    """That of `Sticks`, which add nothing."""
+class _Running(Bias):
+    """Sticks, which add nothing, or counts with their vectors, (P, Dh)."""
 
-    remainder: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _Counted(Bias):
-    """That of `Counts`: their vectors, (P, Dh)."""
-
+    kind: Sticks | Counts
     tensors: tuple[Tensor, ...] = ()
 
 
@@ -343,17 +327,13 @@ class _Laid:
     @classmethod
     def out(cls, bias: Bias, length: int, by_key: bool) -> "_Laid":
         """For rows of queries, or rows of keys."""
-        if isinstance(bias, _OfSticks):
-            return cls(_STICK, uniform=int(bias.remainder))
+        if isinstance(bias, _Running):
+            return cls._running(bias.kind, *bias.tensors)
         if not bias.tensors:
             return cls(_NOTHING)
         if isinstance(bias, _Vectors):  # filled up by what is farther
             vectors = torch.stack([x.detach().bfloat16() for x in bias.tensors])
             return cls(_NEAR, vectors=F.pad(vectors, (0, 0, -vectors.shape[1] % BLOCK, 0)).contiguous())
-        if isinstance(bias, _Counted):
-            vectors = bias.tensors[0].detach().bfloat16()
-            filled = F.pad(vectors, (0, 0, 0, -len(vectors) % BLOCK))
-            return cls(_COUNTED, uniform=len(vectors), vectors=torch.stack((filled, torch.zeros_like(filled))))
         if isinstance(bias, Lines):
             return cls._lines(bias, length, by_key)
         values = bias.tensors[0].detach().float()
@@ -367,6 +347,14 @@ class _Laid:
             both = torch.stack((bias.queries, bias.keys), dim=2).detach().float()
             return cls(_SLOPES, F.pad(both, (0, more)), row=length + more)
         return cls(_DECAY, F.pad(values, (0, more)) if more else values.contiguous())
+
+    @classmethod
+    def _running(cls, kind: Sticks | Counts, *tensors: Tensor) -> "_Laid":
+        if isinstance(kind, Sticks):
+            return cls(_STICK, uniform=int(kind.remainder))
+        vectors = tensors[0].detach().bfloat16()
+        filled = F.pad(vectors, (0, 0, 0, -len(vectors) % BLOCK))
+        return cls(_COUNTED, uniform=len(vectors), vectors=torch.stack((filled, torch.zeros_like(filled))))
 
     @classmethod
     def _lines(cls, bias: Lines, length: int, by_key: bool) -> "_Laid":
@@ -404,7 +392,7 @@ class _Laid:
         if isinstance(bias, _Vectors):
             of_keys, of_values = sums.sum(0)[:, -len(bias.tensors[0]) :]
             return of_keys * sizes.scale, of_values
-        if isinstance(bias, _Counted):
+        if isinstance(bias, _Running):
             return (sums.sum(0)[0, : len(bias.tensors[0])] * sizes.scale,)
         if self.kind == _BY_DISTANCE:
             return (sums[..., MARGIN : MARGIN + length],)

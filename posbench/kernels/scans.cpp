@@ -13,16 +13,6 @@ inline Floats products_from_right(Floats x) {
   return x * shifted<8>(x, one);
 }
 
-// sigmoid(z) and sigmoid(-z), each as exact as the other
-struct Shares {
-  Floats taken, left;
-  explicit Shares(Floats z) {
-    const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e), smaller = e * larger;
-    taken = z < 0 ? smaller : larger;
-    left = z < 0 ? larger : smaller;
-  }
-};
-
 int64_t blocks_of(int64_t n) { return (n + LANES - 1) / LANES; }
 
 // A row of CoPE: gates of visible keys, their counts up to the query (at most positions - 1), and the logits with what
@@ -33,7 +23,7 @@ void count_row(int64_t n, int64_t positions, const float* logits, const float* w
   for (int64_t c = (blocks_of(n) - 1) * LANES; c >= 0; c -= LANES) {
     const int64_t some = n - c;
     const Floats z = load_some(logits + c, some), seen = load_some(visible + c, some);
-    const Floats gate = seen != 0 ? Shares(z).taken * seen : Floats{}, all = sums_from_right(gate) + right;
+    const Floats gate = seen != 0 ? Softplus(z).slope * seen : Floats{}, all = sums_from_right(gate) + right;
     right = all[0];
     const Between at(all, positions);
     const Floats low = gathered(whole, at.below), slope = gathered(whole, at.above) - low;
@@ -69,9 +59,9 @@ void uncount_row(int64_t n, int64_t positions, const float* gradient, const floa
 float break_row(int64_t n, const float* z, float* weights) {
   float left = 1;
   for (int64_t c = (blocks_of(n) - 1) * LANES; c >= 0; c -= LANES) {
-    const Shares shares(load_some(z + c, n - c, NEVER));
-    const Floats after = products_from_right(shares.left) * left;  // what is left after each
-    store_some(weights + c, n - c, shares.taken * shifted<1>(after, Floats{} + left));
+    const Softplus stick(load_some(z + c, n - c, NEVER));
+    const Floats after = products_from_right(stick.left) * left;  // what is left after each
+    store_some(weights + c, n - c, stick.slope * shifted<1>(after, Floats{} + left));
     left = after[0];
   }
   return left;
@@ -85,7 +75,7 @@ void unbreak_row(int64_t n, const float* of_weights, float of_rest, const float*
     const Floats of_logs = load_some(of_weights + c, some) * load_some(weights + c, some);
     const Floats all = sums_from_left(of_logs) + before;
     before = all[LANES - 1];
-    store_some(of_z + c, some, of_logs - all * Shares(load_some(z + c, some, NEVER)).taken);
+    store_some(of_z + c, some, of_logs - all * Softplus(load_some(z + c, some, NEVER)).slope);
   }
 }
 
