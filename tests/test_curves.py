@@ -81,11 +81,13 @@ def test_neither_threads_nor_other_sequences_nor_later_tokens_change_a_bit() -> 
 
 
 @pytest.mark.parametrize("length", [70, 4200])
-def test_attention_by_them_equals_that_by_tiles(length: int) -> None:
+def test_attention_by_them_equals_that_by_tiles(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many pairs to hold a number for each, tiles it is."""
+    asked: list[Curves] = []
+    monkeypatch.setattr(curves, "laid_out", lambda bias, laid_out=curves.laid_out: asked.append(bias) or laid_out(bias))
     q, k, v = (torch.randn(1, 2, length, 32).bfloat16() for _ in range(3))
     bias = Curves(*(x.detach() for x in case((1, 2, length, (8, 200), (8, 64)), shared=False)))
-    assert native.holds_pairs(q) == (length == 70)
-    with torch.no_grad():
+    with torch.enable_grad():  # without, tiles serve where there is no AMX
         found, expected = kernel(q, k, v, 0.2, bias, None), tiled_attention(q, k, v, 0.2, bias)
+    assert (asked == [bias]) == native.holds_pairs(q) == (length == 70)
     assert float((found.float() - expected.float()).norm()) < 2**-7 * float(expected.float().norm())

@@ -72,7 +72,7 @@ def attention(
         v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
         q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
         q, k = q.to(dtype), k.to(dtype)
-        if flexible and not isinstance(added, Near | Sunk | Sticks | Counts):
+        if flexible and (added is None or isinstance(added, Bias)):
             out = flex.flex_attention(q, k, v, encoding.logit_scale, added, window, sinks)
         else:
             out = kernel(q, k, v, encoding.logit_scale, added, window)
@@ -84,14 +84,7 @@ def attention(
     return out.to(dtype)
 
 
-def kernel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    added: Added | None,
-    window: int | None,
-) -> Tensor:
+def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, window: int | None) -> Tensor:
     """Attention with what an encoding adds, by the fastest kernel for it on this device.
 
     Measured on CPUs: the kernel in C++ wins for what it takes. For the rest tiles win in bf16 and, with a bias,

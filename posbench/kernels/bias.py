@@ -72,6 +72,14 @@ def _slanted(x: Tensor, keys: int) -> Tensor:
     return x.as_strided((*x.shape[:-1], keys), (*x.stride()[:-2], width - 1, 1), rows - 1)
 
 
+def _slanted_gradient(grad: Tensor, like: Tensor) -> Tensor:
+    """Of x, from that of the view that `_slanted` gives of it, in the dtype of `like`."""
+    rows, keys = grad.shape[-2:]
+    wide = like.new_zeros(*grad.shape[:-1], rows + keys - 1)
+    _slanted(wide, keys).copy_(grad)
+    return wide
+
+
 @dataclasses.dataclass(frozen=True)
 class Decay(Bias):
     """sums_i - sums_j for query i and key j: what is forgotten in between (FoX)."""
@@ -142,7 +150,7 @@ class Curves(Bias):
         (mixtures, curves), *others = self._part(self.tensors, tile, batch)
         bias = _slanted(mixtures @ _falling(curves, rows, keys), keys)
         for mixtures, curves in others:
-            rising = _falling(curves, rows, keys).flip(-1)
+            rising = _rising(curves, rows, keys)
             told = [_slanted(mixtures[..., some, :] @ rising[..., of], rows) for some, of in _key_blocks(rows, keys)]
             bias = bias + torch.cat(told, dim=-2).mT
         return bias
@@ -155,7 +163,7 @@ class Curves(Bias):
         for total, part in zip((of_mixtures, of_curves), _curves_pulled(wide, mixtures, curves, keys), strict=True):
             total += part
         for (mixtures, curves), (of_mixtures, of_curves) in zip(others, of_others, strict=True):
-            rising = _falling(curves, rows, keys).flip(-1)
+            rising = _rising(curves, rows, keys)
             of_rising = torch.zeros_like(rising)
             for some, of in _key_blocks(rows, keys):
                 wide = _slanted_gradient(grad[..., some].mT, of_mixtures)
@@ -173,10 +181,15 @@ class Curves(Bias):
         ]
 
 
+def _rising(curves: Tensor, rows: int, keys: int) -> Tensor:
+    """Curves (1|H, C, K) at the distances 1 - Tq .. Tk - 1: (1|H, C, Tq + Tk - 1), 0 below 0 and beyond their end."""
+    near = curves[..., :keys]
+    return F.pad(near, (rows - 1, keys - near.shape[-1]))
+
+
 def _falling(curves: Tensor, rows: int, keys: int) -> Tensor:
-    """Curves (1|H, C, K) at the distances Tk - 1 .. 1 - Tq: (1|H, C, Tq + Tk - 1), 0 beyond their end and below 0."""
-    near = curves[..., :keys].flip(-1)
-    return F.pad(near, (keys - near.shape[-1], rows - 1))
+    """The other way round."""
+    return _rising(curves, rows, keys).flip(-1)
 
 
 def _curves_pulled(grad: Tensor, mixtures: Tensor, curves: Tensor, keys: int) -> tuple[Tensor, Tensor]:
@@ -198,14 +211,6 @@ def _key_blocks(rows: int, keys: int) -> list[tuple[slice, slice]]:
     return [
         (slice(start, end), slice(keys - end, keys - start + rows - 1)) for start, end in zip(starts, ends, strict=True)
     ]
-
-
-def _slanted_gradient(grad: Tensor, like: Tensor) -> Tensor:
-    """Of x, from that of the view that `_slanted` gives of it, in the dtype of `like`."""
-    rows, keys = grad.shape[-2:]
-    wide = like.new_zeros(*grad.shape[:-1], rows + keys - 1)
-    _slanted(wide, keys).copy_(grad)
-    return wide
 
 
 @dataclasses.dataclass(frozen=True)
