@@ -187,7 +187,11 @@ void for_each(const Sizes& sizes, const Mixing* of_queries, const Mixing* of_key
 
 extern "C" {
 
-int64_t scratch_of_curves(const Sizes* sizes, const Mixing* of_queries, const Mixing* of_keys) {
+// Bytes of scratch that a thread needs.
+int64_t scratch_of_lay_out_curves(const Sizes* sizes, const Mixing* of_queries, const Mixing* of_keys) {
+  return memory_needed<Both>(*sizes, of_queries, of_keys);
+}
+int64_t scratch_of_pull_curves(const Sizes* sizes, const Mixing* of_queries, const Mixing* of_keys) {
   return memory_needed<Both>(*sizes, of_queries, of_keys);
 }
 

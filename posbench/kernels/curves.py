@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.kernels.bias import Curves
-from posbench.kernels.native import Sizes, Strided, at, built, by_channel, pointer
+from posbench.kernels.native import Sizes, Strided, at, by_channel, pointer
 
 
 def laid_out(bias: Curves) -> Tensor:
@@ -80,6 +80,4 @@ class _Mixing(ctypes.Structure):
 def _run(name: str, pairs: Tensor, given: Sequence[_Mixing]) -> None:
     sizes = Sizes(*pairs.shape[:3])
     sides = [at(given[0]), at(given[1]) if len(given) > 1 else None]
-    scratch = sizes.scratch_of(lambda own: built().scratch_of_curves(own, *sides))
-    getattr(built(), name)(at(sizes), *sides, pointer(pairs))
-    del scratch
+    sizes.run(name, *sides, pointer(pairs), sized_by=sides)

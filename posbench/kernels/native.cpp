@@ -662,7 +662,7 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
         prepare<KIND>(m, added, out.of(b, h), out.time, logs + before, counts, T, D);
         if (KIND == STICK || KIND == COUNTED)
           for (float* x : {m.table, m.of_table}) std::fill(x, x + m.Tp, 0.0f);
-        if (inner) std::memcpy(inner + (b * H + h) * T, m.inner, T * sizeof(float));
+        if (inner) std::memcpy(inner + before, m.inner, T * sizeof(float));
         if (KIND == NEAR || KIND == COUNTED) prepare_near<KIND>(m, D);
         const float* values = added.values + b * added.batch + h * added.head;
         if (KIND == LINES) Lines(values, added, T).lay_out(m.table, added);

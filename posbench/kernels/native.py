@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,11 @@ class _Native(torch.autograd.Function):
         out = like_by_token(q)
         logs = q.new_empty(batch, heads, length, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         counts = torch.empty_like(logs) if logs is not None and added.kind == _COUNTED else None
-        call = built()
-        scratch = sizes.scratch_of(call.scratch_of_forward)
         heads_sinks = None if sinks is None else sinks.detach().float().contiguous()
-        call.forward(
-            at(sizes), strided(q), strided(k), strided(v), at(added.struct(counts=counts)), pointer(heads_sinks),
+        sizes.run(
+            "forward", strided(q), strided(k), strided(v), at(added.struct(counts=counts)), pointer(heads_sinks),
             strided(out), pointer(logs),
         )  # fmt: skip
-        del scratch
         ctx.sizes, ctx.bias = sizes, bias
         ctx.save_for_backward(q, k, v, out, logs, heads_sinks, counts)
         return out
@@ -220,13 +218,10 @@ class _Native(torch.autograd.Function):
                 groups = min(batch, -(-GROUPS // heads))
             sums = added.sums(groups, sizes)
         inner = None if sinks is None else torch.empty_like(logs)
-        call = built()
-        scratch = sizes.scratch_of(call.scratch_of_backward)
-        call.backward(
-            at(sizes), strided(q), strided(k), strided(v), at(added.struct(sums, counts)), strided(out), pointer(logs),
+        sizes.run(
+            "backward", strided(q), strided(k), strided(v), at(added.struct(sums, counts)), strided(out), pointer(logs),
             strided(grad_out), strided(dq), strided(dk), strided(dv), pointer(inner), groups,
         )  # fmt: skip
-        del scratch
         of_bias: tuple[Tensor | None, ...] = (None,) * len(ctx.bias.tensors)
         if sums is not None:
             of_bias = added.own(sums if ctx.bias.per_sequence else sums.sum(0), ctx.bias, sizes)
@@ -430,13 +425,13 @@ class Sizes(ctypes.Structure):
         ("scale", ctypes.c_float),
     ]
 
-    def scratch_of(self, needed: Any) -> Tensor:
-        """Memory for all threads of a call, to be held until it returns."""
+    def run(self, name: str, *arguments: Any, sized_by: Sequence[Any] = ()) -> None:
+        """A call of the library with memory for all threads, as much as these sizes, and what else is said, ask for."""
         self.threads = torch.get_num_threads()
-        self.scratch_stride = needed(at(self))
+        self.scratch_stride = getattr(built(), f"scratch_of_{name}")(at(self), *sized_by)
         scratch = torch.empty(self.threads * self.scratch_stride, dtype=torch.uint8)
         self.scratch = scratch.data_ptr()
-        return scratch
+        getattr(built(), name)(at(self), *arguments)
 
 
 class Strided(ctypes.Structure):
@@ -531,7 +526,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
     binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
     binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
-    for call in ("forward", "backward", "change", "unchange", "curves"):
+    for call in ("forward", "backward", "change", "unchange", "lay_out_curves", "pull_curves"):
         getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
     binary.cross_entropy.restype = ctypes.c_int64
     return binary

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import Sizes, at, built, by_channel, like_by_token, pointer, strided
+from posbench.kernels.native import Sizes, by_channel, like_by_token, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -73,9 +73,7 @@ class _ChangeInText(torch.autograd.Function):
         ctx.scale = scale
         change = w.new_empty(*beta.shape, beta.shape[2])
         sizes = Sizes(*q.shape, scale=scale)
-        scratch = sizes.scratch_of(built().scratch_of_change)
-        built().change(at(sizes), strided(q), strided(k), strided(w), pointer(beta), pointer(change))
-        del scratch
+        sizes.run("change", strided(q), strided(k), strided(w), pointer(beta), pointer(change))
         return change
 
     @staticmethod
@@ -85,10 +83,8 @@ class _ChangeInText(torch.autograd.Function):
         above = above.contiguous()
         dq, dk, dw, dbeta = like_by_token(q), like_by_token(k), like_by_token(w), torch.empty_like(beta)
         sizes = Sizes(*q.shape, scale=ctx.scale)
-        scratch = sizes.scratch_of(built().scratch_of_unchange)
         results = strided(dq), strided(dk), strided(dw), pointer(dbeta)
-        built().unchange(at(sizes), strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
-        del scratch
+        sizes.run("unchange", strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
         return dq, dk, dw, dbeta, None
 
 
