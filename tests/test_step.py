@@ -1,5 +1,6 @@
 """One update: what is scored, how parts of a batch add up, and that wrappers of the model see all of it."""
 
+import copy
 import dataclasses
 import logging
 import math
@@ -67,6 +68,17 @@ def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
     for one, other in zip(whole.model.parameters(), divided.model.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_the_optimizer_takes_torchs_steps_and_reads_its_state(tiny_config: Config) -> None:
+    ours, theirs = learner(tiny_config), learner(tiny_config)
+    theirs = dataclasses.replace(theirs, optimizer=torch.optim.AdamW(theirs.optimizer.param_groups, fused=True))
+    assert trained(ours)[0] == trained(theirs)[0]
+    saved, expected = ours.optimizer.state_dict(), theirs.optimizer.state_dict()
+    torch.testing.assert_close(saved, expected, rtol=0, atol=0)
+    ours.optimizer.load_state_dict(copy.deepcopy(expected))
+    assert trained(ours)[0] == trained(theirs)[0]
+    assert torch.equal(weights(ours), weights(theirs))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])

@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 
 _IMPORTED = (
     "scipy.special",
-    "torch._dynamo",  # as its optimizers do
+    "torch._dynamo",  # as arithmetic on shapes does, by which some encodings are sized
     "posbench.training.launch",
     "posbench.evaluation.curve",
     "posbench.terminal.console",
