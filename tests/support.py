@@ -1,8 +1,13 @@
 """What several test files need: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
 
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from posbench.cli.app import main
 
@@ -29,6 +34,21 @@ def write_text(folder: Path | str = ".") -> None:
     """The `text.txt` that it trains on."""
     words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
     Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
+
+
+def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """All combinations, for `parametrize`; without the slow tests, each pair of the first two with one of the others.
+
+    Those take turns, so that each of the first meets all combinations of the others if there are no more of them than
+    there are of the second.
+    """
+    turns = list(itertools.product(*others))
+    combinations = []
+    for (i, x), (j, y) in itertools.product(enumerate(first), enumerate(second)):
+        for n, rest in enumerate(turns):
+            marks = [] if n == (i + j) % len(turns) else [pytest.mark.slow]
+            combinations.append(pytest.param(x, y, *rest, marks=marks, id="-".join(map(str, (x, y, *rest)))))
+    return combinations
 
 
 def posbench(*arguments: str) -> int:
