@@ -17,9 +17,22 @@ from posbench.portrait import codes, properties
 from posbench.portrait.schemes import Scheme
 
 
+class Measured(dict[str, properties.Properties]):
+    """By name, each measured when it is asked for: tests are divided among processes, and few need all of them."""
+
+    def __missing__(self, name: str) -> properties.Properties:
+        (self[name],) = properties.measure([name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def measured() -> dict[str, properties.Properties]:
-    return {one.name: one for one in properties.measure()}
+def measured() -> Measured:
+    return Measured()
+
+
+@pytest.fixture(scope="module")
+def all_measured(measured: Measured) -> list[properties.Properties]:
+    return [measured[name] for name in posbench.encodings()]
 
 
 def _figure(one: properties.Properties, title: str, figure: str) -> float:
@@ -50,25 +63,26 @@ COLUMNS = [name for name in properties.PROPERTIES if name not in ("zero_mean", "
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_verdicts_are_the_expected_table(measured: dict[str, properties.Properties], name: str) -> None:
+def test_verdicts_are_the_expected_table(measured: Measured, name: str) -> None:
     expected = [word.replace("_", " ") for word in EXPECTED[name].split()]
     assert dict(zip(COLUMNS, [getattr(measured[name], c).verdict for c in COLUMNS], strict=True)) == dict(
         zip(COLUMNS, expected, strict=True)
     )
 
 
-def test_every_scheme_is_measured(measured: dict[str, properties.Properties]) -> None:
-    assert sorted(measured) == posbench.encodings()
+def test_every_scheme_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(properties, "_measure_one", lambda scheme: scheme.name)
+    assert properties.measure() == posbench.encodings()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_the_overview_fits_80_columns_and_cuts_nothing(
-    measured: dict[str, properties.Properties], encoding: str, monkeypatch: pytest.MonkeyPatch
+    all_measured: list[properties.Properties], encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(properties, "measure", lambda names: list(measured.values()))
+    monkeypatch.setattr(properties, "measure", lambda names: all_measured)
     properties.main()
     out.flush()
     lines = out.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
@@ -77,16 +91,12 @@ def test_the_overview_fits_80_columns_and_cuts_nothing(
 
 
 def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(
-    measured: dict[str, properties.Properties],
+    all_measured: list[properties.Properties],
 ) -> None:
-    disagreements = {
-        (name, title)
-        for name, one in measured.items()
-        for title in properties.PROPERTIES
-        if getattr(one, title).disagrees
-    }
-    assert disagreements == set(properties.EXPLANATIONS)
-    assert all(getattr(measured[name], title).explanation for name, title in disagreements)
+    found = [(one.name, title, getattr(one, title)) for one in all_measured for title in properties.PROPERTIES]
+    disagreements = {(name, title): each for name, title, each in found if each.disagrees}
+    assert disagreements.keys() == set(properties.EXPLANATIONS)
+    assert all(each.explanation for each in disagreements.values())
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
@@ -108,7 +118,7 @@ def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(
         ("path", 1081),
     ],
 )
-def test_swaps_seen_by_the_last_token(measured: dict[str, properties.Properties], name: str, seen: int) -> None:
+def test_swaps_seen_by_the_last_token(measured: Measured, name: str, seen: int) -> None:
     assert _figure(measured[name], "order", "swaps_seen") == seen
 
 
@@ -125,12 +135,12 @@ def test_shaw_clipped_at_4_sees_135_swaps() -> None:
         assert properties._swaps_seen(encoding, layers=1, norm=False) == 1081 - math.comb(44, 2) == 135
 
 
-def test_no_encoding_sees_order_only_through_a_second_causal_layer(measured: dict[str, properties.Properties]) -> None:
+def test_no_encoding_sees_order_only_through_a_second_causal_layer(measured: Measured) -> None:
     assert _figure(measured["none"], "order", "swaps_seen_after_layernorm") == 0
     assert _figure(measured["none"], "order", "swaps_seen_by_two_layers") > 1000
 
 
-def test_a_raw_index_drowns_some_swaps_and_layernorm_repairs_it(measured: dict[str, properties.Properties]) -> None:
+def test_a_raw_index_drowns_some_swaps_and_layernorm_repairs_it(measured: Measured) -> None:
     # How many depends on the random weights: the index saturates the softmax.
     assert 0 < _figure(measured["index"], "order", "swaps_seen") / 1081 < 0.99
     assert _figure(measured["index"], "order", "swaps_seen_after_layernorm") == 1081
@@ -146,22 +156,18 @@ def test_layernorm_hides_an_index_added_to_all_channels() -> None:
 
 
 @pytest.mark.parametrize("name", ["fox", "stick_breaking"])
-def test_forgotten_tokens_are_why_fox_and_stick_breaking_miss_swaps(
-    measured: dict[str, properties.Properties], name: str
-) -> None:
+def test_forgotten_tokens_are_why_fox_and_stick_breaking_miss_swaps(measured: Measured, name: str) -> None:
     # Untrained, both halve a token's weight with every further one (FoX: gate 1/2; sticks: half broken off), about
     # 1e-9, the threshold, at distance 30. ALiBi at slope 1/2 does likewise. Nearer tokens are all told apart.
     assert math.comb(20, 2) < _figure(measured[name], "order", "swaps_seen") < 1081
 
 
-def test_cope_misses_at_most_pairs_that_fall_on_the_same_count(measured: dict[str, properties.Properties]) -> None:
+def test_cope_misses_at_most_pairs_that_fall_on_the_same_count(measured: Measured) -> None:
     assert _figure(measured["cope"], "order", "swaps_seen") >= 1070
 
 
 @pytest.mark.parametrize(("name", "directional"), [("none", 0), ("alibi", 0), ("rope", 1), ("t5", 1), ("shaw", 1)])
-def test_who_tells_before_from_after_without_a_mask(
-    measured: dict[str, properties.Properties], name: str, directional: int
-) -> None:
+def test_who_tells_before_from_after_without_a_mask(measured: Measured, name: str, directional: int) -> None:
     assert _figure(measured[name], "order", "directional") == directional
 
 
@@ -182,36 +188,36 @@ def test_who_tells_before_from_after_without_a_mask(
         ("t5", 0.0),
     ],
 )
-def test_least_gap_between_codes(measured: dict[str, properties.Properties], name: str, gap: float) -> None:
+def test_least_gap_between_codes(measured: Measured, name: str, gap: float) -> None:
     assert _figure(measured[name], "uniqueness", "least_gap") == pytest.approx(gap, abs=6e-4)
 
 
-def test_learned_rows_are_far_apart(measured: dict[str, properties.Properties]) -> None:
+def test_learned_rows_are_far_apart(measured: Measured) -> None:
     # The page's .080 is for rows of deviation .02; drawn from N(0,1) it is 50 times that, by the luck of the draw.
     assert _figure(measured["learned"], "uniqueness", "least_gap") * 0.02 == pytest.approx(0.08, abs=0.015)
 
 
 @pytest.mark.parametrize(("name", "first"), [("none", 0), ("shaw", 16), ("t5", 16)])
-def test_where_codes_begin_to_be_shared(measured: dict[str, properties.Properties], name: str, first: int) -> None:
+def test_where_codes_begin_to_be_shared(measured: Measured, name: str, first: int) -> None:
     assert _figure(measured[name], "uniqueness", "first_shared") == first
 
 
 @pytest.mark.parametrize("name", ["index", "minmax", "alibi"])
-def test_bf16_merges_every_other_whole_number_above_256(measured: dict[str, properties.Properties], name: str) -> None:
+def test_bf16_merges_every_other_whole_number_above_256(measured: Measured, name: str) -> None:
     # 257 .. 511 odd: 8 significant bits keep even numbers only; minmax and ALiBi are the index times a constant.
     assert _figure(measured[name], "uniqueness", "bf16_collisions") == pytest.approx(
         127, abs=1 if name != "index" else 0
     )
 
 
-def test_cope_codes_are_shared_once_the_count_is_full(measured: dict[str, properties.Properties]) -> None:
+def test_cope_codes_are_shared_once_the_count_is_full(measured: Measured) -> None:
     # Equal tokens have equal gates g, so distance r counts (r + 1)·g and stops at max_position - 1 = 63.
     first = _figure(measured["cope"], "uniqueness", "first_shared")
     assert 63 <= first < 256
 
 
 def test_path_codes_merge_as_equal_tokens_project_the_same_direction_away(
-    measured: dict[str, properties.Properties],
+    measured: Measured,
 ) -> None:
     # Equal tokens have one H = I - beta w wᵀ, and H^r shrinks along w by |1 - beta|^r: with beta near 1, nothing is
     # left after a few steps. Tokens that differ span other directions; this is the position-only part.
@@ -222,31 +228,29 @@ def test_path_codes_merge_as_equal_tokens_project_the_same_direction_away(
 
 
 @pytest.mark.parametrize(("name", "unevenness"), [("binary", 3.55), ("sine", 2.59)])
-def test_unevenness_of_codes(measured: dict[str, properties.Properties], name: str, unevenness: float) -> None:
+def test_unevenness_of_codes(measured: Measured, name: str, unevenness: float) -> None:
     assert _figure(measured[name], "relative_code", "unevenness") == pytest.approx(unevenness, abs=0.006)
 
 
-def test_learned_codes_are_uneven(measured: dict[str, properties.Properties]) -> None:
+def test_learned_codes_are_uneven(measured: Measured) -> None:
     assert 3 < _figure(measured["learned"], "relative_code", "unevenness") < 6  # 4.08 on another draw
 
 
 @pytest.mark.parametrize(
     ("name", "residual"), [("index", 0), ("minmax", 0), ("sinusoidal", 0), ("sine", 0.335), ("binary", 0.566)]
 )
-def test_residual_of_the_best_linear_shift(
-    measured: dict[str, properties.Properties], name: str, residual: float
-) -> None:
+def test_residual_of_the_best_linear_shift(measured: Measured, name: str, residual: float) -> None:
     assert _figure(measured[name], "shift_linear", "residual") == pytest.approx(
         residual, abs=6e-4 if residual else 1e-6
     )
 
 
-def test_learned_shift_is_as_linear_as_chance_allows(measured: dict[str, properties.Properties]) -> None:
+def test_learned_shift_is_as_linear_as_chance_allows(measured: Measured) -> None:
     # 255 pairs, 33 free numbers per channel: a fit of noise leaves sqrt(1 - 33/255) = .933.
     assert _figure(measured["learned"], "shift_linear", "residual") == pytest.approx(0.933, abs=0.02)
 
 
-def test_fire_stretches_beyond_its_threshold_only(measured: dict[str, properties.Properties]) -> None:
+def test_fire_stretches_beyond_its_threshold_only(measured: Measured) -> None:
     # Its normaliser is the query's position once that exceeds the threshold, here the training length of 160.
     assert _figure(measured["fire"], "relative_code", "unevenness") < 1e-12
     assert 1e-5 < _figure(measured["fire"], "relative_logit", "range_over_logit") < 0.1
@@ -258,17 +262,17 @@ def test_fire_stretches_beyond_its_threshold_only(measured: dict[str, properties
 @pytest.mark.parametrize(
     ("name", "steepness"), [("index", 1.0), ("minmax", 1 / 63), ("sine", 1.51), ("sinusoidal", 1.21), ("alibi", 2**-8)]
 )
-def test_steepness_of_codes(measured: dict[str, properties.Properties], name: str, steepness: float) -> None:
+def test_steepness_of_codes(measured: Measured, name: str, steepness: float) -> None:
     # minmax: 63 steps over a sequence of 64 whose ends are held; sinusoidal: sqrt(sum of squared frequencies).
     assert _figure(measured[name], "continuous", "steepness") == pytest.approx(steepness, rel=5e-3)
 
 
-def test_minmax_moves_by_half_when_the_text_doubles(measured: dict[str, properties.Properties]) -> None:
+def test_minmax_moves_by_half_when_the_text_doubles(measured: Measured) -> None:
     assert _figure(measured["minmax"], "invariance", "change") == pytest.approx(1 - 31 / 63, abs=1e-9)
     assert round(1 - 31 / 63, 6) == 0.507937
 
 
-def test_stick_breaking_leaves_logits_and_values_alone(measured: dict[str, properties.Properties]) -> None:
+def test_stick_breaking_leaves_logits_and_values_alone(measured: Measured) -> None:
     figures = measured["stick_breaking"].purpose.figures
     assert figures["scores"] == 0
     assert figures["values"] == pytest.approx(0, abs=1e-12)
@@ -278,20 +282,18 @@ def test_stick_breaking_leaves_logits_and_values_alone(measured: dict[str, prope
 @pytest.mark.parametrize(
     ("name", "mean", "std"), [("sinusoidal", 0.337, 0.622), ("sine", 0.169, 0.502), ("binary", 7 / 128, 0.227)]
 )
-def test_mean_and_spread_of_codes(
-    measured: dict[str, properties.Properties], name: str, mean: float, std: float
-) -> None:
+def test_mean_and_spread_of_codes(measured: Measured, name: str, mean: float, std: float) -> None:
     # binary: 7 digits of 64 channels at L = 128, half of them 1 (the page's .375 is 6 digits over 8 channels).
     assert _figure(measured[name], "zero_mean", "mean") == pytest.approx(mean, abs=6e-4)
     assert _figure(measured[name], "zero_mean", "std") == pytest.approx(std, abs=6e-4)
 
 
 @pytest.mark.parametrize(("name", "rms"), [("sinusoidal", 0.5**0.5), ("minmax", 0.0723)])
-def test_root_mean_square_of_codes(measured: dict[str, properties.Properties], name: str, rms: float) -> None:
+def test_root_mean_square_of_codes(measured: Measured, name: str, rms: float) -> None:
     assert _figure(measured[name], "spread", "rms") == pytest.approx(rms, abs=6e-5)
 
 
-def test_root_mean_square_of_the_index_grows_with_length(measured: dict[str, properties.Properties]) -> None:
+def test_root_mean_square_of_the_index_grows_with_length(measured: Measured) -> None:
     def rms(length: int) -> float:
         return math.sqrt((length - 1) * (2 * length - 1) / 6 / 64)  # sum of squares, in one of 64 channels
 
@@ -299,7 +301,7 @@ def test_root_mean_square_of_the_index_grows_with_length(measured: dict[str, pro
     assert rms(256) == pytest.approx(18.4, abs=0.05)  # the page's figure is at 256, its minmax one at 128
 
 
-def test_learned_starts_as_large_as_the_tokens(measured: dict[str, properties.Properties]) -> None:
+def test_learned_starts_as_large_as_the_tokens(measured: Measured) -> None:
     assert _figure(measured["learned"], "spread", "rms_over_gpt2_tokens") == pytest.approx(1, abs=0.02)
 
 
