@@ -9,8 +9,9 @@ A channel whose gates stay open keeps what was far away, one that closes sees ne
 and not to minus infinity. Order is that of the tokens; position numbers are not used. Without a mask, a key after the
 query is as it is.
 
-q exp(P) and k exp(-P) would overflow after some hundred tokens, so that keys are taken by blocks: exp(P_i - P_m) and
-exp(P_m - P_j), with m the block's last key, are at most 1. Pairs within a block are computed one by one.
+q exp(P) and k exp(-P) would overflow after some hundred tokens. With m the last of some keys, exp(P_m - P_j) and, for
+queries after them, exp(P_i - P_m) are at most 1: so a text's second half sees the first by one product, in each half it
+is the same again, and within the last few tokens pairs are computed one by one.
 
 Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper was found), without its optional gate
 per head and its output gate. Gates start with b = 8, open.
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 
-KEYS_PER_BLOCK = 32
+PAIRED = 4  # tokens whose pairs are computed one by one
 
 
 class Wall(Encoding):
@@ -49,21 +50,47 @@ class Wall(Encoding):
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         assert isinstance(rows.keys, slice)  # as it is for who has `scores`
         (total,) = rows.state
-        own = rows.queries.start - rows.keys.start  # column of the first query's own key
+        count, first = rows.q.shape[2], rows.queries.start - rows.keys.start  # column of the first query's own key
         with torch.autocast(logits.device.type, enabled=False):
             q, k = self.logit_scale * rows.q.float(), rows.k.float()
             of_q, of_k = total[:, :, rows.queries], total[:, :, rows.keys]
-            parts = []
-            for start in range(0, k.shape[2], KEYS_PER_BLOCK):
-                block = slice(start, start + KEYS_PER_BLOCK)
-                kb, pb = k[:, :, block], of_k[:, :, block]
-                # Queries before the block, within it, and from its last key on.
-                cuts = [max(0, start - own), max(0, start + kb.shape[2] - 1 - own)]
-                _, q_in, q_on = q.tensor_split(cuts, dim=2)
-                before, p_in, p_on = of_q.tensor_split(cuts, dim=2)
-                faded = (p_in[:, :, :, None] - pb[:, :, None]).clamp(max=0).exp()
-                within = (q_in[:, :, :, None] * kb[:, :, None] * faded).sum(-1)
-                last = pb[:, :, -1:].detach()  # what it is changes nothing
-                after = (q_on * (p_on - last).exp()) @ (kb * (last - pb).exp()).mT
-                parts.append(torch.cat((logits[:, :, : before.shape[2], block], within, after), dim=2))
-            return torch.cat(parts, dim=-1)
+            before, own, after = logits.tensor_split((first, first + count), dim=-1)
+            if first:
+                before = _across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+            index = torch.arange(count, device=q.device)
+            faded = _among(q, k[:, :, first : first + count], of_q)
+            return torch.cat((before, torch.where(index[:, None] >= index, faded, own), after), dim=-1)
+
+
+def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
+    """Of queries (..., M, Dh) and keys (..., N, Dh) that all lie before them, with their sums: (..., M, N)."""
+    last = of_k[..., -1:, :].detach()  # what it is changes nothing
+    return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
+
+
+def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """Of queries and keys (B, H, T, Dh) of the same tokens: (B, H, T, T), of which what is not later holds."""
+    outer, length, width = q.shape[:2], q.shape[2], q.shape[3]
+    size = PAIRED
+    while 2 * size <= length:
+        size *= 2
+    if PAIRED <= length != size:
+        (q, q_rest), (k, k_rest), (total, rest) = (x.tensor_split((size,), dim=2) for x in (q, k, total))
+        return _joined(_among(q, k, total), _across(q_rest, rest, k, total), _among(q_rest, k_rest, rest))
+    size = min(PAIRED, length)
+    q_in, k_in, of = (x.view(*outer, -1, size, width) for x in (q, k, total))  # by so many tokens
+    faded = (of[..., :, None, :] - of[..., None, :, :]).clamp(max=0).exp()
+    found = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
+    while size < length:  # each two become one
+        halves = (x.view(*outer, -1, 2, size, width).unbind(3) for x in (q, k, total))
+        (_, query), (key, _), (before, later) = halves
+        found = _joined(found[:, :, ::2], _across(query, later, key, before), found[:, :, 1::2])
+        size *= 2
+    whole: Tensor = found[:, :, 0]
+    return whole
+
+
+def _joined(first: Tensor, across: Tensor, second: Tensor) -> Tensor:
+    """A square from those of its first and second tokens and what the second see of the first."""
+    above = F.pad(first, (0, second.shape[-1]))
+    return torch.cat((above, torch.cat((across, second), dim=-1)), dim=-2)
