@@ -21,7 +21,7 @@ constexpr float LEAST = 1e-12f;  // length that a vector is divided by, as `EPS`
         const float* column = a + m * of_row + k * of_column;
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
-          const Floats x = Floats{} + column[i * of_row];
+          const float x = column[i * of_row];
           sums[i][0] += x * left;
           sums[i][1] += x * right;
         }
