@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention.reference import attention_logits, attention_output
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Encoding, Shape, shared
 
 BATCH, LAYERS = 2, 3
 
@@ -87,7 +87,8 @@ def test_scheme_equals_its_oracle_in_values_and_gradients(
             theirs.parameters, shape, completed, *theirs.tensors, positions, seed, causal, **given
         )
         assert expected and set(expected) <= {"positions", "embedded", "q", "k", "bias", "probabilities", "output"}
-        actual = {key: _ours(key, encoding, ours, positions, ids, seed, causal) for key in expected}
+        given_once = shared(positions, consecutive=kind == "consecutive")  # as a model gives them
+        actual = {key: _ours(key, encoding, ours, given_once, ids, seed, causal) for key in expected}
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})  # fp32 sums in another order
         for key, value in expected.items():
             value = _comparable(key, value, causal, actual[key].shape)

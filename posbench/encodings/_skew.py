@@ -5,15 +5,17 @@ square blocks along its diagonal. All exp(n·A / L) commute, so a logit depends 
 
 They are never formed for each n. Blocks of two channels turn by an angle per step, as in RoPE. For wider ones n is
 taken in binary: exp(n·A / L) is the product of the exp(2^b·A / L) of its ones, and a vector passes through those: so
-many products with one matrix as the largest position has digits. Fractional positions, at which the exponential exists
-as well, are refused.
+many products with one matrix as the largest position has digits. Where positions count from 0, n is m·high + low with m
+about the root of the length, and a vector passes through two matrices, of 2 m that are made. Fractional positions, at
+which the exponential exists as well, are refused.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
-from posbench.encodings.base import Encoding, Shape, on_host, once
+from posbench.encodings.base import Encoding, Shape, count_from_0, on_host, once
 from posbench.errors import UserError
 
 
@@ -35,12 +37,13 @@ class Skew(Encoding):
         if self.block == 2:
             turns = self._turns(positions, layer).to(q.device)
             return rotary.turn(q, (turns,)), rotary.turn(k, (turns,))
-        digits = once(positions, Skew, lambda: self._digits(positions))
+        places = once(positions, _places, lambda: _places(positions))
         with torch.autocast(q.device.type, enabled=False):
-            steps = [
-                torch.linalg.matrix_exp(self._generator(layer) * 2**place).to(q.device, torch.float32)
-                for place in range(len(digits))
-            ]
+            steps = [step.to(q.device, torch.float32) for step in self._steps(layer, places)]
+            if places > 1 and count_from_0(positions):
+                low, high = _powers(steps[: places // 2]), _powers(steps[places // 2 :])
+                return self._moved_in_two(q, low, high), self._moved_in_two(k, low, high)
+            digits = once(positions, _digits, lambda: _digits(positions, places))
             return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
     def _turns(self, positions: Tensor, layer: int) -> Tensor:
@@ -49,10 +52,12 @@ class Skew(Encoding):
         angles = -rotary.exact(positions)[:, None, :, None] * steps[:, None]
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
-    def _digits(self, positions: Tensor) -> list[Tensor]:
-        """Which positions (1|B, T) have a one at each binary place, lowest first: (1|B, 1, 1, T, 1) bool."""
-        places = int(on_host(positions).max()).bit_length()
-        return [(positions >> place & 1).bool()[:, None, None, :, None] for place in range(places)]
+    def _steps(self, layer: int, places: int) -> list[Tensor]:
+        """exp(2^b·A / L) for so many b from 0 on, by blocks: (1|H, N, b, b) fp64 each; each the square of the last."""
+        steps: list[Tensor] = []
+        for _ in range(places):
+            steps.append(steps[-1] @ steps[-1] if steps else torch.linalg.matrix_exp(self._generator(layer)))
+        return steps
 
     def _generator(self, layer: int) -> Tensor:
         """A / L by blocks: (1|H, N, b, b) fp64, where its exponentials are made."""
@@ -72,3 +77,35 @@ class Skew(Encoding):
         for step, one in zip(steps, digits, strict=True):
             blocks = torch.where(one, blocks @ step.mT, blocks)
         return blocks.transpose(2, 3).flatten(-2).to(a.dtype)
+
+    def _moved_in_two(self, a: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """q or k (B, H, T, Dh) as it is at 0 .. T-1, by the powers (m, 1|H, N, b, b) of one step and of m steps."""
+        batch, heads, length, _ = a.shape
+        x = F.pad(a.float(), (0, 0, 0, -length % len(low)))
+        x = x.view(batch, heads, -1, len(low), a.shape[3] // self.block, self.block)  # (B, H, T / m, m, N, b)
+        moved = _by_each(x.permute(3, 1, 4, 0, 2, 5), low)  # (m, H, N, B, T / m, b)
+        moved = _by_each(moved.permute(4, 1, 2, 3, 0, 5), high)  # (T / m, H, N, B, m, b)
+        return moved.permute(3, 1, 0, 4, 2, 5).flatten(4).flatten(2, 3)[:, :, :length].to(a.dtype)
+
+
+def _by_each(x: Tensor, powers: Tensor) -> Tensor:
+    """Vectors (S, H, N, *, *, b), each by the power (S or more, 1|H, N, b, b) of its place."""
+    return (x.flatten(3, 4) @ powers[: len(x)].mT).view(x.shape)
+
+
+def _places(positions: Tensor) -> int:
+    """Binary digits of the largest."""
+    return int(on_host(positions).max()).bit_length()
+
+
+def _digits(positions: Tensor, places: int) -> list[Tensor]:
+    """Which positions (1|B, T) have a one at each binary place, lowest first: (1|B, 1, 1, T, 1) bool."""
+    return [(positions >> place & 1).bool()[:, None, None, :, None] for place in range(places)]
+
+
+def _powers(steps: list[Tensor]) -> Tensor:
+    """All powers of a matrix from 0 on, (S, 1|H, N, b, b), by those of 1, 2, 4 ..."""
+    powers = torch.eye(steps[0].shape[-1], device=steps[0].device).expand(1, *steps[0].shape)
+    for step in steps:
+        powers = torch.cat((powers, step @ powers))
+    return powers

@@ -262,11 +262,14 @@ def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
     return made[maker]
 
 
+def count_from_0(positions: Tensor) -> bool:
+    """Whether positions are known to be 0 .. T-1, without a look at them."""
+    return not torch.compiler.is_compiling() and bool(vars(positions).get("consecutive"))
+
+
 def on_host(positions: Tensor) -> Tensor:
     """Positions on the CPU, read from their device only where they are not known."""
-    if not torch.compiler.is_compiling() and vars(positions).get("consecutive"):
-        return torch.arange(positions.shape[-1])[None]
-    return positions.cpu()
+    return torch.arange(positions.shape[-1])[None] if count_from_0(positions) else positions.cpu()
 
 
 def check_length(encoding: Encoding, length: int) -> None:
