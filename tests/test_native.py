@@ -422,9 +422,8 @@ class Running:
         self.names = names(case)
         if "counts" in kind:
             draw = torch.Generator().manual_seed(2)
-            number = (
-                2 if kind == "two counts" else 40 if size[2] < 1000 else 9
-            )  # the formula lays out all for all pairs
+            # The formula lays out every vector for every pair.
+            number = 2 if kind == "two counts" else 40 if size[2] < 1000 else 9
             vectors = torch.randn(number, size[3], generator=draw).bfloat16().float()
             self.inputs = [*self.inputs, (vectors * 0.25).requires_grad_()]
             self.names = [*self.names, "learned"]
