@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 
-PAIRED = 4  # tokens whose pairs are computed one by one
+PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
 
 
 class Wall(Encoding):
@@ -70,12 +70,10 @@ def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
 
 def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Of queries and keys (B, H, T, Dh) of the same tokens: (B, H, T, T), of which what is not later holds."""
-    outer, length, width = q.shape[:2], q.shape[2], q.shape[3]
-    size = PAIRED
-    while 2 * size <= length:
-        size *= 2
-    if PAIRED <= length != size:
-        (q, q_rest), (k, k_rest), (total, rest) = (x.tensor_split((size,), dim=2) for x in (q, k, total))
+    *outer, length, width = q.shape
+    halvable = 1 << (length.bit_length() - 1)  # largest power of two up to the length
+    if PAIRED < length != halvable:
+        (q, q_rest), (k, k_rest), (total, rest) = (x.tensor_split((halvable,), dim=2) for x in (q, k, total))
         return _joined(_among(q, k, total), _across(q_rest, rest, k, total), _among(q_rest, k_rest, rest))
     size = min(PAIRED, length)
     q_in, k_in, of = (x.view(*outer, -1, size, width) for x in (q, k, total))  # by so many tokens
@@ -86,8 +84,7 @@ def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
         (_, query), (key, _), (before, later) = halves
         found = _joined(found[:, :, ::2], _across(query, later, key, before), found[:, :, 1::2])
         size *= 2
-    whole: Tensor = found[:, :, 0]
-    return whole
+    return found[:, :, 0]
 
 
 def _joined(first: Tensor, across: Tensor, second: Tensor) -> Tensor:
