@@ -401,12 +401,13 @@ def sticks(q: Tensor, k: Tensor, v: Tensor, scale: float, remainder: bool, windo
 
 
 def counted(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, scale: float, window: int | None) -> Tensor:
-    """By a weight of each vector for each pair: a triangle of width 2 about its number."""
+    """By what the vectors at the whole counts on both sides give, as the paper has it."""
     back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
     visible, logits = (back >= 0) & (back < (window or math.inf)), q @ k.mT * scale
     counts = (logits.sigmoid() * visible).flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors) - 1)
-    weights = (1 - (counts[..., None] - torch.arange(len(vectors))).abs()).clamp(min=0)
-    logits = logits + torch.einsum("bhijp,bhip->bhij", weights, q @ vectors.mT)
+    whole, below = q @ vectors.mT, counts.detach().floor().long()
+    above, part = (below + 1).clamp(max=len(vectors) - 1), counts - below
+    logits = logits + whole.gather(-1, below) * (1 - part) + whole.gather(-1, above) * part
     return logits.masked_fill(~visible, -math.inf).softmax(-1) @ v
 
 
@@ -422,9 +423,7 @@ class Running:
         self.names = names(case)
         if "counts" in kind:
             draw = torch.Generator().manual_seed(2)
-            # The formula lays out every vector for every pair.
-            number = 2 if kind == "two counts" else 40 if size[2] < 1000 else 9
-            vectors = torch.randn(number, size[3], generator=draw).bfloat16().float()
+            vectors = torch.randn(2 if kind == "two counts" else 40, size[3], generator=draw).bfloat16().float()
             self.inputs = [*self.inputs, (vectors * 0.25).requires_grad_()]
             self.names = [*self.names, "learned"]
 
