@@ -34,7 +34,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)  # it refuses gradients on CPUs
     monkeypatch.setattr(flex, "_compiled", lambda: call)
-    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
     monkeypatch.setattr(flex, "serves", lambda _: True)
     yield calls
 
@@ -151,22 +151,31 @@ def test_nothing_captured_is_indexed_twice() -> None:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    flex.is_right.cache_clear()
+    flex.checked.cache_clear()
     yield
-    flex.is_right.cache_clear()
+    flex.checked.cache_clear()
+
+
+def checked(kind: type[Bias], dtype: torch.dtype = torch.float32) -> flex.Options | None:
+    return flex.checked(CPU, kind, dtype, (24, 16))
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == flex.__name__]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", flex.KINDS)
 def test_the_check_passes_what_is_right(
-    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture, kind: type[Bias]
+    monkeypatch: pytest.MonkeyPatch,
+    unchecked: None,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Bias],
+    dtype: torch.dtype,
 ) -> None:
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
     monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
-    assert flex.is_right(CPU, kind) and not said(caplog)
+    assert checked(kind, dtype) is not None and not said(caplog)
 
 
 def test_what_an_evaluation_asks_for_first_serves_training_too(
@@ -175,7 +184,7 @@ def test_what_an_evaluation_asks_for_first_serves_training_too(
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
     monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
     with torch.inference_mode():
-        assert flex.is_right(CPU, Table) and not said(caplog)
+        assert checked(Table) is not None and not said(caplog)
         mask = flex.block_mask(1234, 56, 7, CPU)
     assert not mask.kv_indices.is_inference() and not mask.full_kv_num_blocks.is_inference()
 
@@ -194,9 +203,42 @@ def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
 
     monkeypatch.setattr(flex, "_compiled", lambda: doubling)
     with caplog.at_level(logging.WARNING):
-        assert not flex.is_right(CPU, Table) and not flex.is_right(CPU, Table)
+        assert checked(Table) is None and checked(Table) is None
     (told,) = said(caplog)
-    assert "differs from the reference by 1.0e+00" in told
+    assert "(Table) on cpu differs from the reference by 1.0e+00" in told
+
+
+def test_the_check_finds_a_gradient_that_is_no_number(monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+
+    def broken(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        return library.flex_attention(q, k, v, **given) + 0 * (k.sum() - k.sum().detach()).sqrt()
+
+    monkeypatch.setattr(flex, "_compiled", lambda: broken)
+    assert checked(Decay) is None
+
+
+@pytest.mark.parametrize(("kind", "fits", "tried"), [(Decay, 1, 1), (Decay, 3, 3), (Table, 2, 1), (Table, 0, 3)])
+def test_what_does_not_fit_the_shared_memory_is_tried_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+    unchecked: None,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Bias],
+    fits: int,
+    tried: int,
+) -> None:
+    asked: list[dict[str, int]] = []
+
+    def small(*tensors: Tensor, kernel_options: dict[str, int], **given: Any) -> Tensor:
+        asked.append(kernel_options)
+        if kernel_options not in flex.LADDER[fits - 1 :] or not fits:
+            raise RuntimeError("No valid triton configs.\nout of resource: Required: 245760 Hardware limit: 232448")
+        return library.flex_attention(*tensors, **given)
+
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_compiled", lambda: small)
+    assert checked(kind) == (flex.LADDER[fits - 1] if fits else None) and len(asked) == tried
+    assert [("does not run: No valid triton configs." in told) for told in said(caplog)] == [True] * (not fits)
 
 
 def test_what_cannot_be_compiled_falls_back_with_one_warning(
@@ -207,23 +249,24 @@ def test_what_cannot_be_compiled_falls_back_with_one_warning(
 
     monkeypatch.setattr(flex, "_compiled", broken)
     with caplog.at_level(logging.WARNING):
-        assert not flex.is_right(CPU, Decay) and not flex.is_right(CPU, Decay)
+        assert checked(Decay) is None and checked(Decay) is None
     (told,) = said(caplog)
-    assert "(Decay) does not run on cpu: Cannot find a working triton installation.; slower" in told
+    assert "(Decay) on cpu does not run: Cannot find a working triton installation.; slower" in told
 
 
 def test_what_flex_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes(added: Any, *shape: int, dtype: torch.dtype = torch.bfloat16, **seen: Any) -> bool:
-        return flex.takes(torch.empty(shape, dtype=dtype, device="meta"), added, **seen)
+    def takes(added: Any, *shape: int, wide: int = 64, dtype: torch.dtype = torch.bfloat16, **seen: Any) -> bool:
+        v = torch.empty(shape, dtype=dtype, device="meta")
+        return flex.options_for(v.new_empty(*shape[:3], wide), v, added, **seen) is not None
 
     table, size = Table(torch.zeros(3, 256)), (2, 3, 256, 64)
     assert not takes(table, *size)
     monkeypatch.setattr(flex, "serves", lambda _: True)
-    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
     assert takes(table, *size) and takes(None, *size, window=9) and takes(None, *size, sinks=1)
     assert not takes(None, *size) and not takes(None, *size, window=256) and not takes(Near(torch.zeros(2, 64)), *size)
     assert not takes(table, *size, dtype=torch.float64)
-    assert not takes(table, 2, 3, 64, 64) and not takes(table, 2, 3, 256, 8)
+    assert not takes(table, 2, 3, 64, 64) and not takes(table, 2, 3, 256, 8) and not takes(table, *size, wide=8)
     dense, longest = Dense(lambda *_: torch.zeros(()), (torch.zeros(1),)), math.isqrt(flex.LARGEST_TABLE // 4)
     assert takes(dense, 1, 4, longest, 64) and not takes(dense, 1, 4, longest + 1, 64)
 
@@ -242,7 +285,7 @@ def test_compiled_for_a_cpu_it_is_the_definition_by_a_graph_for_each_length(
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(flex, "serves", lambda _: True)
-    monkeypatch.setattr(flex, "is_right", lambda *_: True)
+    monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
     encoding = schemes.build(name, {"max_distance": 64} if name == "t5" else {}, SHAPE)
     with torch.no_grad():
         for length in (LENGTH, 256):

@@ -67,16 +67,17 @@ def attention(
     # Tiles add -inf to logits that are hidden, at consecutive positions those of a few hundred keys after the query.
     addable = consecutive or encoding.hidden_finite
     known = added is not None or (whole and addable and not encoding.hooks & PAIRWISE)
-    flexible = known and flex.takes(v, added, window, sinks)
-    if known and (flexible or not sinks):
-        v = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
-        q, k = encoding.rotate(q, grouped(k, q), x, positions, layer)
-        q, k = q.to(dtype), k.to(dtype)
-        if flexible and (added is None or isinstance(added, Bias)):
-            out = flex.flex_attention(q, k, v, encoding.logit_scale, added, window, sinks)
-        else:
-            out = kernel(q, k, v, encoding.logit_scale, added, window)
-    else:
+    out = None
+    if known:
+        values = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
+        rotated, keys = encoding.rotate(q, grouped(k, q), x, positions, layer)
+        rotated, keys = rotated.to(dtype), keys.to(dtype)
+        options = flex.options_for(rotated, values, added, window, sinks)
+        if options is not None and (added is None or isinstance(added, Bias)):
+            out = flex.flex_attention(rotated, keys, values, encoding.logit_scale, added, window, sinks, options)
+        elif not sinks:
+            out = kernel(rotated, keys, values, encoding.logit_scale, added, window)
+    if out is None:
         out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
     if "map_outputs" in encoding.hooks:
         rows = slice(-out.shape[2], None)

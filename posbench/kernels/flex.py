@@ -2,8 +2,9 @@
 
 FlexAttention is compiled alone, and what it captures is made outside of it as contiguous fp32: a bias made in the same
 compiled region has had wrong gradients. Gradients of what is captured are sums by atomic additions: they are right, and
-not the same to the bit twice. Before a kind of bias is used on a device, values and gradients are compared with the
-tiled kernel there; where they differ or nothing can be compiled, one warning says so, and the tiled kernel serves.
+not the same to the bit twice. Before a kind of bias is used on a device, at a dtype and width of heads, values and
+gradients are compared with the tiled kernel there; where they differ or nothing can be compiled, one warning says so,
+and the tiled kernel serves.
 
 Source: Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels" (2024),
 arXiv:2412.05496.
@@ -11,7 +12,7 @@ arXiv:2412.05496.
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,21 @@ KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
     Dense: ((2, 200),),
     LaidOut: ((2, 200, 200),),
 }
-_TOLERANCE = 2e-3  # relative; the products of the check are fp32, or TF32 where a user has switched that on
+# What the compiler is told, until the kernels fit the device's shared memory. Of itself it loads two or three blocks of
+# keys ahead, as many as fit where nothing is captured.
+Options = Mapping[str, int]
+LADDER: tuple[Options, ...] = (
+    {},
+    {"num_stages": 2},
+    {"num_stages": 1},
+    {"num_stages": 1, "BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_M1": 32, "BLOCK_N1": 32, "BLOCK_M2": 32, "BLOCK_N2": 32},
+)
+# With each block of keys, what these hold for its pairs is loaded ahead, too, in fp32. Of the 232,448 bytes of an H100
+# or H200, bf16 heads of 64 channels would take 245,760 by the compiler's own choice and 147,456 by two stages, heads of
+# 128 channels 262,144 and 196,608. Before torch 2.13 what does not fit is an error, since then nothing is loaded ahead.
+LOADED_BY_PAIR = (Table, Dense, LaidOut)
+_TOLERANCE = 2e-3  # relative; products are TF32 where a user has switched that on
+_TOLERANCE_HALF = 0.15  # in bf16 rounding alone is up to .06 of a gradient of slopes; what is lost or double is 1
 
 
 def serves(device: torch.device) -> bool:
@@ -48,32 +63,46 @@ def serves(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.compiler.is_compiling()
 
 
-def takes(v: Tensor, added: Added | None, window: int | None = None, sinks: int = 0) -> bool:
-    """Whether a layer with values such as these (B, H, T, Dh), under this bias and window, is for FlexAttention."""
+def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = None, sinks: int = 0) -> Options | None:
+    """With which options FlexAttention is for a layer of such queries and values (B, H, T, their Dh), under this bias.
+
+    Returns:
+        None where it is not for such a layer.
+    """
     if not serves(v.device) or v.dtype == torch.float64:
-        return False
+        return None
     _, heads, length, width = v.shape
     kind: type = Bias if added is None else type(added)
-    if kind not in KINDS or length < MIN_LENGTH or width < MIN_WIDTH:
-        return False
+    if kind not in KINDS or length < MIN_LENGTH or min(width, q.shape[3]) < MIN_WIDTH:
+        return None
     if added is None and not sinks and (window is None or window >= length):
-        return False  # nothing acts on the logits: fused attention is faster
+        return None  # nothing acts on the logits: fused attention is faster
     if isinstance(added, Dense) and heads * length**2 > LARGEST_TABLE:
-        return False
-    return is_right(v.device, kind)
+        return None
+    return checked(v.device, kind, v.dtype, (q.shape[3], width))
 
 
 def flex_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Bias | None = None, window: int | None = None, sinks: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Bias | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+    options: Options = LADDER[0],
 ) -> Tensor:
     """Causal attention softmax(scale q·k + bias) v; arguments and result as of `tiled_attention`.
 
     Args:
         sinks: keys at the beginning that every query sees beside its window.
+        options: of `options_for`.
     """
     mask = block_mask(q.shape[2], window, sinks, q.device)
     with torch.autocast(q.device.type, enabled=False):
-        out: Tensor = _compiled()(q, k, v, score_mod=_score_mod(bias, q.shape[2]), block_mask=mask, scale=scale)
+        out: Tensor = _compiled()(
+            q, k, v, score_mod=_score_mod(bias, q.shape[2]), block_mask=mask, scale=scale, kernel_options=dict(options)
+        )
     return out
 
 
@@ -174,42 +203,55 @@ def _near(window: int, sinks: int) -> Callable[[Tensor, Tensor, Tensor, Tensor],
 
 
 @functools.cache
-def is_right(device: torch.device, kind: type) -> bool:
-    """Whether values and all gradients are those of the tiled kernel on this device; said once where they are not."""
-    try:
-        worst = _difference(device, kind)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # of the compiler, of Triton, of a driver: whatever it is, there is another kernel
-        said = str(error).partition("\n")[0]
-        logger.warning("FlexAttention (%s) does not run on %s: %s; slower kernels serve", kind.__name__, device, said)
-        return False
-    if not worst < _TOLERANCE:
-        told = (
-            "FlexAttention (%s) on %s differs from the reference by %.1e, in values or gradients; slower kernels serve"
-        )
-        logger.warning(told, kind.__name__, device, worst)
-    return worst < _TOLERANCE
+def checked(device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int]) -> Options | None:
+    """The first options by which kernels for queries and values of these widths fit the device, and are right.
+
+    Returns:
+        None, and one warning, where values or gradients are not those of the tiled kernel, or nothing can be compiled.
+    """
+    said = ""
+    for options in LADDER[kind in LOADED_BY_PAIR :]:
+        try:
+            worst = _difference(device, kind, dtype, widths, options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the compiler, of Triton, of a driver: whatever it is, there is another kernel
+            said = "does not run: " + str(error).partition("\n")[0]
+            if "out of resource" in str(error):
+                continue
+            break
+        if worst < (_TOLERANCE if dtype == torch.float32 else _TOLERANCE_HALF):
+            return options
+        said = f"differs from the reference by {worst:.1e}, in values or gradients"
+        break
+    logger.warning("FlexAttention (%s) on %s %s; slower kernels serve", kind.__name__, device, said)
+    return None
 
 
-def _difference(device: torch.device, kind: type) -> float:
-    """The largest relative difference from the tiled kernel, of the output and of every gradient."""
+def _difference(
+    device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int], options: Options
+) -> float:
+    """The largest relative difference from the tiled kernel in fp32, of the output and of every gradient."""
     draw = torch.Generator().manual_seed(0)
-    heads = (2, 2, 200, MIN_WIDTH)
+    of_queries, of_values = widths
     with torch.inference_mode(False), torch.enable_grad():  # also where the first to ask is an evaluation
-        drawn = [torch.randn(heads, generator=draw) for _ in range(4)]
+        drawn = [
+            torch.randn(2, 2, 200, width, generator=draw).to(dtype)
+            for width in (of_values, of_queries, of_queries, of_values)  # of the weights of the sum, q, k and v
+        ]
         drawn += [0.1 * torch.randn(size, generator=draw) for size in KINDS[kind]]
-        weight, *inputs = (tensor.to(device).requires_grad_() for tensor in drawn)
-        found, expected = (
-            _with_gradients(kernel, inputs, kind, weight) for kernel in (flex_attention, tiled_attention)
-        )
-    return max(float((x - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True))
+        given = [tensor.to(device) for tensor in drawn]
+        found = _with_gradients(functools.partial(flex_attention, options=options), given, kind)
+        expected = _with_gradients(tiled_attention, [tensor.float() for tensor in given], kind)
+    differences = [(x.float() - y).norm() / y.norm() for x, y in zip(found, expected, strict=True)]
+    return float(torch.stack(differences).max())  # NaN if any of them is
 
 
-def _with_gradients(kernel: Callable[..., Tensor], inputs: Sequence[Tensor], kind: Any, weight: Tensor) -> list[Tensor]:
+def _with_gradients(kernel: Callable[..., Tensor], given: Sequence[Tensor], kind: Any) -> list[Tensor]:
+    weight, *inputs = (tensor.detach().requires_grad_() for tensor in given)
     q, k, v, *learned = inputs
-    given = [_outer, tuple(learned)] if kind is Dense else learned
-    out = kernel(q, k, v, 0.25, kind(*given), None if learned else 70)
+    bias = kind(*([_outer, tuple(learned)] if kind is Dense else learned))
+    out = kernel(q, k, v, q.shape[3] ** -0.5, bias, None if learned else 70)
     return [out.detach(), *torch.autograd.grad(out, inputs, weight, materialize_grads=True)]
 
 
