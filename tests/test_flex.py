@@ -33,7 +33,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return library.flex_attention(*tensors, **given)
 
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)  # it refuses gradients on CPUs
-    monkeypatch.setattr(flex, "_compiled", lambda: call)
+    monkeypatch.setattr(flex, "_compiled", lambda _: call)
     monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
     monkeypatch.setattr(flex, "serves", lambda _: True)
     yield calls
@@ -174,7 +174,7 @@ def test_the_check_passes_what_is_right(
     dtype: torch.dtype,
 ) -> None:
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda _: library.flex_attention)
     assert checked(kind, dtype) is not None and not said(caplog)
 
 
@@ -182,7 +182,7 @@ def test_what_an_evaluation_asks_for_first_serves_training_too(
     monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex, "_compiled", lambda: library.flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda _: library.flex_attention)
     with torch.inference_mode():
         assert checked(Table) is not None and not said(caplog)
         mask = flex.block_mask(1234, 56, 7, CPU)
@@ -201,7 +201,7 @@ def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
 
         return library.flex_attention(*tensors, score_mod=doubled, **given)
 
-    monkeypatch.setattr(flex, "_compiled", lambda: doubling)
+    monkeypatch.setattr(flex, "_compiled", lambda _: doubling)
     with caplog.at_level(logging.WARNING):
         assert checked(Table) is None and checked(Table) is None
     (told,) = said(caplog)
@@ -214,7 +214,7 @@ def test_the_check_finds_a_gradient_that_is_no_number(monkeypatch: pytest.Monkey
     def broken(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
         return library.flex_attention(q, k, v, **given) + 0 * (k.sum() - k.sum().detach()).sqrt()
 
-    monkeypatch.setattr(flex, "_compiled", lambda: broken)
+    monkeypatch.setattr(flex, "_compiled", lambda _: broken)
     assert checked(Decay) is None
 
 
@@ -236,7 +236,7 @@ def test_what_does_not_fit_the_shared_memory_is_tried_smaller(
         return library.flex_attention(*tensors, **given)
 
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex, "_compiled", lambda: small)
+    monkeypatch.setattr(flex, "_compiled", lambda _: small)
     assert checked(kind) == (flex.LADDER[fits - 1] if fits else None) and len(asked) == tried
     assert [("does not run: No valid triton configs." in told) for told in said(caplog)] == [True] * (not fits)
 
@@ -244,7 +244,7 @@ def test_what_does_not_fit_the_shared_memory_is_tried_smaller(
 def test_what_cannot_be_compiled_falls_back_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken() -> Any:
+    def broken(_: bool) -> Any:
         raise RuntimeError("Cannot find a working triton installation.\nmore")
 
     monkeypatch.setattr(flex, "_compiled", broken)
@@ -284,6 +284,8 @@ def test_compiled_for_a_cpu_it_is_the_definition_by_a_graph_for_each_length(
 ) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    as_training = flex._compiled(True)  # of other lengths' graph CPUs have no right code
+    monkeypatch.setattr(flex, "_compiled", lambda _: as_training)
     monkeypatch.setattr(flex, "serves", lambda _: True)
     monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
     encoding = schemes.build(name, {"max_distance": 64} if name == "t5" else {}, SHAPE)

@@ -100,19 +100,22 @@ def flex_attention(
     """
     mask = block_mask(q.shape[2], window, sinks, q.device)
     with torch.autocast(q.device.type, enabled=False):
-        out: Tensor = _compiled()(
+        out: Tensor = _compiled(torch.is_grad_enabled())(
             q, k, v, score_mod=_score_mod(bias, q.shape[2]), block_mask=mask, scale=scale, kernel_options=dict(options)
         )
     return out
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    """One graph for each length, kind of bias and dtype, more of them than torch compiles unasked."""
+def _compiled(training: bool) -> Callable[..., Tensor]:
+    """One graph for each shape, kind of bias and dtype of training, more of them than torch compiles unasked.
+
+    An evaluation has many shapes, at some seconds of compiling each: one graph for the first, another for all others.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=False if training else None)
 
 
 # -- biases ------------------------------------------------------------------------------------------------------------
