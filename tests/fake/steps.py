@@ -44,7 +44,11 @@ FREE = {
 
 
 class Asked(TorchDispatchMode):
-    """What is asked of the device while it is on."""
+    """What is asked of the device while it is on, but by graphs, which are compiled as without it."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,10 +146,10 @@ def moved(model: nn.Module) -> nn.Module:
     return model
 
 
-def asked(name: str) -> dict[str, Any]:
+def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
     """What the second of two steps, and a scoring at four times the training length, ask of the device."""
-    sizes = bench.find_shape("demo")
-    config = bench.configuration(name, sizes, 1, ["runtime.device=cpu"])
+    sizes = bench.find_shape(shape)
+    config = bench.configuration(name, sizes, 1, ["runtime.device=cpu", *overrides])
     text = bench.random_text(sizes.vocab_size, config)
     dtype = torch.bfloat16 if KIND == "cuda" else torch.float32
     model = build(config, sizes.vocab_size)

@@ -2,15 +2,12 @@
 
 import json
 import os
-import pathlib
-import shutil
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.cpp_extension import include_paths, library_paths
+from fake import guard
 
 from posbench import encodings
 
@@ -19,27 +16,16 @@ from posbench import encodings
 LEARNED = {"grape_m": 4, "lerope": 1, "selective_rope": 4, "carope": 4, "liere": 4, "comrope": 4, "spe": 8}
 OF_DISTANCES = {"sandwich": 4}
 
-HERE = pathlib.Path(__file__).parent.parent / "fake"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="a stub of the device is compiled"),
-    pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="stands in for a device"),
-]
+pytestmark = guard.MARKS
 
 
 @pytest.fixture(scope="module", params=["cuda", "mps"])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """The kind of device, and what each encoding asked of it."""
-    guard, (libraries, *_) = tmp_path_factory.mktemp("guard") / "guard.so", library_paths()
-    given = ["-DFAKE_CUDA"] if request.param == "cuda" else []
-    found = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-I{path}" for path in include_paths())]
-    source = [str(HERE / "guard.cpp"), "-o", str(guard)]
-    command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", *given, *source, *found, "-lc10", "-ltorch_cpu"]
-    subprocess.run(command, check=True)
+    library = guard.build(tmp_path_factory.mktemp("guard"), request.param)
     done = subprocess.run(
-        [sys.executable, str(HERE / "steps.py"), request.param],
-        env={**os.environ, "LD_PRELOAD": str(guard)},
+        [sys.executable, str(guard.HERE / "steps.py"), request.param],
+        env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
         check=True,

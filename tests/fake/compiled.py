@@ -1,0 +1,58 @@
+"""What a training step and a scoring compile, made binaries of a CUDA device that is not there.
+
+    LD_PRELOAD=guard.so python compiled.py CAPABILITY WIDTH [encoding ...]
+
+prints a line of JSON for each encoding: the kernels that it is the first to ask for, with their bytes of shared memory,
+and every warning. The model has one layer of four heads of WIDTH channels, and is compiled between its kernels, too.
+"""
+
+import json
+import logging
+import sys
+
+import cuda_compiler
+
+MAJOR, _, MINOR = sys.argv[1].partition(".")
+WIDTH, NAMES = int(sys.argv[2]), sys.argv[3:]
+cuda_compiler.stand_in((int(MAJOR), int(MINOR)))
+made = cuda_compiler.binaries()
+sys.argv[1:] = ["cuda"]
+
+import steps  # noqa: E402
+import torch  # noqa: E402
+
+from posbench import encodings  # noqa: E402
+from posbench.errors import UserError  # noqa: E402
+from posbench.kernels import flex  # noqa: E402
+
+OVERRIDES = ("model.n_layers=1", "model.n_heads=4", f"model.d_model={4 * WIDTH}", "runtime.compile=true")
+
+
+class Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def main() -> None:
+    torch.autograd.set_multithreading_enabled(False)
+    steps.without_the_device()
+    flex.checked = lambda device, kind, *_: flex.LADDER[kind in flex.LOADED_BY_PAIR]
+    told = Told()
+    logging.getLogger("posbench").addHandler(told)
+    for name in NAMES or encodings.names():
+        made.clear()
+        told.lines.clear()
+        row = {"encoding": name}
+        try:
+            steps.asked(name, "124m", *OVERRIDES)
+        except UserError as error:
+            row["left out"] = str(error)
+        print(json.dumps({**row, "kernels": made, "warned": told.lines}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
