@@ -1,31 +1,36 @@
 """What a training step and a scoring compile, made binaries of a CUDA device that is not there.
 
-    LD_PRELOAD=guard.so python compiled.py CAPABILITY WIDTH [encoding ...]
+    LD_PRELOAD=guard.so python compiled.py CAPABILITY WIDTH [encoding ...] [key=value ...]
 
 prints a line of JSON for each encoding: the kernels that it is the first to ask for, with their bytes of shared memory,
-and every warning. The model has one layer of four heads of WIDTH channels, and is compiled between its kernels, too.
+how many a step launches, and every warning. The model has one layer of four heads of WIDTH channels and is compiled
+between its kernels, too, unless keys of its configuration say otherwise.
 """
 
 import json
 import logging
 import sys
+from typing import Any
 
 import cuda_compiler
 
 MAJOR, _, MINOR = sys.argv[1].partition(".")
-WIDTH, NAMES = int(sys.argv[2]), sys.argv[3:]
+WIDTH = int(sys.argv[2])
+NAMES, KEYS = ([one for one in sys.argv[3:] if ("=" in one) == is_key] for is_key in (False, True))
 cuda_compiler.stand_in((int(MAJOR), int(MINOR)))
 made = cuda_compiler.binaries()
 sys.argv[1:] = ["cuda"]
 
 import steps  # noqa: E402
 import torch  # noqa: E402
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 
 from posbench import encodings  # noqa: E402
 from posbench.errors import UserError  # noqa: E402
 from posbench.kernels import flex  # noqa: E402
 
-OVERRIDES = ("model.n_layers=1", "model.n_heads=4", f"model.d_model={4 * WIDTH}", "runtime.compile=true")
+OVERRIDES = ("model.n_layers=1", "model.n_heads=4", f"model.d_model={4 * WIDTH}", "runtime.compile=true", *KEYS)
 
 
 class Told(logging.Handler):
@@ -37,7 +42,14 @@ class Told(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def launch(*_: Any, **__: Any) -> None:
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, steps.Asked):
+            mode.launches += 1
+
+
 def main() -> None:
+    CachingAutotuner.run = launch
     torch.autograd.set_multithreading_enabled(False)
     steps.without_the_device()
     flex.checked = lambda device, kind, *_: flex.LADDER[kind in flex.LOADED_BY_PAIR]
@@ -46,9 +58,9 @@ def main() -> None:
     for name in NAMES or encodings.names():
         made.clear()
         told.lines.clear()
-        row = {"encoding": name}
+        row: dict[str, Any] = {"encoding": name}
         try:
-            steps.asked(name, "124m", *OVERRIDES)
+            row["launches"] = steps.asked(name, "124m", *OVERRIDES)["step"]["launches"]
         except UserError as error:
             row["left out"] = str(error)
         print(json.dumps({**row, "kernels": made, "warned": told.lines}), flush=True)
