@@ -10,10 +10,12 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.attention.dispatch import attention
+from posbench.encodings import _rotary as rotary
 from posbench.encodings import cope, stick_breaking
 from posbench.encodings.base import Shape
 from posbench.kernels import on_cuda, scans
 
+CPU = torch.device("cpu")
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
@@ -53,6 +55,39 @@ def test_what_is_compiled_gives_the_values_and_gradients_of_what_is_not(
                 value, exact[key], atol=2e-5, rtol=2e-4, msg=lambda told, key=key: f"{key}: {told}"
             )
     assert all(1 <= counted.frame_count <= 2 for counted in counting)  # the first length, all others; not by layer
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_rotation_in_one_kernel_is_multiplication_by_a_complex_number(
+    layout: rotary.Layout, dtype: torch.dtype, backend: str
+) -> None:
+    torch._dynamo.reset()
+    counted = CompileCounterWithBackend(backend)
+    in_one = {"interleaved": rotary._turn_interleaved.__wrapped__, "half": rotary._halves_turned}[layout]
+    compiled = torch.compile(in_one, backend=counted)
+    for batch, length in ((2, 9), (3, 30), (5, 17)):
+        x = torch.randn(batch, 3, length, 8, dtype=dtype, requires_grad=True)
+        angles = torch.randn(1, length, 4, dtype=torch.float64, requires_grad=True)
+        turns, weight = rotary.turns(angles, CPU), torch.randn(x.shape, dtype=dtype)
+        laid = [torch.view_as_real(turns)] if layout == "interleaved" else rotary.laid_out(turns, layout)
+        found = compiled(x, *laid)
+        pairs = x.unflatten(-1, (-1, 2)) if layout == "interleaved" else x.unflatten(-1, (2, -1)).mT
+        factors = torch.polar(torch.ones_like(angles), angles)[:, None]
+        exact = torch.view_as_real(torch.view_as_complex(pairs.double().contiguous()) * factors)
+        exact = (exact if layout == "interleaved" else exact.mT).flatten(-2)
+        assert found.dtype == dtype
+        close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+        torch.testing.assert_close(found.double(), exact, **close)
+        for one, expected in zip(
+            torch.autograd.grad(found, (x, angles), weight),
+            torch.autograd.grad(exact, (x, angles), weight.double()),
+            strict=True,
+        ):
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(one / scale, expected / scale, **close)
+    assert 1 <= counted.frame_count <= 2
 
 
 def test_on_a_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

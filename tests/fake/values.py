@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
+from posbench.encodings import _rotary as rotary  # noqa: E402
 from posbench.encodings import cope, stick_breaking  # noqa: E402
 from posbench.kernels import cross_entropy, flex  # noqa: E402
 from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table  # noqa: E402
@@ -209,6 +210,12 @@ def cases() -> Iterator[tuple[str, list[float]]]:
     yield "_broken", function(broken, logits)
     of_rest = torch.randn(1, 2, 16, 1, generator=draw)
     yield "_unbroken", function(stick_breaking._unbroken.__wrapped__, gradient, of_rest, logits, *broken(logits))
+    x, angles = torch.randn(2, 3, 10, 8, generator=draw), torch.randn(1, 1, 10, 4, generator=draw)
+    turns = torch.stack((angles.cos(), angles.sin()), dim=-1)
+    yield "_turn_interleaved", function(rotary._turn_interleaved.__wrapped__, x, turns)
+    yield "_turn_interleaved fp16", function(rotary._turn_interleaved.__wrapped__, x.half(), turns)
+    cosine, sine = rotary.laid_out(torch.view_as_complex(turns), "half")
+    yield "_halves_turned", function(rotary._halves_turned, x, cosine, sine)
     scores, labels = torch.randn(9, 70, generator=draw), torch.randint(70, (9, 1), generator=draw)
     yield "_piece", function(cross_entropy._piece, scores, labels, True, 0.25)
     yield "_piece fp16", function(cross_entropy._piece, scores.half(), labels, True, None)
