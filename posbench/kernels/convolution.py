@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.kernels.native import LANES, Sizes, at, built, by_channel, pointer, reads, strided
+from posbench.kernels.on_cuda import fused_on_cuda
 
 _WIDEST = 16  # tokens, as in the source
 
@@ -71,17 +72,26 @@ class _Shifted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _sliding(F.pad(x, (0, 0, weight.shape[1] - 1, 0)), weight).to(x.dtype)
+        return _convolved(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        length, width = x.shape[1], weight.shape[1]
-        dx = _sliding(F.pad(above, (0, 0, 0, width - 1)), weight.flip(1))
-        x, upper = x.to(weight.dtype), above.to(weight.dtype)
-        dweight = [(upper[:, back:] * x[:, : length - back]).sum((0, 1)) for back in reversed(range(width))]
-        return dx.to(above.dtype), torch.stack(dweight, dim=1)
+        return _unconvolved(above, *ctx.saved_tensors)
+
+
+@fused_on_cuda
+def _convolved(x: Tensor, weight: Tensor) -> Tensor:
+    return _sliding(F.pad(x, (0, 0, weight.shape[1] - 1, 0)), weight).to(x.dtype)
+
+
+@fused_on_cuda
+def _unconvolved(above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    length, width = x.shape[1], weight.shape[1]
+    dx = _sliding(F.pad(above, (0, 0, 0, width - 1)), weight.flip(1))
+    x, upper = x.to(weight.dtype), above.to(weight.dtype)
+    dweight = [(upper[:, back:] * x[:, : length - back]).sum((0, 1)) for back in reversed(range(width))]
+    return dx.to(above.dtype), torch.stack(dweight, dim=1)
 
 
 def _sliding(x: Tensor, weight: Tensor) -> Tensor:

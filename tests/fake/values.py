@@ -29,7 +29,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa:
 
 from posbench.encodings import _rotary as rotary  # noqa: E402
 from posbench.encodings import cope, stick_breaking  # noqa: E402
-from posbench.kernels import cross_entropy, flex  # noqa: E402
+from posbench.kernels import convolution, cross_entropy, flex  # noqa: E402
 from posbench.kernels.bias import Bias, Decay, LaidOut, Slopes, Table  # noqa: E402
 from posbench.kernels.tiled import tiled_attention  # noqa: E402
 
@@ -216,6 +216,9 @@ def cases() -> Iterator[tuple[str, list[float]]]:
     yield "_turn_interleaved fp16", function(rotary._turn_interleaved.__wrapped__, x.half(), turns)
     cosine, sine = rotary.laid_out(torch.view_as_complex(turns), "half")
     yield "_halves_turned", function(rotary._halves_turned, x, cosine, sine)
+    above, x, weight = (torch.randn(size, generator=draw) for size in ((2, 9, 6), (2, 9, 6), (6, 4)))
+    yield "_convolved", function(convolution._convolved.__wrapped__, x, weight)
+    yield "_unconvolved fp16", function(convolution._unconvolved.__wrapped__, above.half(), x.half(), weight)
     scores, labels = torch.randn(9, 70, generator=draw), torch.randint(70, (9, 1), generator=draw)
     yield "_piece", function(cross_entropy._piece, scores, labels, True, 0.25)
     yield "_piece fp16", function(cross_entropy._piece, scores.half(), labels, True, None)
