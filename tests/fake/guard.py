@@ -1,4 +1,9 @@
-"""The stub of a device as a library that is loaded before torch is used."""
+"""The stub of a device as a library that is loaded before torch is used.
+
+    python guard.py guard.so cuda|mps
+
+writes it.
+"""
 
 import pathlib
 import shutil
@@ -17,12 +22,16 @@ MARKS = [
 ]
 
 
-def build(folder: pathlib.Path, device: str) -> pathlib.Path:
+def build(library: pathlib.Path, device: str) -> pathlib.Path:
     """That of CUDA or MPS, for LD_PRELOAD."""
-    guard, (libraries, *_) = folder / "guard.so", library_paths()
+    libraries, *_ = library_paths()
     given = ["-DFAKE_CUDA"] if device == "cuda" else []
     found = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-I{path}" for path in include_paths())]
-    source = [str(HERE / "guard.cpp"), "-o", str(guard)]
+    source = [str(HERE / "guard.cpp"), "-o", str(library)]
     command = ["g++", "-O0", "-shared", "-fPIC", "-std=c++20", *given, *source, *found, "-lc10", "-ltorch_cpu"]
     subprocess.run(command, check=True)
-    return guard
+    return library
+
+
+if __name__ == "__main__":
+    build(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -32,7 +32,7 @@ FLEX = "triton_tem_fused_flex_attention"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guard.build(tmp_path_factory.mktemp("guard"), "cuda")
+    return guard.build(tmp_path_factory.mktemp("guard") / "guard.so", "cuda")
 
 
 def printed(script: str, *args: str, **environment: str) -> list[dict[str, Any]]:

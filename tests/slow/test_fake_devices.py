@@ -22,7 +22,7 @@ pytestmark = guard.MARKS
 @pytest.fixture(scope="module", params=["cuda", "mps"])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """The kind of device, and what each encoding asked of it."""
-    library = guard.build(tmp_path_factory.mktemp("guard"), request.param)
+    library = guard.build(tmp_path_factory.mktemp("guard") / "guard.so", request.param)
     done = subprocess.run(
         [sys.executable, str(guard.HERE / "steps.py"), request.param],
         env={**os.environ, "LD_PRELOAD": str(library)},
