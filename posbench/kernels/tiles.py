@@ -163,8 +163,8 @@ def product(a: Tensor, b: Tensor, scale: float = 1.0, out: Tensor | None = None)
     """scale a @ b for every sequence and head, rounded once."""
     if scale == 1.0:
         return torch.bmm(a, b, out=out)
-    ignored = a.new_zeros(())  # beta=0
-    return torch.baddbmm(ignored, a, b, beta=0, alpha=scale, out=out)
+    unread = a.new_empty(())  # by beta=0; to fill it would be a kernel on CUDA
+    return torch.baddbmm(unread, a, b, beta=0, alpha=scale, out=out)
 
 
 def softmax_backward(grad: Tensor, probabilities: Tensor) -> Tensor:
