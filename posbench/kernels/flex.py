@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Slopes, Table
+from posbench.kernels.on_cuda import compiled
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:
@@ -108,14 +109,13 @@ def flex_attention(
 
 @functools.cache
 def _compiled(training: bool) -> Callable[..., Tensor]:
-    """One graph for each shape, kind of bias and dtype of training, more of them than torch compiles unasked.
+    """One graph for each shape, kind of bias and dtype of training.
 
     An evaluation has many shapes, at some seconds of compiling each: one graph for the first, another for all others.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(flex_attention, dynamic=False if training else None)
+    return compiled(flex_attention, dynamic=False if training else None)
 
 
 # -- biases ------------------------------------------------------------------------------------------------------------

@@ -13,13 +13,23 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning.
+def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
+    """The function as torch compiles it, with more graphs than it makes unasked before it leaves a function as it is.
 
     Args:
         dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
     """
-    compiled = functools.cache(lambda: torch.compile(function, dynamic=dynamic))
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function, dynamic=dynamic)
+
+
+def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
+    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning.
+
+    Args:
+        dynamic: as of `compiled`.
+    """
+    lazily = functools.cache(lambda: compiled(function, dynamic))
     failed = False
 
     @functools.wraps(function)
@@ -27,7 +37,7 @@ def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_
         nonlocal failed
         if not failed:
             try:
-                return compiled()(*args, **kwargs)
+                return lazily()(*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # of the compiler, of Triton, of a driver
@@ -41,11 +51,11 @@ def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_
 
 def fused_on_cuda(function: Callable[Concatenate[Tensor, _P], _R]) -> Callable[Concatenate[Tensor, _P], _R]:
     """The function, `fused` where its first tensor is on CUDA."""
-    compiled = fused(function)
+    there = fused(function)
 
     @functools.wraps(function)
     def call(first: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        apart = first.device.type == "cuda" and not torch.compiler.is_compiling()
-        return (compiled if apart else function)(first, *args, **kwargs)
+        alone = first.device.type == "cuda" and not torch.compiler.is_compiling()
+        return (there if alone else function)(first, *args, **kwargs)
 
     return call
