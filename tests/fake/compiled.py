@@ -18,12 +18,10 @@ MAJOR, _, MINOR = sys.argv[1].partition(".")
 WIDTH = int(sys.argv[2])
 NAMES, KEYS = ([one for one in sys.argv[3:] if ("=" in one) == is_key] for is_key in (False, True))
 cuda_compiler.stand_in((int(MAJOR), int(MINOR)))
-made = cuda_compiler.binaries()
 sys.argv[1:] = ["cuda"]
 
 import steps  # noqa: E402
 import torch  # noqa: E402
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 
 from posbench import encodings  # noqa: E402
@@ -49,10 +47,10 @@ def launch(*_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    CachingAutotuner.run = launch
+    made = cuda_compiler.binaries(launch)
     torch.autograd.set_multithreading_enabled(False)
     steps.without_the_device()
-    flex.checked = lambda device, kind, *_: flex.LADDER[kind in flex.LOADED_BY_PAIR]
+    flex.checked = lambda device, kind, *_: flex.ladder(kind)[0]
     told = Told()
     logging.getLogger("posbench").addHandler(told)
     for name in NAMES or encodings.names():

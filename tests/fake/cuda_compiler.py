@@ -1,7 +1,7 @@
 """What torch's compiler and Triton ask of a CUDA device, answered for one that is not there.
 
 With the guard preloaded and these answers, what a run compiles becomes binaries of that device, and how much shared
-memory each takes is known; `posbench` is imported afterwards. Nothing is launched. Of torch's own internals this
+memory each takes is known; `posbench` is imported afterwards. Of torch's own internals this
 replaces what its version here, in constraints.txt, has.
 """
 
@@ -75,8 +75,8 @@ def stand_in(capability: tuple[int, int]) -> None:
     config.use_static_triton_launcher = False
 
 
-def binaries() -> list[tuple[str, int]]:
-    """From now on nothing is launched; the names of kernels as they are compiled, and their bytes of shared memory."""
+def binaries(launch: Callable[..., None]) -> list[tuple[str, int]]:
+    """Names of kernels as they are compiled from now on, and their bytes of shared memory; `launch` launches them."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     made: list[tuple[str, int]] = []
@@ -87,7 +87,7 @@ def binaries() -> list[tuple[str, int]]:
 
     CachingAutotuner._make_launchers = keep
     CachingAutotuner._dynamic_scale_rblock = lambda self: None
-    CachingAutotuner.run = lambda self, *_, **__: None
+    CachingAutotuner.run = launch
     memory(lambda *given, dtype: torch.empty_strided(*given, dtype=dtype, device="cuda"))
     return made
 

@@ -137,7 +137,7 @@ def attention(
     given = [torch.randn(2, 2, length, width, generator=draw).to(dtype) for width in widths]
     sizes = [[length if one == 200 else one for one in size] for size in flex.KINDS[kind]]
     given += [0.1 * torch.randn(size, generator=draw) for size in sizes]
-    options = flex.LADDER[kind in flex.LOADED_BY_PAIR]
+    options = flex.ladder(kind)[0]
 
     def by_flex(weight: Tensor, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> list[Tensor]:
         scale = of_queries**-0.5
@@ -174,18 +174,15 @@ def function(plain: Callable[..., Any], *given: Any) -> list[float]:
         return [*(found if isinstance(found, tuple) else [found]), *(one for one in tensors if isinstance(one, Tensor))]
 
     compiled = torch.compile(plain)
-    exact = with_given(
-        plain, *(one.double() if is_real(one) else one.clone() if is_tensor(one) else one for one in given)
-    )
+    exact = with_given(plain, *map(widened, given))
     return differences(computed(lambda *tensors: with_given(compiled, *tensors), given), exact)
 
 
-def is_tensor(one: Any) -> bool:
-    return isinstance(one, Tensor)
-
-
-def is_real(one: Any) -> bool:
-    return isinstance(one, Tensor) and one.is_floating_point()
+def widened(one: Any) -> Any:
+    """A copy, in fp64 if it is of real numbers."""
+    if not isinstance(one, Tensor):
+        return one
+    return one.double() if one.is_floating_point() else one.clone()
 
 
 def cases() -> Iterator[tuple[str, list[float]]]:
