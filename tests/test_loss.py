@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.kernels import cross_entropy as module
-from posbench.kernels import native
+from posbench.kernels import library, native
 from posbench.kernels.cross_entropy import cross_entropy
 from posbench.kernels.fused import fusing
 from posbench.kernels.on_cuda import fused
@@ -105,7 +105,7 @@ def test_a_label_that_is_no_token_is_refused(dtype: torch.dtype, label: int) -> 
         cross_entropy(torch.randn(3, 20).to(dtype), torch.tensor([0, label, 1]))
 
 
-@pytest.mark.skipif(native.binary() is None, reason=f"the loss here: {native.described()}")
+@pytest.mark.skipif(library.binary() is None, reason=f"the loss here: {library.described()}")
 def test_it_does_not_depend_on_the_number_of_threads() -> None:
     logits, labels, found = torch.randn(300, 70).bfloat16(), torch.randint(70, (300,)), []
     before = torch.get_num_threads()

@@ -1,12 +1,7 @@
 """The attention kernel in C++ against attention by the definition in fp64, its promises, and how it is built."""
 
-import logging
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import schemes
@@ -22,7 +17,7 @@ from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
-from posbench.kernels import native
+from posbench.kernels import library
 from posbench.kernels.bias import Bias, Counts, Curves, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
 from posbench.kernels.curves import laid_out
 from posbench.kernels.native import (
@@ -33,9 +28,8 @@ from posbench.kernels.native import (
     turn_pairs,
     turns_pairs,
 )
-from posbench.runs.folder import load_record
 
-needs_it = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
+needs_it = pytest.mark.skipif(library.binary() is None, reason=f"attention here: {library.described()}")
 
 BIASES: dict[str, Callable[..., Bias]] = {
     "none": Bias,
@@ -73,10 +67,10 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             pytest.skip("this CPU has no AMX: it is built without anyway")
         without = frozenset(flag for flag in machine.cpu_flags() if not flag.startswith("amx"))
         monkeypatch.setattr(machine, "cpu_flags", lambda: without)
-        native._found.cache_clear()
+        library._found.cache_clear()
     yield
     monkeypatch.undo()
-    native._found.cache_clear()
+    library._found.cache_clear()
 
 
 def fast(case: Case, *inputs: Tensor) -> Tensor:
@@ -284,111 +278,6 @@ def test_a_fire_that_is_no_number_gives_none() -> None:
     torch.nn.init.constant_(encoding.get_parameter("multiplier"), math.nan)
     q, k, v, x = (tensor.bfloat16() for tensor in schemes.layer_inputs(shape, 40))
     assert attention(encoding, q, k, v, x, torch.arange(40)[None], 0, consecutive=True).isnan().any()
-
-
-# -- how it is built ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty cache, and nothing found yet; the folder for libraries, which are built without optimisation here."""
-    monkeypatch.setattr(native, "_FLAGS", [*native._FLAGS, "-O0"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(native.SWITCH, raising=False)
-    native._found.cache_clear()
-    yield tmp_path / "posbench" / "kernels"
-    monkeypatch.undo()
-    native._found.cache_clear()
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@needs_it
-def test_it_is_built_once_into_a_folder_of_the_users_own(fresh: Path) -> None:
-    assert native.binary() is not None
-    (built,) = fresh.iterdir()
-    assert fresh.stat().st_mode & 0o077 == 0
-    made = built.stat().st_mtime_ns
-    native._found.cache_clear()
-    assert native.binary() is not None and built.stat().st_mtime_ns == made
-    os.replace(built, fresh / "aside")  # overwritten, it would change what is loaded
-    built.write_bytes(b"damaged")
-    asking = f"from posbench.kernels import native; native._FLAGS = {native._FLAGS}; assert native.binary() is not None"
-    subprocess.run([sys.executable, "-c", asking], check=True, timeout=120)  # this process knows the one it has loaded
-    assert built.stat().st_size > 10_000
-
-
-@needs_it
-def test_a_library_that_was_built_needs_no_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.binary() is not None
-    native._found.cache_clear()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert native.binary() is not None
-
-
-@needs_it
-def test_a_compiler_that_does_not_serve_gives_way_to_one_that_does(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("CXX", "false -v")
-    assert native.binary() is not None and not warnings_of(caplog)
-
-
-@needs_it
-def test_a_folder_that_others_may_write_to_is_left_alone(fresh: Path) -> None:
-    fresh.mkdir(parents=True)
-    fresh.chmod(0o777)
-    assert native.binary() is not None  # built elsewhere, for this process
-    assert list(fresh.iterdir()) == []
-
-
-@needs_it
-def test_a_compiler_that_fails_is_said_once_and_torch_serves(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    wrong = tmp_path / "native.cpp"
-    wrong.write_text("int main() { return missing; }\n", encoding="utf-8")
-    monkeypatch.setattr(native, "SOURCES", [wrong])
-    q = torch.zeros(2, 2, 8, 32, dtype=torch.bfloat16)
-    assert not takes(q, q, q, None) and not takes(q, q, q, None)
-    (said,) = warnings_of(caplog)
-    assert "cannot be used, a slower one serves" in said and "missing" in said
-    assert "\n" not in said and not list(fresh.glob("*.so"))
-    assert dispatch.kernel(q, q, q, 0.2, None, None).shape == q.shape
-
-
-@pytest.mark.parametrize("why", ["switched off", "no compiler", "another CPU"])
-def test_without_it_nothing_is_said_but_to_who_asks(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
-) -> None:
-    known = {"switched off": "POSBENCH_NATIVE=0", "no compiler": "needs a compiler", "another CPU": "is for Linux on"}
-    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512_bf16"} if why != "another CPU" else {"avx2"}))
-    if why == "switched off":
-        monkeypatch.setenv(native.SWITCH, "0")
-    elif why == "no compiler":
-        monkeypatch.setenv("PATH", "")
-        monkeypatch.delenv("CXX", raising=False)
-    assert native.binary() is None
-    if (sys.platform, os.uname().machine) == ("linux", "x86_64"):
-        assert known[why] in native.described()
-    assert not warnings_of(caplog) and not list(fresh.glob("*"))
-
-
-@needs_it
-@pytest.mark.parametrize("switch", ["0", ""])
-def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
-    support.write_text(tmp_path)
-    small = [*support.TINY, "model.d_model=64", "training.precision=bf16", "training.tokens=640", "runtime.cache=cache"]
-    command = [sys.executable, "-m", "posbench", "train", *small, "data.path=text.txt", "hydra.run.dir=run"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {native.SWITCH: switch}, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    (attempt,) = load_record(tmp_path / "run")["attempts"]
-    assert attempt["native"] is (switch != "0")
 
 
 def sticks(q: Tensor, k: Tensor, v: Tensor, scale: float, remainder: bool, window: int | None) -> Tensor:

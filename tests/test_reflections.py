@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.kernels import native, reflections
+from posbench.kernels import library, native, reflections
 from posbench.kernels.reflections import change_by_reflections, change_in_text
 
 # Queries, keys, keys before the first query's own: all rows at once, one row, some rows, their window, no mask.
@@ -62,7 +62,7 @@ def test_blocks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(found[2], found[0])
 
 
-@pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
+@pytest.mark.skipif(library.binary() is None, reason=f"attention here: {library.described()}")
 @pytest.mark.parametrize(("length", "width"), [(1, 32), (37, 64), (64, 32), (100, 96)])
 def test_in_one_pass_it_is_the_same_in_values_and_gradients(length: int, width: int) -> None:
     q, k, w, beta = inputs(length, length, width)

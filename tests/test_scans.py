@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posbench.encodings import cope, stick_breaking
-from posbench.kernels import native, scans
+from posbench.kernels import library, scans
 
-pytestmark = pytest.mark.skipif(native.binary() is None, reason=f"attention here: {native.described()}")
+pytestmark = pytest.mark.skipif(library.binary() is None, reason=f"attention here: {library.described()}")
 
 SIZES = [(1, 2), (5, 4), (16, 3), (37, 8), (64, 64), (300, 16)]  # tokens, positions
 

@@ -89,9 +89,9 @@ def _cpu_flags() -> str:
 
 
 def _attention() -> str:
-    from posbench.kernels import native
+    from posbench.kernels import library
 
-    return native.described()
+    return library.described()
 
 
 def _devices() -> list[str]:

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import LANES, Sizes, at, built, by_channel, pointer, reads, strided
+from posbench.kernels.library import built
+from posbench.kernels.native import LANES, Sizes, at, by_channel, pointer, reads, strided
 from posbench.kernels.on_cuda import fused_on_cuda
 
 _WIDEST = 16  # tokens, as in the source

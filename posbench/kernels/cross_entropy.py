@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.kernels.fused import fusible, is_fusing
-from posbench.kernels.native import built, pointer, reads
+from posbench.kernels.library import built
+from posbench.kernels.native import pointer, reads
 from posbench.kernels.on_cuda import fused
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it

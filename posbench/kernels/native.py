@@ -1,28 +1,15 @@
 """Causal attention in bf16 on CPUs by a kernel of our own in C++ (`native.cpp`), where it can be built.
 
-All sources in C++ beside this file become one library. It is built once for a machine, in a few seconds, by the
-compiler that `CXX` names or by `g++`, for Linux on processors with AVX-512 BF16 or AMX. Where there is none, or
-building fails, tiles of torch's operations serve.
+All sources in C++ beside this file become one library, which library.py builds and loads. Without it, tiles of torch's
+operations serve.
 
 To the bit, a sequence's outputs and gradients do not depend on the number of threads nor on the other sequences of a
 batch, and a query's output not on the tokens after it.
 """
 
-import contextlib
 import ctypes
 import dataclasses
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,19 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench import files, machine
+from posbench import machine
 from posbench.kernels.bias import Bias, Counts, Decay, LaidOut, Lines, Slopes, Sticks, Table
-
-logger = logging.getLogger(__name__)
-
-SWITCH = "POSBENCH_NATIVE"  # environment variable: 0 = do without it
-# Compiled side by side, the longest first
-SOURCES = sorted(Path(__file__).parent.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
-_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-mprefer-vector-width=512"]
-_FLAGS += ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
-_FLAGS_AMX = ["-mamx-tile", "-mamx-bf16"]
-_BUILD_SECONDS = 120  # at most
+from posbench.kernels.library import binary, built
 
 # As in the source: channels that are computed at once; widths are multiples of a block, lengths are filled up to one.
 LANES, BLOCK = 16, 32
@@ -465,120 +442,3 @@ def strided(x: Tensor) -> Any:
 def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
     """Where a number of a tensor lies."""
     return None if x is None else ctypes.c_void_p(x.data_ptr() + first * x.element_size())
-
-
-def built() -> ctypes.CDLL:
-    """The library, for who knows that it is there."""
-    found = binary()
-    assert found is not None
-    return found
-
-
-def binary() -> ctypes.CDLL | None:
-    """The kernel, built if it is not yet; None where it cannot be, of which one warning tells unless that is plain."""
-    return _found()[0]
-
-
-def described() -> str:
-    """By what attention in bf16 is computed on this machine's CPU, and why."""
-    return _found()[1]
-
-
-@functools.cache
-def _found() -> tuple[ctypes.CDLL | None, str]:
-    """The library, and what there is to say of it."""
-    flags = machine.cpu_flags()
-    if os.environ.get(SWITCH) == "0":
-        return None, f"operations of torch: {SWITCH}=0"
-    if (sys.platform, platform.machine()) != ("linux", "x86_64") or "avx512_bf16" not in flags:
-        return None, "operations of torch: the kernel in C++ is for Linux on CPUs with AVX-512 BF16 or AMX"
-    options = [*_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])]
-    read = [path.read_bytes() for path in (*SOURCES, *_HEADERS)]
-    named = hashlib.sha256(b"".join([repr(options).encode(), *read])).hexdigest()[:16]
-    built = _own_folder() / f"attention-{named}.so"
-    compilers = [os.environ.get("CXX", "").split(), ["g++"]]
-    there = [command for command in compilers if command and shutil.which(command[0])]
-    found = None
-    with contextlib.suppress(OSError):  # it is not there, or damaged
-        found = _loaded(built)
-    if found is None and not there:
-        return None, "operations of torch: the kernel in C++ needs a compiler, g++ or what CXX names"
-    try:
-        found = found or _build(built, there, options)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = _first_line(error)
-    else:
-        if found.can_run():
-            return found, "kernel in C++"
-        said = "the system does not let this process use AMX"
-    logger.warning("the attention kernel in C++ cannot be used, a slower one serves: %s", said)
-    return None, f"operations of torch: {said}"
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    """The shared library there, its functions declared as they are in the source.
-
-    Raises:
-        OSError: it cannot be loaded.
-    """
-    binary = ctypes.CDLL(str(path))
-    binary.can_run.restype = ctypes.c_bool
-    binary.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
-    binary.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-    binary.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
-    for call in ("forward", "backward", "change", "unchange", "lay_out_curves", "pull_curves"):
-        getattr(binary, f"scratch_of_{call}").restype = ctypes.c_int64
-    binary.cross_entropy.restype = ctypes.c_int64
-    return binary
-
-
-def _build(built: Path, compilers: list[list[str]], options: list[str]) -> ctypes.CDLL:
-    """The library, made of the source by the first compiler whose result can be loaded, and kept.
-
-    Raises:
-        OSError, subprocess.SubprocessError: there is none; of the first.
-    """
-    failed: OSError | subprocess.SubprocessError | None = None
-    for compiler in compilers:
-        logger.info("building the attention kernel with %s, once for this machine", compiler[0])
-        try:
-            with tempfile.TemporaryDirectory(dir=built.parent) as aside:
-                linked = Path(aside, "attention.so")
-                # Linked without OpenMP's library: the one that torch has loaded serves, so that threads are not had
-                # twice.
-                compiled = {str(source): str(Path(aside, f"{source.stem}.o")) for source in SOURCES}
-                steps = [[*compiler, *options, "-c", source, "-o", to] for source, to in compiled.items()]
-                with ThreadPoolExecutor() as pool:
-                    list(pool.map(_call, steps))
-                _call([compiler[0], "-shared", *compiled.values(), "-o", str(linked)])
-                found = _loaded(linked)
-                os.replace(linked, built)
-                return found
-        except (OSError, subprocess.SubprocessError) as error:
-            failed = failed or error
-    assert failed is not None  # there is a compiler
-    raise failed
-
-
-def _call(command: list[str]) -> None:
-    """Raises OSError or subprocess.SubprocessError if it fails."""
-    subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SECONDS)
-
-
-def _own_folder() -> Path:
-    """Where libraries are kept that will be run: a folder that nobody else may write to; if need be, for now only."""
-    try:
-        folder = files.user_cache() / "kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat(follow_symlinks=False)
-        if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: no home folder
-        pass
-    return files.until_exit()
-
-
-def _first_line(error: Exception) -> str:
-    said = getattr(error, "stderr", None) or str(error)
-    lines = (said.decode(errors="replace") if isinstance(said, bytes) else said).splitlines()
-    return next((line for line in lines if "error" in line), lines[0] if lines else str(error))

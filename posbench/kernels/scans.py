@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.native import built, pointer, reads
+from posbench.kernels.library import built
+from posbench.kernels.native import pointer, reads
 
 
 def scans(scores: Tensor) -> bool:
