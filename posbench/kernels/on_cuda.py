@@ -2,11 +2,14 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from posbench import files
 
 logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -19,8 +22,27 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
     Args:
         dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
     """
+    _keep_privately()
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=dynamic)
+
+
+def _keep_privately() -> None:
+    """Have torch and Triton keep what they compile in a folder that only this user can write to, unless told where.
+
+    By default they take a folder of /tmp with the user's name, whoever made it, and load code from it. Precompiled
+    headers are always kept there, so they are switched off.
+    """
+    import torch._inductor.config
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    torch._inductor.config.cpp_cache_precompile_headers = False
+    unset = (None, default_cache_dir())  # torch itself sets the variable, at its first import of the compiler
+    told = [name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if os.environ.get(name) not in unset]
+    if len(told) < 2:
+        folder = files.private_cache("compiled")
+        for name in {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}.difference(told):
+            os.environ[name] = str(folder / name.partition("_")[0].lower())
 
 
 def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
