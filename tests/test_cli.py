@@ -427,7 +427,7 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "encodings:" and "data:" in lines and "experiments:" in lines
     assert not any("\x1b" in line for line in lines)
-    heads = ("name", "acts on", "params (demo)", "what it is", "beyond the training length")
+    heads = ("name", "acts on", "params (demo)", "paper", "what it is", "beyond the training length", "checked against")
     assert [word for word in re.split(r"\s{2,}", lines[1]) if word] == list(heads)
     rope, cope = (next(line for line in lines if line.split()[:1] == [name]) for name in ("rope", "cope"))
     assert rope.index("Rotary") == cope.index("Contextual") == lines[1].index("what it is")
@@ -435,22 +435,56 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     assert cope[:end].endswith(" 8,192") and rope[:end].endswith(" 0")  # numbers to the right
 
 
-@pytest.mark.parametrize(("width", "kept"), [(200, 5), (114, 4), (80, 3), (40, 2)])
+@pytest.mark.parametrize(("width", "kept"), [(200, 7), (132, 5), (114, 4), (80, 3), (40, 2)])
 def test_list_fits_a_terminal_and_says_what_it_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, kept: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    listing.show(as_json=False)
+    listing.show([], as_json=False)
     out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     lines = out.partition("extensions")[0].splitlines()
     assert max(map(len, lines)) <= width
     rope = next(line for line in lines if line.split()[:1] == ["rope"])
     assert len(re.split(r"\s{2,}", rope.strip())) == kept
-    assert ("No room here for" in " ".join(lines)) == (kept < 5)
+    assert ("No room here for" in " ".join(lines)) == (kept < 7)
     if width == 80:  # a line for most
         body = lines[lines.index(rope) - 20 : lines.index(rope)]
         assert sum(line.startswith("       ") for line in body) <= 6
+
+
+def test_list_has_sections_and_all_of_each_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list", "Task", "sweeps", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["tasks", "sweeps"] and "six" in {row["name"] for row in told["sweeps"]}
+    assert posbench("list", "encodings", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
+    rope, index = rows["rope"], rows["index"]
+    assert (rope["paper"], index["paper"]) == ("arXiv:2104.09864", None)
+    assert "<R(m) q, R(n) k>" in rope["document"] and "Source:" not in rope["document"]
+    assert rope["options"] == {"base": 10000.0, "layout": "interleaved"} and "yarn" in rope["extensions"]
+
+
+@pytest.mark.parametrize("name", ["rope", "learned", "longrope", "layered/gemma3", "task/passkey"])
+def test_show_text_prints_all_that_is_known_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert posbench("show", name, "--text") == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    parts = ["Source: ", "Deviates: "] if name.startswith("task/") else [
+        "Beyond the training length: ", "Paper: ", "Link: https://arxiv.org/abs/", "Checked against: ", "Options",
+        "Learned parameters: ", f"posbench train encoding={name}",
+    ]  # fmt: skip
+    assert [part for part in parts if part not in said] == []
+
+
+def test_show_text_of_what_is_no_encoding_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("show", "rop", "--text") == 2
+    assert "unknown encoding 'rop': did you mean 'rope'?" in error_line(capsys)
+    assert posbench("show", "rope", "--text", "--png", "a.png") == 2
+    assert "--text prints what is known, without a picture" in error_line(capsys)
 
 
 def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def test_tables_on_an_ascii_terminal_are_ruled_in_ascii(monkeypatch: pytest.Monk
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")  # as the command line sets it
     monkeypatch.setattr(out, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", out)
-    listing.show(as_json=False)
+    listing.show([], as_json=False)
     out.flush()
     printed = out.buffer.getvalue()  # type: ignore[attr-defined]
     assert b"|rope" in printed and b"\\u25" not in printed

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -329,11 +330,23 @@ def export(
 
 
 @app.command("list")
-def list_(as_json: AsJson = False) -> None:
-    """List encodings, data sets and experiments."""
+def list_(
+    sections: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="encodings, patterns (of layers), extensions, probes, tasks, data, experiments, models or sweeps; "
+            "default: all."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List encodings, tasks, data sets and what else can be chosen.
+
+    A wide terminal shows more columns; --json has everything. Of one encoding, 'posbench show NAME --text' tells all.
+    """
     from posbench.cli import listing
 
-    listing.show(as_json)
+    listing.show(sections or [], as_json)
 
 
 @app.command()
@@ -362,16 +375,26 @@ def show(
             autocompletion=complete.schemes,
         ),
     ],
+    text: Annotated[bool, typer.Option("--text", help="Print what is known instead: formula, paper, options.")] = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
     words: Annotated[
         str | None, typer.Option(metavar="A,B", help="Two words of the phrase whose logit to watch.")
     ] = None,
 ) -> None:
-    """Draw what an encoding does, or what a trained run's has learned, in the terminal or as a PNG file.
+    """Draw an encoding, or what a run's encoding has learned.
 
-    Of a run, the weights are those it learned, and attention is that of its model on its own test text.
+    In the terminal or as a PNG file; --text says in words what is known. Of a run, the weights are those it learned,
+    and attention is that of its model on its own test text.
     """
+    if text:
+        if png or phrase or words:
+            raise UserError("--text prints what is known, without a picture: leave out --png, --phrase and --words")
+        from posbench.cli import listing
+
+        width = min(shutil.get_terminal_size().columns, 100)
+        print("\n\n\n".join(listing.page(name, width) for name in names))
+        return
     from posbench.portrait import show
 
     show.main(names, png, phrase, words)

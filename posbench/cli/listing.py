@@ -1,10 +1,15 @@
-"""`posbench list`: what can be chosen, and what is known of each encoding. Read from the encodings themselves."""
+"""`posbench list` and `posbench show NAME --text`: what can be chosen, and what is known of each encoding and task.
+
+Read from the encodings, the tasks and the YAML files themselves.
+"""
 
 import importlib
 import inspect
 import json
 import re
 import sys
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from posbench import encodings, tasks
@@ -21,16 +26,27 @@ _COLUMNS = {
     "name": "name",
     "acts": "acts on",
     "parameters": "params (demo)",
+    "paper": "paper",
     "title": "what it is",
     "beyond": "beyond the training length",
+    "checked_against": "checked against",
 }
-_SPARE = ("beyond", "acts", "parameters")  # of a narrow terminal, the least important first
-_TITLE, _BEYOND = 45, 30  # characters, at least
+_SPARE = ("checked_against", "beyond", "paper", "acts", "parameters")  # of a narrow terminal, the least important first
+_LEAST = {"title": 45, "beyond": 30, "checked_against": 30}  # characters of the columns whose lines may end anywhere
+_LABELS = r"^(Source|Beyond training length|Checked against):"
+_ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
-def show(as_json: bool) -> None:
-    """Print the listing: JSON, a table on a terminal, plain aligned lines otherwise."""
-    rows = listing()
+def show(sections: list[str], as_json: bool) -> None:
+    """Print the listing: JSON, a table on a terminal, plain aligned lines otherwise.
+
+    Args:
+        sections: those to print, such as `encodings` or `task`; all if empty.
+
+    Raises:
+        UserError: there is no such section.
+    """
+    rows = listing(sections)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     elif sys.stdout.isatty():
@@ -41,21 +57,83 @@ def show(as_json: bool) -> None:
             _print_lines(entries)
 
 
-def listing() -> dict[str, list[dict[str, Any]]]:
-    """Encodings, patterns of `layered`, extensions, probes, tasks, data and experiments, each a list of rows."""
-    from posbench.extend.methods import METHODS
+def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """What there is, a list of rows for each section: all sections, or those that are asked for.
 
-    return {
-        "encodings": [describe(name) for name in encodings.names()],
-        "patterns of layers": [
+    Raises:
+        UserError: there is no such section.
+    """
+    there: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "encodings": lambda: [describe(name) for name in encodings.names()],
+        "patterns of layers": lambda: [
             {**row, "name": f"layered/{row['name']}"} for row in _first_comments("encoding/layered")
         ],
-        "extensions": [{"name": m.name, "title": m.title, "source": m.source} for m in METHODS.values()],
-        "probes": [_probe(name) for name in probes.names()],
-        "tasks": [_task(name) for name in tasks.names()],
-        "data": _first_comments("data"),
-        "experiments": _first_comments("experiment"),
+        "extensions": _extensions,
+        "probes": lambda: [_probe(name) for name in probes.names()],
+        "tasks": lambda: [_task(name) for name in tasks.names()],
+        "data": lambda: _first_comments("data"),
+        "experiments": lambda: _first_comments("experiment"),
+        "models": lambda: _first_comments("model"),
+        "sweeps": lambda: _first_comments("sweep"),
     }
+    by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
+    for section in sections or []:
+        if section.lower().rstrip("s") not in by_word:
+            words = ", ".join(name.partition(" ")[0] for name in there)
+            of_one = f": of one encoding, 'posbench show {section} --text' tells all"
+            near = of_one if section in encodings.names() else f" (there are {words})"
+            raise UserError(f"list has no section '{section}'{near}")
+    asked = [by_word[section.lower().rstrip("s")] for section in sections or []]
+    return {name: rows() for name, rows in there.items() if name in (asked or there)}
+
+
+def page(name: str, width: int) -> str:
+    """All that is known of one encoding or task, as text in lines of `width` characters.
+
+    Raises:
+        UserError: there is no encoding of that name; a task is task/NAME.
+    """
+    if name.removeprefix("task/") in tasks.names():
+        return _filled(_task(name.removeprefix("task/"))["document"], width)
+    patterns = choices("encoding/layered")
+    pattern = name.removeprefix("layered/") if name.startswith("layered/") else ""
+    path = patterns.get(pattern) or choices("encoding").get(name)  # none of an encoding that is installed
+    facts = describe("layered" if pattern in patterns else name)
+    size = "{n_layers} layers, width {d_model}, {n_heads} heads, training length {train_length}".format(**DEMO)
+    end = f"{facts['max_length']:,} tokens, when trained at {DEMO['train_length']}" if facts["max_length"] else ""
+    known = {
+        "Acts on": facts["acts"] or "-",
+        "Beyond the training length": _beyond(facts),
+        "Defined up to": end or "any length",
+        "Extended without training by": ", ".join(facts["extensions"]) or "no method",
+        "Learned parameters": f"{_shown(facts['parameters'])} in the demo's model ({size})",
+        "Paper": facts["source"],
+        "Link": ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or "")),
+        "Checked against": facts["checked_against"],
+    }
+    lines = [f"{name}: {facts['title']}", "", _filled(facts["document"], width), ""]
+    lines += [textwrap.fill(f"{head}: {text}", width, subsequent_indent="  ") for head, text in known.items() if text]
+    lines += ["", "Options:" if facts["options"] else "Options: none"]
+    for line in path.read_text(encoding="utf-8").splitlines() if path else []:
+        if not line.startswith(("#", "name:")):
+            typed = re.sub(r"^(\w+): (?!#)", r"encoding.\1=", line)
+            lines.append(textwrap.fill(typed, width, initial_indent="  ", subsequent_indent="      "))
+    lines += ["", f"posbench train encoding={name}   trains a model with it"]
+    lines += [f"posbench show {name}   draws it"]
+    return "\n".join(lines)
+
+
+def _filled(text: str, width: int) -> str:
+    """Paragraphs anew in lines of that width; indented ones, such as formulas, keep theirs where they fit."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        if paragraph.startswith(" "):
+            lines = paragraph.splitlines()
+            found.append("\n".join(textwrap.fill(line, width, subsequent_indent="        ") for line in lines))
+        else:
+            labels = re.split(r"\n(?=[A-Z][\w ]*:)", paragraph)
+            found.append("\n".join(textwrap.fill(" ".join(part.split()), width) for part in labels))
+    return "\n\n".join(found)
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -64,23 +142,30 @@ def describe(name: str) -> dict[str, Any]:
     document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
     row |= {"parameters": None, "max_length": None, "length_dependent": None}
-    try:
-        from posbench.encodings.base import Shape
+    from posbench.encodings.base import Shape
+    from posbench.extend.methods import methods_of
 
+    try:
         encoding = encodings.build(name, Shape(**DEMO))
     except UserError as error:  # it needs an option without a default
-        row["note"] = str(error)
+        row["note"], row["extensions"] = str(error), []
     else:
+        row["extensions"] = methods_of(encoding)
         row["acts"] = places.acts(encoding.hooks)
         row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
         row["max_length"] = encoding.max_length
         row["length_dependent"] = encoding.length_dependent
+    row["document"] = re.split(_LABELS, document.partition("\n")[2], flags=re.M)[0].strip("\n")
+    row["options"] = {
+        key: None if value is inspect.Parameter.empty else value for key, value in encodings.options_of(name).items()
+    }
     for key, label in (
         ("beyond", "Beyond training length"),
         ("source", "Source"),
         ("checked_against", "Checked against"),
     ):
         row[key] = _section(document, label)
+    row["paper"] = next((f"arXiv:{number}" for number in _ARXIV.findall(row["source"] or "")), None)
     return row
 
 
@@ -88,6 +173,12 @@ def _section(document: str, label: str) -> str | None:
     """A docstring's `Label: text`, up to the next label or an empty line, on one line."""
     found = re.search(rf"^{label}:(.*?)(?=^[A-Z][\w ]*:|^\s*$|\Z)", document, re.DOTALL | re.MULTILINE)
     return " ".join(found[1].split()) or None if found else None
+
+
+def _extensions() -> list[dict[str, Any]]:
+    from posbench.extend.methods import METHODS
+
+    return [{"name": m.name, "title": m.title, "source": m.source, "options": m.options} for m in METHODS.values()]
 
 
 def _probe(name: str) -> dict[str, Any]:
@@ -156,13 +247,13 @@ def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
         if "beyond" in columns:  # what follows the first clause needs lines of its own: it is in the JSON
             columns["beyond"] = [re.split(r"[;,.]", cell)[0] for cell in columns["beyond"]]
         least = {key: max(map(len, [*_COLUMNS[key].split(), *cells])) for key, cells in columns.items()}
-        least |= {key: min(least[key], most) for key, most in (("title", _TITLE), ("beyond", _BEYOND)) if key in least}
+        least |= {key: min(least[key], most) for key, most in _LEAST.items() if key in least}
         keys = list(columns)
         spare = [keys.index(key) for key in _SPARE if key in keys]
         shown = [keys[column] for column in tables.fitting(list(least.values()), spare, out.width)]
         table = tables.table(out, title=group)
         for key in shown:
-            width = None if key in ("title", "beyond") else least[key]
+            width = None if key in _LEAST else least[key]
             table.add_column(_COLUMNS[key], justify="right" if key == "parameters" else "left", width=width)
         for cells in zip(*(columns[key] for key in shown), strict=True):
             table.add_row(*cells)
