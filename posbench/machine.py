@@ -16,6 +16,7 @@ from torch import Tensor
 from posbench.errors import RunFailed, UserError, did_you_mean
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_GPU = ("gpu", "nvidia", "rocm", "hip")  # what others call it
 MEMORY = "POSBENCH_MEMORY_GIB"  # environment variable: what may be used, where the machine says something else
 
 
@@ -31,7 +32,8 @@ def resolve(name: str) -> torch.device:
     kind = name.partition(":")[0]
     here = [kind for kind, there in available.items() if there]
     if kind not in available:
-        raise UserError(f"runtime.device is '{name}'{did_you_mean(kind, available)} (here: auto, {', '.join(here)})")
+        near = ": a GPU is runtime.device=cuda" if kind in _GPU else did_you_mean(kind, available)
+        raise UserError(f"runtime.device is '{name}'{near} (here: auto, {', '.join(here)})")
     if not available[kind]:
         raise UserError(f"runtime.device is '{name}', which this machine does not have (here: auto, {', '.join(here)})")
     return torch.device(name)

@@ -204,7 +204,6 @@ def test_every_extension_of_the_list_is_completed() -> None:
         (["encoding=rope", "seed=1"], "did you mean 'posbench train encoding=rope seed=1'?"),
         (["compare", "rope"], "no command 'compare': did you mean 'sweep'?"),
         (["report"], "which runs? posbench report outputs/STUDY"),
-        (["list", "rope"], "of one encoding, 'posbench show rope' tells more"),
         (["train", "--resume"], "there is no --resume: the same command again continues"),
         (["train", "--nix"], "No such option: --nix"),
         (["train", "encoding=rop"], "unknown encoding 'rop': did you mean 'rope'?"),
@@ -226,6 +225,58 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     assert posbench(*arguments) == 2
     assert message in error_line(capsys)
     assert not Path("outputs").exists()
+
+
+HINTS = {
+    "train --seed 3": "settings are key=value, without dashes: did you mean 'posbench train seed=3'?",
+    "train --seed=3 --lr 0.1 -m": "did you mean 'posbench train seed=3 training.learning_rate=0.1 -m'?",
+    "--seed 3": "did you mean 'posbench train seed=3'?",
+    "train --encoding rope": "did you mean 'posbench train encoding=rope'?",
+    "train -e rope": "did you mean 'posbench train encoding=rope'?",
+    "sweep --encoding rope,alibi": "did you mean 'posbench sweep encoding=rope,alibi'?",
+    "evaluate --length 128 RUN": "did you mean 'posbench evaluate length=128 RUN'?",
+    "evaluate RUN --seed 3": "No such option: --seed",
+    "train --steps 100": "no option '--steps': settings are key=value (a budget is in tokens: training.tokens; ",
+    "train --restrat": "(Possible options: --restart)",
+    "train steps=100": "unknown key 'steps' (a budget is in tokens: training.tokens; a step has training.batch_size ",
+    "train training.steps=100": "(a budget is in tokens: training.tokens; ",
+    "train seed=0-4": "cannot read 'seed=0-4': did you mean 'seed=0,1,2,3,4'? (posbench sweep runs each)",
+    "sweep seed=0..3": "did you mean 'seed=0,1,2,3'?",
+    "sweep seed=0-99": "did you mean 'seed=range(0,100)'?",
+    "train encoding=all": "unknown encoding 'all': every encoding is posbench sweep sweep=catalogue",
+    "train encoding=None": "unknown encoding 'None': did you mean 'none'?",
+    "train device=gpu": "runtime.device is 'gpu': a GPU is runtime.device=cuda (here: auto, ",
+    "bench rope --shape 125m": "unknown shape '125m': did you mean '124m'?",
+    "bench rope --shape 2m": "unknown shape '2m': did you mean '3m'?",
+    "evaluate gpt2": "a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2",
+    "report gpt2": "gpt2 does not exist: expected run folders or study folders, such as outputs/demo\n",
+    "list rope": "list has no section 'rope': of one encoding, 'posbench show rope --text' tells all",
+    "list sections": "list has no section 'sections' (there are encodings, patterns, extensions, probes, tasks, ",
+    "train rope": "cannot read 'rope': did you mean 'encoding=rope'? (several at once: encoding=rope,alibi)",
+    "train wikitext_2": "cannot read 'wikitext_2': did you mean 'data=wikitext-2'?",
+    "sweep six": "cannot read 'six': did you mean 'sweep=six'?",
+    "train text.txt": "cannot read 'text.txt': a file or folder of your own is data.path=text.txt",
+    "train outputs": "cannot read 'outputs': expected key=value, such as encoding=alibi or seed=1",
+    "train help": "cannot read 'help': did you mean --help?",
+    "help": "no command 'help': did you mean 'posbench --help'?",
+    "help train": "no command 'help': did you mean 'posbench train --help'?",
+}
+
+
+@pytest.mark.parametrize(("line", "hint"), HINTS.items())
+def test_a_mistake_is_answered_with_what_to_type(capsys: pytest.CaptureFixture[str], line: str, hint: str) -> None:
+    assert posbench(*line.split()) == 2
+    assert hint in error_line(capsys) + "\n"
+    assert not Path("outputs").exists()
+
+
+def test_help_at_80_columns_cuts_no_summary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert posbench("--help") == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert len(commands.splitlines()) > 12 and "..." not in commands
 
 
 def test_a_traceback_is_shown_only_with_debug(capsys: pytest.CaptureFixture[str]) -> None:

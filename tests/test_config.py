@@ -339,7 +339,7 @@ MISTAKES = {
     "model.dim=3": "unknown key 'model.dim' (model has n_layers, n_heads, ",
     "batch=3": "unknown key 'batch': did you mean 'training.batch_size'?",
     "heads=2": "unknown key 'heads': did you mean 'model.n_heads'?",
-    "epochs=3": "unknown key 'epochs' (a budget is in tokens: training.tokens)",
+    "epochs=3": "unknown key 'epochs' (a budget is in tokens: training.tokens; a step has ",
     "tune=true": "unknown key 'tune' (it is for posbench sweep)",
     "wandb=offline": "unknown key 'wandb' (it is tracking: ",
     "tracking=offline": "unknown tracking 'offline': did you mean 'tracking.mode=offline'? (choices: none, wandb)",

@@ -16,19 +16,13 @@ from posbench.cli import complete
 from posbench.config.overrides import OF_A_FINISHED_RUN
 from posbench.config.settings import listed
 from posbench.config.shipped import choices
-from posbench.errors import PosbenchError, UserError, named
+from posbench.errors import PosbenchError, UserError
 from posbench.extend import NAMES as EXTENSIONS
 from posbench.terminal import exits
 
 if TYPE_CHECKING:
     from posbench.config.schema import Config
 
-# What other tools call a command.
-_ELSEWHERE = {
-    "run": "train", "fit": "train", "compare": "sweep", "multirun": "sweep", "eval": "evaluate", "test": "evaluate",
-    "benchmark": "bench", "plot": "report", "draw": "show", "ls": "list", "upload": "sync", "rm": "clean",
-    "convert": "export", "save": "export",
-}  # fmt: skip
 _CASES = ("job", "hydra", "all")
 
 app = typer.Typer(
@@ -55,29 +49,11 @@ def _run(arguments: list[str], debug: bool) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # Typer's own: an unknown command or option
             raise
-        said = error.format_message()
-        raise UserError(_meant(arguments, said) or f"{said} ('posbench --help' shows all)") from None
+        from posbench.cli import meant
+
+        said = meant.hint(arguments, error) or f"{error.format_message()} ('posbench --help' shows all)"
+        raise UserError(said) from None
     raise SystemExit(code)
-
-
-def _meant(arguments: list[str], said: str) -> str:
-    """What a command line that Typer refuses means, where posbench has it under another name; else nothing."""
-    first, *rest = arguments
-    if said.startswith("Missing argument 'paths'"):
-        return f"which runs? posbench {first} outputs/STUDY"
-    if first == "list" and said.startswith("Got unexpected extra argument"):
-        return f"list shows all there is; of one encoding, 'posbench show {rest[0]}' tells more"
-    if said.startswith("No such option: --resume"):
-        return "there is no --resume: the same command again continues or completes the same run"
-    if not said.startswith("No such command"):
-        return ""
-    if "=" in first:
-        return f"no command '{first}': did you mean 'posbench train {shlex.join(arguments)}'?"
-    if name := named(first, choices("encoding")):
-        return f"no command '{first}': did you mean 'posbench train encoding={name}' or 'posbench show {name}'?"
-    if first in _ELSEWHERE:
-        return f"no command '{first}': did you mean '{_ELSEWHERE[first]}'?"
-    return ""
 
 
 _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
@@ -193,11 +169,12 @@ def sweep(
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
 ) -> None:
-    """Compare: run every combination, such as encoding=rope,alibi seed=0,1,2, and report.
+    """Compare: run every combination of values, then report.
 
-    sweep=NAME takes the list from configs/sweep; tune=true chooses each encoding's learning rate first, rates=NAME
-    takes those that were chosen before from configs/rates. A run that fails does not stop the others; the same command
-    does what is missing or failed. hydra/launcher=submitit_slurm runs them elsewhere.
+    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep; tune=true chooses each
+    encoding's learning rate first, rates=NAME takes those that were chosen before from configs/rates. A run that fails
+    does not stop the others; the same command does what is missing or failed. hydra/launcher=submitit_slurm runs them
+    elsewhere.
     """
     from posbench import sweep as comparison
 
@@ -218,7 +195,7 @@ def evaluate(
         ),
     ],
 ) -> None:
-    """Evaluate finished runs, or HuggingFace models, beyond their training length.
+    """Evaluate runs or HuggingFace models beyond training length.
 
     Rows that exist are not computed again. Results of a model go to outputs/models/MODEL.
     """
@@ -229,7 +206,8 @@ def evaluate(
 
         huggingface.evaluate_models(models, _all_settings(words, models))
         return
-    folders, overrides = _runs_and_overrides("evaluate", words)
+    or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    folders, overrides = _runs_and_overrides("evaluate", words, or_a_model)
     from posbench.evaluation import job
 
     job.evaluate_runs(folders, overrides)
@@ -243,7 +221,7 @@ def _all_settings(words: list[str], models: list[str]) -> list[str]:
     return rest
 
 
-def _runs_and_overrides(command: str, words: list[str]) -> tuple[list[Path], list[str]]:
+def _runs_and_overrides(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
     """The run folders that words name, and those words that are settings."""
     from posbench.config.overrides import full_key
     from posbench.runs import finding
@@ -252,7 +230,7 @@ def _runs_and_overrides(command: str, words: list[str]) -> tuple[list[Path], lis
     overrides = [word for word in words if word not in paths]
     if not paths:
         raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(overrides)}")
-    return finding.run_folders([Path(path) for path in paths]), overrides
+    return finding.run_folders([Path(path) for path in paths], or_else), overrides
 
 
 @app.command()
@@ -267,7 +245,10 @@ def sync(
     ],
     anew: Annotated[bool, typer.Option("--anew", help="As new runs, whatever W&B has of them already.")] = False,
 ) -> None:
-    """Send run folders to W&B from their own files, each step once: what was trained offline, or what W&B missed."""
+    """Send run folders to W&B from their own files.
+
+    Each step is sent once: what was trained offline, or what W&B missed.
+    """
     folders, overrides = _runs_and_overrides("sync", words)
     from posbench.evaluation import sync
 
@@ -291,7 +272,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Compare finished runs: the answer in words, tables, CSV, LaTeX, curves with intervals, and one HTML page."""
+    """Compare finished runs in words, tables, figures and a page.
+
+    Writes the answer in words, tables, CSV, LaTeX, curves with intervals, and one HTML page.
+    """
     from posbench import report
 
     report.main(paths, out, least, columns)
@@ -304,7 +288,10 @@ def clean(
         typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
     ],
 ) -> None:
-    """Drop what finished runs no longer need: older checkpoints and the optimizer's state. The weights stay."""
+    """Drop older checkpoints of finished runs; the weights stay.
+
+    The optimizer's state goes too, which is most of a run's size.
+    """
     from posbench.runs import cleaning, finding
 
     folders = finding.run_folders(paths)
@@ -319,10 +306,11 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete.report)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
 ) -> None:
-    """Write a run's model as a folder that transformers loads by itself, once its logits are those of the run.
+    """Write a run's model as a folder that transformers loads.
 
-    Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT, whichever has its block and its encoding; where none has, a line
-    says why. With the tokenizer, a model card and posbench_parity.json. Needs posbench[hf].
+    The folder is kept only if its logits are those of the run. Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT,
+    whichever has its block and its encoding; where none has, a line says why. With the tokenizer, a model card and
+    posbench_parity.json. Needs posbench[hf].
     """
     from posbench.huggingface import export
 
@@ -360,7 +348,10 @@ def properties(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what tutorials ask of an encoding: order, uniqueness, relative, continuous, and so on."""
+    """Measure what tutorials ask of an encoding.
+
+    That is order, uniqueness, relative, shift linear, continuous, invariant, and what it changes.
+    """
     from posbench.portrait import properties
 
     properties.main(names, as_json)
@@ -417,7 +408,10 @@ def bench(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """Measure tokens per second, memory and the share of the machine's peak, all encodings side by side."""
+    """Measure the speed and memory of encodings side by side.
+
+    Tokens per second, peak memory, and the share of what this machine can compute at most.
+    """
     from posbench.speed import bench
 
     style = "json" if as_json else "markdown" if markdown else "table"

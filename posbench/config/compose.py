@@ -30,16 +30,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config import problems, size
+from posbench.config import keys, problems, size
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
-from posbench.config.keys import keys_of, nearest
 from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, refuse_lengths_of_problems, translated
 from posbench.config.schema import Config, from_container
-from posbench.config.settings import key_of
 from posbench.config.shape import shape_of
-from posbench.config.shipped import GROUPS, choices, configs_dir, nested
-from posbench.config.sources import ASKS_FOR, named, no_choice, refuse_other_text, refuse_unread
+from posbench.config.shipped import configs_dir
+from posbench.config.sources import ASKS_FOR, named, refuse_other_text, refuse_unread
 from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 
@@ -226,13 +224,14 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 
 def _parse(text: str, loader: ConfigLoader) -> Override:
+    key, _, typed = text.partition("=")
+    keys.refuse_range(key, typed)
     try:
         return OverridesParser.create(config_loader=loader).parse_overrides([translated(text)])[0]
     except HydraException:
-        key, _, path = text.partition("=")
-        if key in FILES and path:
-            raise UserError(f"{key}: there is no file, folder or glob '{path}'") from None
-        raise UserError(f"cannot read '{text}': expected key=value, such as encoding=alibi or seed=1") from None
+        if key in FILES and typed:
+            raise UserError(f"{key}: there is no file, folder or glob '{typed}'") from None
+        raise UserError(f"cannot read '{text}'{keys.word(text)}") from None
 
 
 def _composer(search: list[str]) -> Compose:
@@ -463,22 +462,9 @@ def _check_group(override: Override, options: list[str]) -> None:
     if value not in options:
         if group.startswith("hydra/") and value in _EXTRAS:
             raise UserError(f"{group}={value} is not installed: it comes with posbench[{_EXTRAS[str(value)]}]")
-        near = did_you_mean(str(value), options, cutoff=0.6)
-        if group == "data" and not str(value).startswith("task/") and (asked := no_choice(str(value))):
-            near = asked
-        elif elsewhere := _choice_elsewhere(group, str(value)):
-            near = f": did you mean '{elsewhere}'?"
+        near = keys.choice(group, str(value), options)
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
         raise UserError(f"unknown {group} '{override.get_value_element_as_str()}'{near} ({listed})")
-
-
-def _choice_elsewhere(group: str, value: str) -> str | None:
-    """What a value that a group has not may be: one of a key in its section, or a choice of another group."""
-    if key := key_of(group, value):
-        return f"{key}={value}"
-    others = (other for other in sorted({*GROUPS, "sweep"} - {group}) if value in choices(other))
-    inside = next((name for name in nested(group) if name.rpartition("/")[2] == value), None)
-    return f"{group}={inside}" if inside else next((f"{other}={value}" for other in others), None)
 
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
@@ -487,7 +473,7 @@ def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
         raise UserError(f"'{line}': an encoding is chosen with its options, encoding={override.value()}")
     if key in ("data.task", "data.task.name"):
         raise UserError(f"'{line}': a task is chosen with its options, data=task/copy")
-    known = key in keys_of(cfg)
+    known = key in _keys_of(cfg)
     if override.is_delete():
         raise UserError(f"'{line}' removes a key: give it a value instead, {key}=...")
     added = override.is_add() or override.is_force_add()
@@ -497,8 +483,19 @@ def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
         return
     section, _, option = key.partition(".")
     if section != "encoding" or not option:
-        raise UserError(f"unknown key '{key}'{nearest(key, dict.fromkeys([*keys_of(cfg), *groups]), WORDS)}")
+        raise UserError(f"unknown key '{key}'{keys.nearest(key, dict.fromkeys([*_keys_of(cfg), *groups]), WORDS)}")
     _check_option(str(cfg.encoding.name), option, added)
+
+
+def _keys_of(cfg: DictConfig, prefix: str = "") -> list[str]:
+    """Every key of a configuration, `section` and `section.key`, without Hydra's own."""
+    found: list[str] = []
+    for key in (str(key) for key in cfg if prefix or key != "hydra"):
+        found.append(f"{prefix}{key}")
+        node = cfg._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            found += _keys_of(node, f"{prefix}{key}.")
+    return found
 
 
 def _check_option(name: str, path: str, added: bool) -> None:

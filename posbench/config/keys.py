@@ -1,14 +1,19 @@
-"""The keys of a composed configuration, and which of them was meant."""
+"""Hints: which key, choice or word was meant, as the end of a message about one that does not exist."""
 
 import difflib
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 
-from omegaconf import DictConfig
+from posbench.config.settings import key_of
+from posbench.config.shipped import GROUPS, choices, nested
+from posbench.errors import UserError, did_you_mean, named
 
 _SIMILAR = 0.75  # below it, a suggestion misleads more often than it helps
 # What other trainers call a key, or have and posbench has not.
 _ELSEWHERE = {
-    "a budget is in tokens: training.tokens": "steps max_steps iterations iters max_iters epochs n_epochs budget",
+    "a budget is in tokens: training.tokens; a step has training.batch_size x training.train_length of them": "steps "
+    "max_steps total_steps num_steps n_steps train_steps iterations iters max_iters epochs n_epochs num_epochs budget",
     "it is training.train_length": "context context_length ctx n_ctx block_size seq_len seq_length sequence_length "
     "max_length max_len max_position_embeddings n_positions",
     "the optimizer is AdamW, set by training.learning_rate, betas, weight_decay and clip": "optimizer optim adam adamw",
@@ -19,17 +24,6 @@ _ELSEWHERE = {
     "it is runtime.outputs, the folder of the studies": "output_dir out_dir",
     "it is for posbench sweep": "sweep tune tune_grid rates",
 }
-
-
-def keys_of(cfg: DictConfig, prefix: str = "") -> list[str]:
-    """Every key of a configuration, `section` and `section.key`, without Hydra's own."""
-    found: list[str] = []
-    for key in (str(key) for key in cfg if prefix or key != "hydra"):
-        found.append(f"{prefix}{key}")
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            found += keys_of(node, f"{prefix}{key}.")
-    return found
 
 
 def nearest(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
@@ -49,16 +43,81 @@ def nearest(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
             meant = difflib.get_close_matches(key, meant, n=1, cutoff=_SIMILAR)
         if meant:
             return f": did you mean '{meant[0]}'?"
-    for explained, names in _ELSEWHERE.items():
-        if name in names.split() or key.partition(".")[0] in names.split():
-            return f" ({explained})"
-    for choices in (beside, keys, words):
-        spellings = {known if unknown_section else _name(known): known for known in reversed(list(choices))}
+        if said := explained(name):  # `steps`, before the keys that have the word
+            return said
+    if said := explained(key.partition(".")[0]):
+        return said
+    for known_keys in (beside, keys, words):
+        spellings = {known if unknown_section else _name(known): known for known in reversed(list(known_keys))}
         if close := difflib.get_close_matches(key if unknown_section else name, spellings, n=1, cutoff=_SIMILAR):
             return f": did you mean '{spellings[close[0]]}'?"
     owner = section if beside else ""
     own = [_name(known) for known in keys if known.rpartition(".")[0] == owner]
     return f" ({owner or 'the configuration'} has {', '.join(own)})"
+
+
+def explained(name: str) -> str:
+    """What posbench has in place of a key of other trainers, as the end of a message; empty if nothing is known."""
+    return next((f" ({said})" for said, names in _ELSEWHERE.items() if name in names.split()), "")
+
+
+def choice(group: str, value: str, options: Collection[str]) -> str:
+    """What a value may mean that a group does not have, as the end of a message."""
+    if group == "encoding" and value in _ALL:
+        return ": every encoding is posbench sweep sweep=catalogue"
+    if group == "data" and not value.startswith("task/") and (asked := _text(value)):
+        return asked
+    if key := key_of(group, value):
+        return f": did you mean '{key}={value}'?"
+    if inside := next((name for name in nested(group) if name.rpartition("/")[2] == value), None):
+        return f": did you mean '{group}={inside}'?"
+    others = [other for other in sorted((*GROUPS, "sweep")) if other != group]
+    elsewhere = "" if named(value, options) else _of_a_group(value, others)
+    return elsewhere or did_you_mean(value, options, cutoff=0.6)
+
+
+def word(text: str) -> str:
+    """What a word may mean that stands where key=value is expected, as the end of a message."""
+    if text == "help":
+        return ": did you mean --help?"
+    several = " (several at once: encoding=rope,alibi)" if named(text, choices("encoding")) else ""
+    if meant := _of_a_group(text, (*GROUPS, "sweep")):
+        return meant + several
+    of_a_file = "" if Path(text).is_dir() else _text(text)
+    return of_a_file or ": expected key=value, such as encoding=alibi or seed=1"
+
+
+def refuse_range(key: str, typed: str) -> None:
+    """Refuse `seed=0-4` and `seed=0..4`: several seeds are a list.
+
+    Raises:
+        UserError: the value is a range, with the list that it may mean.
+    """
+    found = _RANGE.fullmatch(typed) if key == "seed" else None
+    if found:
+        first, last = map(int, found.groups())
+        seeds = range(first, last + 1)
+        listed = ",".join(map(str, seeds)) if 1 < len(seeds) <= 10 else f"range({first},{last + 1})"
+        raise UserError(f"cannot read '{key}={typed}': did you mean '{key}={listed}'? (posbench sweep runs each)")
+
+
+_ALL = ("all", "every", "*")
+_RANGE = re.compile(r"(\d{1,9})(?:-|\.{2,3}|:|to)(\d{1,9})")
+_TEXT_FILE = re.compile(r"(?:/|\.{1,2}/|~).*|.*\.(?:txt|md|jsonl?|csv|tsv|parquet|gz|zst)")
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def _of_a_group(value: str, groups: Iterable[str]) -> str:
+    """The first group that has a choice of this name."""
+    found = ((group, named(value, [*choices(group), *nested(group)])) for group in groups)
+    return next((f": did you mean '{group}={name}'?" for group, name in found if name), "")
+
+
+def _text(value: str) -> str:
+    """What `data=my.txt` or `data=user/name` means; empty if it looks like neither."""
+    if _TEXT_FILE.fullmatch(value) or Path(value).exists():
+        return f": a file or folder of your own is data.path={value}"
+    return f": a data set of the hub is data.dataset={value}" if _ON_THE_HUB.fullmatch(value) else ""
 
 
 def _name(key: str) -> str:

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
+from posbench.config import keys
 from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig, validate
 from posbench.errors import UserError, did_you_mean
 
@@ -40,7 +41,7 @@ _CONSTANTS = {"null": None, "true": True, "false": False}
 _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
-def parted(text: str, example: str = "encoding=alibi or seed=1") -> tuple[str, str]:
+def parted(text: str, example: str = "") -> tuple[str, str]:
     """The full key of an override and its value as it was typed.
 
     Raises:
@@ -48,7 +49,8 @@ def parted(text: str, example: str = "encoding=alibi or seed=1") -> tuple[str, s
     """
     key, equals, typed = text.partition("=")
     if not key or not equals:
-        raise UserError(f"cannot read '{text}': expected key=value, such as {example}")
+        expected = f": expected key=value, such as {example}" if example else keys.word(text)
+        raise UserError(f"cannot read '{text}'{expected}")
     return full_key(key), typed
 
 
@@ -110,8 +112,10 @@ def translated(text: str) -> str:
     if word in FILES and not _PLAIN.fullmatch(typed) and _is_there(os.path.expanduser(typed)):
         return f"{word}={_spelt(typed)}"  # "notes (1).txt": what has that very name is meant
     key = _KEYS.get(word)
-    if key is None or not equals or "${" in typed:
-        return text if key is None else f"{key}={typed}"
+    if key is None or not equals:
+        return text  # `outputs` alone is no key=value
+    if "${" in typed:
+        return f"{key}={typed}"
     return f"{key}={_spelt(_setting(key, typed))}" if key.startswith("evaluation.") else f"{key}={typed}"
 
 

@@ -23,8 +23,6 @@ _CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data
 # As in _base.yaml; the others are null.
 _UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
 _UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
-_TEXT_FILE = re.compile(r"(?:/|\.{1,2}/|~).*|.*\.(?:txt|md|jsonl?|csv|tsv|parquet|gz|zst)")
-_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def refuse_unread(data: DataConfig) -> None:
@@ -76,10 +74,3 @@ def named(data: DataConfig) -> DataConfig:
     """The section with the data set's own name, where data=hub left it open."""
     own = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data.dataset or "").name).strip("._-")[:128]
     return dataclasses.replace(data, name=own) if data.name == data.source == "hub" and own else data
-
-
-def no_choice(value: str) -> str:
-    """What `data=my.txt` or `data=user/name` meant, as the end of a message; empty where it is nothing like that."""
-    if _TEXT_FILE.fullmatch(value) or Path(value).exists():
-        return f": a file or folder of your own is data.path={value}"
-    return f": a data set of the hub is data.dataset={value}" if _ON_THE_HUB.fullmatch(value) else ""

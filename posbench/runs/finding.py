@@ -11,14 +11,17 @@ _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 _ASIDE = re.compile(r".+\.old-\d+")
 
 
-def run_folders(paths: Collection[Path]) -> list[Path]:
+def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
     """Run folders under the given run folders, study folders and globs; those moved aside (`.old-1`) are left out.
+
+    Args:
+        or_else: what else a path that does not exist could have been, for the message.
 
     Raises:
         UserError: a path that does not exist, or no run folder at all.
     """
     found: dict[Path, Path] = {}
-    for path in _globbed(paths):
+    for path in _globbed(paths, or_else):
         inside = [path] if (path / "run.json").is_file() else [p.parent for p in _records(path)]
         found |= {folder.resolve(): folder for folder in inside if not _aside(folder, path)}
     if not found:
@@ -35,11 +38,12 @@ def is_model(word: str) -> bool:
     return bool(_ON_THE_HUB.fullmatch(word)) and not Path(path.parts[0]).exists()
 
 
-def _globbed(paths: Iterable[Path]) -> Iterator[Path]:
+def _globbed(paths: Iterable[Path], or_else: str) -> Iterator[Path]:
     for path in paths:
         matches = [path] if path.exists() else [Path(match) for match in sorted(glob.glob(str(path)))]
         if not matches:
-            raise UserError(f"{path} does not exist: expected run folders or study folders, such as outputs/demo")
+            expected = "expected run folders or study folders, such as outputs/demo"
+            raise UserError(f"{path} does not exist: {expected}{or_else}")
         yield from (match for match in matches if match.is_dir())
 
 

@@ -9,6 +9,8 @@ import dataclasses
 import functools
 import json
 import logging
+import math
+import re
 
 import numpy as np
 import torch
@@ -204,7 +206,12 @@ def find_shape(name: str, length: int | None = None) -> Sizes:
         UserError: no such shape.
     """
     if name not in SHAPES:
-        raise UserError(f"unknown shape '{name}'{did_you_mean(name, SHAPES)} (there are {', '.join(SHAPES)})")
+        if millions := re.fullmatch(r"0*([1-9]\d*)m", name.lower()):  # 125m is nearer to 124m than to 12m
+            name_of = {1: "demo"} | {int(known[:-1]): known for known in SHAPES if known != "demo"}
+            near = f": did you mean '{name_of[min(name_of, key=lambda each: abs(math.log(each / int(millions[1]))))]}'?"
+        else:
+            near = did_you_mean(name, SHAPES)
+        raise UserError(f"unknown shape '{name}'{near} (there are {', '.join(SHAPES)})")
     return SHAPES[name] if length is None else SHAPES[name].at(length)
 
 

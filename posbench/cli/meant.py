@@ -1,0 +1,82 @@
+"""Hints of the command line: what a line may mean that Typer refuses."""
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from posbench.config import keys
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS
+from posbench.config.settings import settings
+from posbench.config.shipped import GROUPS, choices
+from posbench.errors import named
+
+# What other tools call a command.
+_ELSEWHERE = {
+    "run": "train", "fit": "train", "compare": "sweep", "multirun": "sweep", "eval": "evaluate", "test": "evaluate",
+    "benchmark": "bench", "plot": "report", "draw": "show", "ls": "list", "upload": "sync", "rm": "clean",
+    "convert": "export", "save": "export",
+}  # fmt: skip
+_OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter is the first of these that begins with it
+
+
+def hint(arguments: list[str], error: Any) -> str:
+    """What a command line may mean, as a whole message; empty if nothing is known.
+
+    Args:
+        error: Typer's own, with the context of the command that it is about.
+    """
+    said: str = error.format_message()
+    first, *rest = arguments
+    if said.startswith("Missing argument 'paths'"):
+        return f"which runs? posbench {first} outputs/STUDY"
+    if said.startswith("No such option: --resume"):
+        return "there is no --resume: the same command again continues or completes the same run"
+    if said.startswith("No such option"):
+        return _settings(arguments, error)
+    if not said.startswith("No such command"):
+        return ""
+    if first == "help":
+        return f"no command 'help': did you mean 'posbench {shlex.join([*rest[:1], '--help'])}'?"
+    if "=" in first:
+        return f"no command '{first}': did you mean 'posbench train {shlex.join(arguments)}'?"
+    if name := named(first, choices("encoding")):
+        return f"no command '{first}': did you mean 'posbench train encoding={name}' or 'posbench show {name}'?"
+    if first in _ELSEWHERE:
+        return f"no command '{first}': did you mean '{_ELSEWHERE[first]}'?"
+    return ""
+
+
+def _settings(arguments: list[str], error: Any) -> str:
+    """`--seed 3` is `seed=3`: the line with every unknown option as key=value."""
+    command, *rest = arguments if not arguments[0].startswith("-") else ["train", *arguments]
+    known = {option for parameter in error.ctx.command.params for option in parameter.opts}
+    of_a_run = [*_OF_A_RUN, *WORDS, *settings()]
+    of_a_sync = [key for key in settings() if key.startswith("tracking.")]
+    taken = {"train": of_a_run, "sweep": [*of_a_run, *OF_A_SWEEP], "bench": of_a_run, "evaluate": OF_A_FINISHED_RUN}
+    if command not in (taken := {**taken, "sync": of_a_sync}):
+        return ""
+    line, words = ["posbench", command], iter(rest)
+    for text in words:
+        option, equals, value = text.partition("=")
+        if not option.startswith("-") or option in known:
+            line.append(text)
+            continue
+        name = option.lstrip("-").replace("-", "_")
+        key, otherwise = _key(name, taken[command])
+        if not key:
+            return otherwise and f"no option '{option}': settings are key=value{otherwise}"
+        line.append(f"{key}={value if equals else next(words, '...')}")
+    return f"settings are key=value, without dashes: did you mean '{shlex.join(line)}'?"
+
+
+def _key(name: str, taken: Iterable[str]) -> tuple[str, str]:
+    """The key that an option's name stands for; if there is none, what is said of such a key."""
+    taken = list(taken)
+    if len(name) == 1:
+        return next((key for key in _OF_A_RUN if key in taken and key.startswith(name)), ""), ""
+    if name in taken:
+        return name, ""
+    if said := keys.explained(name):
+        return "", said
+    _, _, key = keys.nearest(name, taken).partition(": did you mean '")
+    return key.removesuffix("'?"), ""
