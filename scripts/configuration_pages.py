@@ -99,7 +99,7 @@ def _page() -> str:
         parts.append(f"## {section}\n\n{cls.__doc__}\n")
         parts.append(_choices(section))
         if section == "encoding":
-            parts.append("The options of each stand on [its page](../encodings.md).\n")
+            parts.append("The options of each stand on [its page](../encodings/index.md).\n")
             continue
         said = {f"{section}.{key}": text for key, text in _said(section).items()} | train
         parts.append(table(_rows(cls, f"{section}.", defaults, said)))

@@ -25,11 +25,13 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 # A link to code or to configuration leads to the page that was made from it.
 MADE_FROM = {
     r"configs(/.*)?": "reference/configuration.md",
-    r"posbench/encodings": "encodings.md",
+    r"posbench/encodings": "encodings/index.md",
     r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
+    r"posbench/encodings/index\.py": "encodings/index-encoding.md",  # encodings/index.md is the list of all
     r"posbench/cli(/.*)?": "reference/commands.md",
     r"posbench/__init__\.py": "reference/python.md",
 }
+_ARXIV = re.compile(r"(?<![\w/\[`])arXiv:(\d{4}\.\d{4,5})(?![\w\]`])")
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -54,7 +56,8 @@ def write(folder: Path, pictures: bool = True) -> None:
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
     for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as what a command printed
-        page.write_text(page.read_text(encoding="utf-8").replace("```console\n", "```bash\n"), encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
+        page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
     (folder / "mkdocs.yml").write_text(_site(sorted(made)), encoding="utf-8")
 
 
@@ -120,8 +123,8 @@ def _site(made: list[str]) -> str:
     for entry in site["nav"]:
         if "Encodings" in entry:
             entry["Encodings"] = [
-                {"All of them": "encodings.md"},
-                *(name for name in made if name.startswith("encodings/")),
+                {"All of them": "encodings/index.md"},
+                *encoding_pages.by_place(),
             ]
     site |= {"docs_dir": "pages", "site_dir": "site"}
     return yaml.safe_dump(site, sort_keys=False, allow_unicode=True)

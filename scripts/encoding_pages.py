@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import io
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.extend.methods import METHODS, methods_of
-from posbench.portrait import properties, show
+from posbench.portrait import places, properties, show
 
 ROOT = Path(__file__).parents[1]
 SPEED = ROOT / "docs" / "performance.md"
-_SECTIONS = r"^(Source|Beyond training length|Checked against):"
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
@@ -38,8 +36,21 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
         measured = {one.name: one for one in properties.measure(list(files))}
         for name in files:
             draw(name, draw_into / "encodings")
-    found = {f"encodings/{name}.md": _page(name, speeds, measured.get(name)) for name in files}
-    return found | {"encodings.md": _overview(list(files), measured)}
+    found = {f"encodings/{page_of(name)}": _page(name, speeds, measured.get(name)) for name in files}
+    return found | {"encodings/index.md": _overview(list(files), measured)}
+
+
+def page_of(name: str) -> str:
+    """The file of an encoding's page. That of `index` is not index.md, which a browser shows for the whole folder."""
+    return "index-encoding.md" if name == "index" else f"{name}.md"
+
+
+def by_place() -> list[dict[str, list[dict[str, str]]]]:
+    """The encodings' pages for the navigation, those that act at the same place together."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for name in choices("encoding"):
+        found.setdefault(places.family(name), []).append({name: f"encodings/{page_of(name)}"})
+    return [{family.capitalize(): found[family]} for family in places.FAMILIES if family in found]
 
 
 def draw(name: str, folder: Path) -> None:
@@ -86,8 +97,7 @@ def _page(name: str, speeds: dict[str, list[tuple[str, list[str], list[str]]]], 
 
 def _body(name: str) -> str:
     """A docstring without its first line and its labelled ends, and without what Markdown would take for tags."""
-    document = inspect.cleandoc(sys.modules[encodings.load(name).__module__].__doc__ or "")
-    body = re.split(_SECTIONS, document.partition("\n")[2], flags=re.M)[0].strip("\n")
+    body = listing.describe(name)["document"]
     escaped = re.sub(r"^(?! {4}).*<.*", lambda found: found[0].replace("<", "&lt;"), body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
@@ -123,7 +133,7 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Defined up to: {end}, when trained at {listing.DEMO['train_length']}",
         f"- A longer input changes its beginning: {'yes' if facts['length_dependent'] else 'no'}",
         f"- Extended without training by: {', '.join(able) or 'no method'}"
-        + (" ([what they do](../encodings.md#context-extension))" if able else ""),
+        + (" ([what they do](index.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
@@ -160,7 +170,7 @@ _PROPERTIES = {
 
 def _overview(names: list[str], measured: dict[str, Any]) -> str:
     files = choices("encoding")
-    rows = [f"| [`{name}`](encodings/{name}.md) | {configuration_pages.head(files[name])} |" for name in names]
+    rows = [f"| [`{name}`]({page_of(name)}) | {configuration_pages.head(files[name])} |" for name in names]
     parts = ["# Encodings\n", readme.table(), "| encoding | what it is |\n|---|---|", *rows]
     if measured:
         parts += [_ABOUT_PROPERTIES, f"| encoding | {' | '.join(_PROPERTIES.values())} |"]
@@ -171,7 +181,7 @@ def _overview(names: list[str], measured: dict[str, Any]) -> str:
     for method in METHODS.values():
         options = ", ".join(f"`{key}`" for key in method.options)
         parts.append(f"| `{method.name}` | {method.title} | {options or 'none'} | {method.source} |")
-    parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](protocol.md) explains them.\n"]
+    parts += ["\n## Probes\n", "`posbench evaluate RUN task=NAME`; [the protocol](../protocol.md) explains them.\n"]
     for name in probes.names():
         parts.append(f"- `{name}`: {listing._probe(name)['title']}")
     return "\n".join(parts) + "\n"

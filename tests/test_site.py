@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import support
 import torch
+import yaml
 
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
@@ -208,9 +209,9 @@ def test_commands_of_the_pages_made_from_code_compose(written: Path) -> None:
         assert compose.check(overrides)
 
 
-def test_every_encoding_has_a_page_with_its_facts(written: Path) -> None:
+def test_every_encoding_has_a_page_with_its_facts(site: Any, written: Path) -> None:
     for name in choices("encoding"):
-        text = (written / "pages" / "encodings" / f"{name}.md").read_text(encoding="utf-8")
+        text = (written / "pages" / "encodings" / site.encoding_pages.page_of(name)).read_text(encoding="utf-8")
         for part in ("Source: ", "Acts on: ", "Beyond the training length: ", "Checked against: ", "## Cost"):
             assert part in text, f"{name}: {part}"
         assert "None\n" not in text.replace("None.\n", ""), name
@@ -294,6 +295,36 @@ def test_links_to_code_lead_to_the_pages_made_from_it(site: Any) -> None:
     mended = site.relinked(text, "docs/runs.md")
     assert mended == "[keys](reference/configuration.md) [rope](encodings/rope.md#x) cite ![a](six.png)"
     assert site.relinked("[p](docs/protocol.md#x)", "README.md") == "[p](protocol.md#x)"
+
+
+def test_the_folder_of_encodings_opens_with_the_list_and_every_page_is_in_the_navigation(
+    site: Any, written: Path
+) -> None:
+    listed = (written / "pages" / "encodings" / "index.md").read_text(encoding="utf-8")
+    assert listed.startswith("# Encodings\n")
+    linked = set(re.findall(r"\[`\w+`\]\(([\w-]+\.md)\)", listed))
+    assert linked == {site.encoding_pages.page_of(name) for name in choices("encoding")}
+    (nav,) = (entry["Encodings"] for entry in yaml.safe_load((written / "mkdocs.yml").read_text())["nav"]
+              if "Encodings" in entry)  # fmt: skip
+    first, *families = (page for entry in nav for page in entry.values())
+    pages = [page for family in families for entry in family for page in entry.values()]
+    assert first == "encodings/index.md" and sorted(pages) == sorted(f"encodings/{page}" for page in linked)
+    assert site.relinked("[i](posbench/encodings/index.py)", "README.md") == "[i](encodings/index-encoding.md)"
+    assert site.relinked("[all](posbench/encodings)", "README.md") == "[all](encodings/index.md)"
+
+
+def test_papers_are_links(site: Any, written: Path) -> None:
+    link = "[arXiv:2104.09864](https://arxiv.org/abs/2104.09864)"
+    assert link in (written / "pages" / "encodings" / "rope.md").read_text(encoding="utf-8")
+    assert "[arXiv:2309.17453](" in (written / "pages" / "protocol.md").read_text(encoding="utf-8")
+
+
+def test_the_errors_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \|", text, flags=re.M)
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "posbench").rglob("*.py"))
+    parts = [part for row in rows[1:] for part in re.split(r"'\w+'|the training | 3 | process|\.\.\.", row)]
+    assert len(rows) == 10 and [part for part in parts if part.strip() not in code] == []
 
 
 @pytest.fixture(scope="module")
