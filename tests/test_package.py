@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 
 import pytest
@@ -39,6 +40,25 @@ def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: p
     assert expected <= carried and len(expected) > 20
     assert "posbench/py.typed" in names
     assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_source_archive_carries_what_its_tests_read(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        carried = {name.partition("/")[2] for name in archive.getnames()}
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    named = set(re.findall(r'(?:ROOT|parents\[[12]\]) ?/ ?"([^"]+)"', text)) | {"constraints.txt", "locked.txt"}
+    folders = ("configs", "docs", "examples", "scripts", "tests")
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for name in named
+        for path in ((ROOT / name).rglob("*") if name in folders else [ROOT / name])
+        if path.is_file()
+        and path.suffix in (".py", ".md", ".yaml", ".png", ".txt", ".sh", ".ipynb", ".toml", "")
+        and not {"__pycache__", "build"} & set(path.parts)
+    }
+    assert len(there) > 300 and there - carried == set()
 
 
 def test_the_wheel_trains_two_steps_from_an_empty_folder(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
