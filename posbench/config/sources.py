@@ -20,6 +20,7 @@ _UNREAD = {
 }
 _OF_TASKS = ("task", "offset")
 _CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub", "task": "a task"}
+_WHOLE_FILE = re.compile(r".*\.(?:txt|md|py|rst|tex)(?:\.(?:gz|zst|bz2))?", re.IGNORECASE)  # one document each
 # As in _base.yaml; the others are null.
 _UNSET: dict[str, Any] = {"column": "text", "splits": {}, "articles": False, "offset": 0}
 _UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
@@ -36,6 +37,9 @@ def refuse_unread(data: DataConfig) -> None:
         if value != _UNSET.get(name):
             told = f"data.{name} is {as_typed(value)}, which {_CALLED[data.source]} does not read"
             raise UserError(f"{told}: {_reader(data, name)}")
+    if data.source == "text" and data.column != _UNSET["column"] and _WHOLE_FILE.fullmatch(data.path or ""):
+        told = f"data.column is {as_typed(data.column)}, which '{data.path}' does not have"
+        raise UserError(f"{told}: files with rows do, .jsonl, .json, .csv, .tsv and .parquet")
 
 
 def _reader(data: DataConfig, name: str) -> str:
