@@ -258,6 +258,8 @@ HINTS = {
     "train text.txt": "cannot read 'text.txt': a file or folder of your own is data.path=text.txt",
     "train outputs": "cannot read 'outputs': expected key=value, such as encoding=alibi or seed=1",
     "train data.column=body data.path=text.txt": "which 'text.txt' does not have: files with rows do, .jsonl, .json",
+    f"train {'x' * 300}": "expected key=value, such as encoding=alibi or seed=1",
+    "train seed=4-0": "did you mean 'seed=0,1,2,3,4'?",
     "train help": "cannot read 'help': did you mean --help?",
     "help": "no command 'help': did you mean 'posbench --help'?",
     "help train": "no command 'help': did you mean 'posbench train --help'?",

@@ -1,9 +1,9 @@
 """Hints: which key, choice or word was meant, as the end of a message about one that does not exist."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 
 from posbench.config.settings import key_of
 from posbench.config.shipped import GROUPS, choices, nested
@@ -83,7 +83,7 @@ def word(text: str) -> str:
     several = " (several at once: encoding=rope,alibi)" if named(text, choices("encoding")) else ""
     if meant := _of_a_group(text, (*GROUPS, "sweep")):
         return meant + several
-    of_a_file = "" if Path(text).is_dir() else _text(text)
+    of_a_file = "" if os.path.isdir(text) else _text(text)
     return of_a_file or ": expected key=value, such as encoding=alibi or seed=1"
 
 
@@ -95,9 +95,9 @@ def refuse_range(key: str, typed: str) -> None:
     """
     found = _RANGE.fullmatch(typed) if key == "seed" else None
     if found:
-        first, last = map(int, found.groups())
+        first, last = sorted(map(int, found.groups()))
         seeds = range(first, last + 1)
-        listed = ",".join(map(str, seeds)) if 1 < len(seeds) <= 10 else f"range({first},{last + 1})"
+        listed = ",".join(map(str, seeds)) if len(seeds) <= 10 else f"range({first},{last + 1})"
         raise UserError(f"cannot read '{key}={typed}': did you mean '{key}={listed}'? (posbench sweep runs each)")
 
 
@@ -115,7 +115,7 @@ def _of_a_group(value: str, groups: Iterable[str]) -> str:
 
 def _text(value: str) -> str:
     """What `data=my.txt` or `data=user/name` means; empty if it looks like neither."""
-    if _TEXT_FILE.fullmatch(value) or Path(value).exists():
+    if _TEXT_FILE.fullmatch(value) or os.path.exists(value):
         return f": a file or folder of your own is data.path={value}"
     return f": a data set of the hub is data.dataset={value}" if _ON_THE_HUB.fullmatch(value) else ""
 
