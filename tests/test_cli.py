@@ -519,7 +519,7 @@ def test_list_has_sections_and_all_of_each_in_json(capsys: pytest.CaptureFixture
     assert rope["options"] == {"base": 10000.0, "layout": "interleaved"} and "yarn" in rope["extensions"]
 
 
-@pytest.mark.parametrize("name", ["rope", "learned", "longrope", "layered/gemma3", "task/passkey"])
+@pytest.mark.parametrize("name", ["rope", "bipe", "longrope", "layered/gemma3", "task/passkey"])
 def test_show_text_prints_all_that_is_known_in_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

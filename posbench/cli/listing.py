@@ -111,7 +111,7 @@ def page(name: str, width: int) -> str:
         "Link": ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or "")),
         "Checked against": facts["checked_against"],
     }
-    lines = [f"{name}: {facts['title']}", "", _filled(facts["document"], width), ""]
+    lines = [textwrap.fill(f"{name}: {facts['title']}", width), "", _filled(facts["document"], width), ""]
     lines += [textwrap.fill(f"{head}: {text}", width, subsequent_indent="  ") for head, text in known.items() if text]
     lines += ["", "Options:" if facts["options"] else "Options: none"]
     for line in path.read_text(encoding="utf-8").splitlines() if path else []:
