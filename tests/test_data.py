@@ -769,8 +769,24 @@ def test_a_long_text_is_encoded_in_pieces_as_if_whole(
     text = (STRANGE + " the lazy dog isn't  quick . ") * 40
     (whole,) = bpe.encode([text])
     monkeypatch.setattr(tokenizer, "PIECE", 7)
-    assert len(list(tokenizer._pieces(text))) > 100
+    assert len(list(tokenizer.pieces(text))) > 100
     assert np.array_equal(bpe.encode([text])[0], whole)
+
+
+def test_bpe_learns_from_pieces_of_a_long_text_as_from_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (STRANGE + " the lazy dog isn't  quick . ") * 40 + "x" * 9000
+    monkeypatch.setattr(tokenizer, "PIECE", len(text))
+    whole = tokenizer.train_bpe([text], 400)
+    monkeypatch.setattr(tokenizer, "PIECE", 7)
+    assert tokenizer.train_bpe([text], 400).sha256 == whole.sha256
+
+
+def test_a_byte_level_pre_tokenizer_parts_words_at_every_border() -> None:
+    characters = [chr(c) for c in range(0x3100) if not 0xD800 <= c < 0xE000]
+    text = "".join(f"{c} {c} a {c} 1 {c} " for c in characters)
+    parted = {start for _, (start, _) in tokenizer.raw_bytes()._inner.pre_tokenizer.pre_tokenize_str(text)}
+    borders = {border.start() for border in tokenizer.BORDER.finditer(text)}
+    assert len(borders) > 4 * len(characters) and borders <= parted
 
 
 def test_bpe_training_is_deterministic_and_says_its_real_size() -> None:
@@ -997,6 +1013,52 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path
     assert sorted(found) == sorted(texts.values())
     assert made.record["tokens"] == {s: len(getattr(made, s).ids) for s in corpus.SPLITS}
     assert set(made.record) == {"name", "revision", "sha256", "split", "documents", "copies", "tokens"}
+
+
+def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    text = "".join(f"word{i} is number {i * i}, " for i in range(20_000))
+    settings = config(path=write(tmp_path, {"long.txt": text}) / "long.txt", tokenizer="bytes")
+    batches: list[int] = []
+    encode = tokenizer.Tokenizer.encode
+
+    def counted(self: tokenizer.Tokenizer, texts: list[str]) -> list[np.ndarray]:
+        batches.append(sum(map(len, texts)))
+        return encode(self, texts)
+
+    monkeypatch.setattr(tokenizer.Tokenizer, "encode", counted)
+    monkeypatch.setattr(tokenizer, "PIECE", 1000)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 10_000)
+    monkeypatch.setattr(tokens, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(tokens, "_LARGE_TEXT", 2**16)
+    made = tokens.prepare(settings, tmp_path / "cache")
+    assert sorted(batches)[-2] < 12_000  # the largest was for the estimate of the time
+    whole = b"".join(bytes(split.ids[1:].tolist()) for split in (made.train, made.validation, made.test))
+    assert whole.decode() == text
+    assert [len(split.starts) for split in (made.train, made.validation, made.test)] == [2, 2, 2]
+    assert re.search(r"preparing the tokens of data 'text': 1 MB, about 10 seconds", caplog.text)
+    assert re.search(r"tokens of \d+ % of [\d,]+ characters, about 10 seconds left", caplog.text)
+
+
+def test_texts_are_written_to_the_table_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = most = 0
+
+    class Text(str):
+        def __init__(self, _: str) -> None:
+            nonlocal held, most
+            held += 1
+            most = max(most, held)
+
+        def __del__(self) -> None:
+            nonlocal held
+            held -= 1
+
+    monkeypatch.setattr(hub, "_WRITE_CHARACTERS", 1000)
+    table = hub.from_generator(lambda: ({"text": Text("x" * 100)} for _ in range(500)), tmp_path / "scratch")
+    assert list(table) == ["x" * 100] * 500
+    assert most < 20
 
 
 def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) -> None:
@@ -1270,7 +1332,7 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789", "+-*/!?", "語言文字"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))
-    assert max(map(len, tokenizer._pieces(line))) <= tokenizer.LONGEST_WORD
+    assert max(map(len, tokenizer.pieces(line))) <= tokenizer.LONGEST_WORD
     began = time.monotonic()
     made = tokenizer.train_bpe([line], 1000)
     (ids,) = made.encode([line])

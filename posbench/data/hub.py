@@ -12,6 +12,7 @@ import glob
 import hashlib
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from posbench.errors import UserError, did_you_mean
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 3.0
+_WRITE_CHARACTERS = 2**20  # of a table at a time
 # `cache` serves, offline, what one of the others prepared before.
 BUILDERS = ("parquet", "json", "text", "csv", "arrow", "cache")
 
@@ -106,19 +108,23 @@ def own_splits(rows: Rows) -> dict[str, str]:
 
 
 def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: Path | None, **kwargs: Any) -> Any:
-    """Return the `text` column of what a generator of `{"text": ...}` yields, as a memory-mapped table in `folder`.
+    """Return the `text` column of what a generator of `{"text": ...}` yields, as a memory-mapped table.
+
+    Args:
+        folder: that the table is written to; None: it is kept in the cache of `datasets`, known by the arguments.
 
     Raises:
         UserError: whatever of this kind the generator raised, not wrapped.
     """
     import datasets
 
+    if folder is not None:
+        return datasets.Dataset.from_file(str(_table(generator(**kwargs), folder)))["text"]
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     features = datasets.Features({"text": datasets.Value("large_string")})
-    cache_dir = None if folder is None else str(folder)
     try:
-        return datasets.Dataset.from_generator(generator, features, cache_dir=cache_dir, gen_kwargs=kwargs)["text"]
+        return datasets.Dataset.from_generator(generator, features, gen_kwargs=kwargs)["text"]
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
@@ -126,6 +132,28 @@ def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: P
     finally:
         if shown:
             datasets.enable_progress_bars()
+
+
+def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
+    """Write texts to a new file, so many at a time; `datasets` would hold a thousand, however long they are."""
+    import pyarrow
+
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = pyarrow.schema([("text", pyarrow.large_string())])
+    waiting: list[str] = []
+    characters = 0
+    with (
+        tempfile.NamedTemporaryFile(dir=folder, suffix=".arrow", delete=False) as file,
+        pyarrow.ipc.new_stream(file, schema) as table,
+    ):
+        for row in rows:
+            waiting.append(row["text"])
+            characters += len(row["text"])
+            if characters >= _WRITE_CHARACTERS:
+                table.write(pyarrow.record_batch([pyarrow.array(waiting, pyarrow.large_string())], schema))
+                waiting, characters = [], 0
+        table.write(pyarrow.record_batch([pyarrow.array(waiting, pyarrow.large_string())], schema))
+    return Path(file.name)
 
 
 def _documents(

@@ -292,8 +292,8 @@ def _open_zst(file: Path) -> IO[bytes]:
 
 def _whole(file: Path, column: str) -> Iterator[str]:
     with _open(file) as stream:
-        raw = stream.read()
-    yield _decode(raw, file)
+        text = _decode(stream.read(), file)
+    yield text
 
 
 def _decode(raw: bytes, file: Path, start: int = 0) -> str:

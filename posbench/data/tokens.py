@@ -5,16 +5,20 @@ the text and of all that shapes the tokens, so that equal settings share it and 
 renamed into place under a lock, verified before use, and made again if it is damaged. Finding it needs no `datasets`.
 """
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,9 @@ import numpy as np
 
 from posbench import files
 from posbench.config.schema import Config, DataConfig, TrainingConfig
-from posbench.data import apart, corpus
+from posbench.data import apart, corpus, reading
 from posbench.data.batches import Batch, TrainingBatches, validation_batches
-from posbench.data.tokenizer import Tokenizer, find, from_file, raw_bytes, train_bpe
+from posbench.data.tokenizer import Tokenizer, find, from_file, pieces, raw_bytes, train_bpe
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +38,13 @@ FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 BATCH_CHARACTERS = 2**22  # encoded at a time
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
+TELL_EVERY_SECONDS = 10.0
 _LARGEST_META = 2**20  # bytes
+_LARGE_TEXT = 2**24  # bytes, from which on the time that it takes is said
+_MEASURED = 2**18  # bytes that the time is estimated by
+_ALL_IN_ALL = 1.25  # the time of everything, of that of encoding alone
+_PLAIN = (*reading.WHOLE, ".jsonl", ".json", ".csv", ".tsv")
+_Encoder = Callable[[Iterable[list[str]]], Iterator[np.ndarray]]  # batches of pieces -> the ids of each piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +178,7 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
     """Read, split and encode the text into a folder beside `folder`, then rename it into place."""
     for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of a process that was killed; we hold its lock
         shutil.rmtree(stale, ignore_errors=True)
-    logger.info("preparing the tokens of data '%s'", config.name)
+    logger.info("preparing the tokens of data '%s'%s", config.name, _expected(source))
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
@@ -176,11 +186,62 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
         tokenizer = own or _tokenizer(config, loaded.documents["train"])
         tokenizer.save(made / "tokenizer.json")
         encoded = partial(apart.encoded, made / "tokenizer.json") if own else partial(_encoded, tokenizer)
-        counts = {s: _save(tokenizer, encoded(_batches(loaded.documents[s])), made, s) for s in corpus.SPLITS}
+        progress = _Progress(sum(map(len, itertools.chain(*loaded.documents.values()))))
+
+        def said(batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
+            return encoded(progress.of(batches))
+
+        counts = {s: _save(tokenizer, loaded.documents[s], said, made, s) for s in corpus.SPLITS}
         digests = {path.name: files.sha256(path).hex() for path in sorted(made.iterdir())}
         meta = {"record": {**loaded.record, "tokens": counts}, "files": digests}
         (made / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
         os.replace(made, folder)
+
+
+def _expected(source: corpus.Source) -> str:
+    """How long it may take, where that is worth a word: by the time that a first part takes, as bytes."""
+    files_here = [path for names in source.files.values() for path in names.values()]
+    plain = [path for path in files_here if path.suffix.lower() in _PLAIN]
+    if not plain or (size := sum(path.stat().st_size for path in files_here)) < _LARGE_TEXT:
+        return ""
+    with max(plain, key=lambda path: path.stat().st_size).open("rb") as file:
+        part = file.read(_MEASURED)
+    tokenizer, began = raw_bytes(), time.monotonic()
+    tokenizer.encode([part.decode(errors="replace")])
+    seconds = (time.monotonic() - began) / len(part) * size * _ALL_IN_ALL
+    return f": {size / 1e6:,.0f} MB, {_about(seconds)}"
+
+
+def _about(seconds: float) -> str:
+    """A time, rounded as an estimate is."""
+    if seconds < 55:
+        return f"about {10 * math.ceil(seconds / 10)} seconds"
+    count, unit = (round(seconds / 3600), "hour") if seconds > 5400 else (round(seconds / 60), "minute")
+    return f"about {count} {unit}{'s' * (count > 1)}"
+
+
+class _Progress:
+    """Says in the log how far the texts are, every `TELL_EVERY_SECONDS`.
+
+    Args:
+        total: characters of all of them.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.began = self.told = time.monotonic()
+
+    def of(self, batches: Iterable[list[str]]) -> Iterator[list[str]]:
+        """The same batches; each counts as done when the next one is asked for."""
+        for batch in batches:
+            yield batch
+            self.done += sum(map(len, batch))
+            now = time.monotonic()
+            if now > self.told + TELL_EVERY_SECONDS and self.done < self.total:
+                self.told = now
+                left = (now - self.began) / self.done * (self.total - self.done)
+                told = "tokens of %d %% of %s characters, %s left"
+                logger.info(told, 100 * self.done // self.total, f"{self.total:,}", _about(left))
 
 
 def _tokenizer(config: DataConfig, train: Sequence[str]) -> Tokenizer:
@@ -208,29 +269,38 @@ def _encoded(tokenizer: Tokenizer, batches: Iterable[list[str]]) -> Iterator[np.
     return (ids for batch in batches for ids in tokenizer.encode(batch))
 
 
-def _save(tokenizer: Tokenizer, documents: Iterable[np.ndarray], folder: Path, split: str) -> int:
-    """Write one split's ids and document starts; return its number of tokens."""
+def _save(tokenizer: Tokenizer, texts: Iterable[str], encoded: _Encoder, folder: Path, split: str) -> int:
+    """Write one split's ids and document starts; return its number of tokens.
+
+    A document is encoded and written piece by piece, so that memory does not grow with its length.
+    """
     dtype = _dtype(tokenizer)
-    starts = [0]
+    separator = np.array([tokenizer.separator], dtype=dtype).tobytes()
+    starts, n_tokens = [], 0
+    begins: collections.deque[bool] = collections.deque()  # whether a piece that is being encoded begins a document
     with (folder / f"{split}.ids").open("wb") as file:
-        for ids in documents:
-            document = np.concatenate([[tokenizer.separator], ids])
-            _check_ids(document, tokenizer)
-            file.write(document.astype(dtype).tobytes())
-            starts.append(starts[-1] + len(document))
-    np.save(folder / f"{split}.starts.npy", np.array(starts, dtype=np.int64))
-    return starts[-1]
+        for ids in encoded(_batches(texts, begins)):
+            if begins.popleft():
+                starts.append(n_tokens)
+                n_tokens += file.write(separator) // dtype().itemsize
+            _check_ids(ids, tokenizer)
+            n_tokens += file.write(ids.astype(dtype).tobytes()) // dtype().itemsize
+    np.save(folder / f"{split}.starts.npy", np.array([*starts, n_tokens], dtype=np.int64))
+    return n_tokens
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def _batches(texts: Iterable[str], begins: collections.deque[bool]) -> Iterator[list[str]]:
+    """The pieces of texts, so many at a time; of each is noted whether it begins a text."""
     batch: list[str] = []
     characters = 0
     for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
+        for number, piece in enumerate(pieces(text)):
+            begins.append(number == 0)
+            batch.append(piece)
+            characters += len(piece)
+            if characters >= BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
     if batch:
         yield batch
 
