@@ -1,12 +1,16 @@
 """A stranger's tokenizer at work in a process of its own.
 
 The patterns of a `tokenizer.json` are regular expressions. Their engine gives up a match after ten million steps, which
-a pattern can need at every character: hours for a megabyte, in which its process hears no signal. Here it can be
-ended; and what its Rust code prints when it panics is not shown.
+a pattern can need at every character: hours for a megabyte, in which its process hears no signal. Its normalizer can
+put a megabyte in the place of each letter. Here it can be ended, and has a limit of memory; and what its Rust code
+prints when it panics is not shown.
 """
 
 import contextlib
 import json
+import re
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +25,8 @@ from posbench.errors import UserError
 
 PATIENCE_SECONDS = 60.0  # for any batch of texts, the start of the process included
 FEWEST_PER_SECOND = 20_000  # characters; ordinary tokenizers do a million
+MOST_MEMORY = 2 * 2**30  # bytes, beside what the process and its tokenizer have before any text
+_TOO_MUCH_MEMORY = 3  # exit code
 
 
 def encoded(tokenizer: Path, batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
@@ -61,6 +67,8 @@ def _asked(process: "subprocess.Popen[bytes]", texts: list[str]) -> list[np.ndar
     except (OSError, EOFError):
         if too_late.is_set():
             told = f"takes more than {limit:.0f} s for {characters:,} characters, as a pattern can be made to"
+        elif process.wait() in (-signal.SIGABRT, _TOO_MUCH_MEMORY):  # Rust aborts where it gets none
+            told = f"needs more than {MOST_MEMORY:,} bytes of memory for {characters:,} characters"
         else:
             told = "ended its process"
         raise UserError(f"the tokenizer {told}: refused") from None
@@ -90,9 +98,20 @@ def _got(stream: IO[bytes]) -> bytes:
     return data
 
 
+def _bound_memory() -> None:
+    """Let this process have so much more memory and no more, where the system keeps count of it: on Linux."""
+    with contextlib.suppress(OSError):
+        data = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+        if data:
+            limit, hard = int(data[1]) * 1024 + MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]
+            if hard == resource.RLIM_INFINITY or limit < hard:
+                resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def _serve(path: Path) -> None:
     """Answer until nothing is asked any more."""
     tokenizer = from_file(path)
+    _bound_memory()
     while True:
         try:
             texts = json.loads(_got(sys.stdin.buffer))
@@ -110,4 +129,7 @@ def _serve(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    try:
+        _serve(Path(sys.argv[1]))
+    except MemoryError:
+        sys.exit(_TOO_MUCH_MEMORY)

@@ -434,6 +434,19 @@ def test_a_pattern_that_takes_for_ever_is_ended(
     assert "panicked" not in capfd.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no count of a process's memory")
+@pytest.mark.parametrize("normalizers", [[("e", "x" * 1_000_000)], [("e", "e" * 300)] * 4], ids=["one", "nested"])
+def test_a_tokenizer_that_takes_all_memory_is_ended(
+    run: Path, monkeypatch: pytest.MonkeyPatch, normalizers: list[tuple[str, str]]
+) -> None:
+    steps = [{"type": "Replace", "pattern": {"String": of}, "content": into} for of, into in normalizers]
+    spoilt(run, lambda content: content.update(normalizer={"type": "Sequence", "normalizers": steps}))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    with pytest.raises(UserError, match=r"the tokenizer needs more than 2,147,483,648 bytes of memory for 60,000 char"):
+        list(apart.encoded(run / "tokenizer.json", iter([["the e " * 10_000]])))
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(before, 2.5 * 2**20)  # KiB
+
+
 def test_a_tokenizer_apart_gives_what_it_gives_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [["héllo \U0001f600", "", "a b" * 50_000], ["last"]]
     found = list(apart.encoded(run / "tokenizer.json", iter(batches)))
