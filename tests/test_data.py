@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import support
 import tokenizers
@@ -32,9 +34,9 @@ import torch
 import yaml
 from disks import small_disk
 
-from posbench import files
+from posbench import files, machine
 from posbench.config.schema import DataConfig
-from posbench.data import batches, corpus, hub, reading, tokenizer, tokens
+from posbench.data import batches, bounds, corpus, hub, reading, tokenizer, tokens
 from posbench.errors import RunFailed, UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -467,6 +469,103 @@ def test_unreadable_text_is_one_line(tmp_path: Path, name: str, content: bytes, 
     with pytest.raises(UserError, match=message) as caught:
         load(config(path=tmp_path / name), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def small_machine(monkeypatch: pytest.MonkeyPatch, small: int = 2**16) -> None:
+    """One on which a document has at most 16 MiB and a line of JSON 4 MiB, and a file may always hold 64 KiB."""
+    monkeypatch.setenv(machine.MEMORY, "0.25")
+    monkeypatch.setattr(bounds, "SMALL", small)
+
+
+def bomb(folder: Path, name: str) -> Path:
+    """A file that turns into far more than its size."""
+    path = folder / name
+    if name == "rows.parquet":  # of a column that has one value, a reader of plain strings makes 2 GB at once
+        indices = pyarrow.array([0] * 20_000, pyarrow.int32())
+        column = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 100_000]))
+        table = pyarrow.table({"text": column})
+        pyarrow.parquet.write_table(table, path, row_group_size=20_000, store_schema=False)
+    elif name == "a.txt.gz":
+        path.write_bytes(gzip.compress(b"a" * 2**23))
+    elif name == "a.txt.bz2":
+        path.write_bytes(bz2.compress(b"a" * 2**23))
+    elif name == "rows.csv.bz2":
+        path.write_bytes(bz2.compress(b"text\n" + b"a b c\n" * 2**20))
+    else:
+        path.write_bytes(bz2.compress(b'{"text": "a b c"}\n' * 2**20))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "a.txt.gz", "a.txt.bz2", "rows.csv.bz2", "rows.jsonl.bz2"])
+def test_a_small_file_does_not_unpack_to_a_disk_of_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    small_machine(monkeypatch)
+    path = bomb(tmp_path, name)
+    most = max(2**16, 200 * path.stat().st_size)
+    with pytest.raises(UserError, match=f"{name}' holds more than {most:,} bytes of text, 200 times its size: refused"):
+        load(config(path=path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "rows.jsonl", "rows.json", "rows.csv", "rows.tsv.gz"])
+def test_what_is_held_whole_has_a_size_that_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    small_machine(monkeypatch, 2**30)
+    text = "a b c " * 2**22  # 24 MiB
+    quoted = '"' if ".csv" in name or ".tsv" in name else ""
+    content = f'{{"text": "{text}"}}' if "json" in name else f"text\n{quoted}{text}" if quoted else text
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+    most = "4,194,304" if "json" in name else "16,777,216"
+    told = rf"{name}'.* more than {most} bytes \(1/\d+ of the POSBENCH_MEMORY_GIB; POSBENCH_MEMORY_GIB=GIB sets another"
+    with pytest.raises(UserError, match=told):
+        load(config(path=tmp_path / name), tmp_path)
+    monkeypatch.setenv(machine.MEMORY, "4")
+    assert quoted or load(config(path=tmp_path / name), tmp_path).record["split"] == "contiguous"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "a.jsonl' line 1 cannot be read: max"),
+        ("a.jsonl", '{"text": "a", "x": ' + "1" * 5000 + "}", "a.jsonl' line 1 cannot be read: Exceeds the limit"),
+        ("a.json", "[" * 100_000 + "]" * 100_000, "a.json' cannot be read: maximum recursion depth"),
+    ],
+)
+def test_json_that_python_refuses_is_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=said):
+        load(config(path=tmp_path / name), tmp_path)
+
+
+def test_a_text_takes_half_of_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "LITTLE", 2**10)
+    monkeypatch.setattr(bounds.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**40, 0, 2**18))
+    with pytest.raises(UserError, match=r"more than 131,072 bytes, half of what was free in .*runtime.cache=FOLDER"):
+        load(config(path=write(tmp_path / "in", {f"{i}.txt": f"{i} " * 2**13 for i in range(10)})), tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"train-0.jsonl": '{"text": "a"}\n{"text": "bro'}, "cannot be read: JSON parse error"),
+        (
+            {"train-0.jsonl": '{"text": "a"}\n', "train-1.jsonl": '{"txt": "a"}\n'},
+            "cannot be read: .*column names don.t match",
+        ),
+        ({"train.csv": "text,b\nfine,1\nmore,2,3,4\n"}, "Expected 2 fields in line 3, saw 4"),
+    ],
+)
+def test_what_fails_inside_datasets_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: dict[str, str], said: str, limit: int | None
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    folder = write(tmp_path / "set", rows)
+    with pytest.raises(UserError, match=said):
+        load(config("hub", dataset=str(folder), max_documents=limit), tmp_path)
 
 
 def test_missing_parquet_column_names_the_nearest(tmp_path: Path) -> None:

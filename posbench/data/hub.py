@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.data import reading
-from posbench.errors import UserError, did_you_mean
+from posbench.data import bounds, reading
+from posbench.errors import PosbenchError, UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +126,20 @@ def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: P
     try:
         return datasets.Dataset.from_generator(generator, features, gen_kwargs=kwargs)["text"]
     except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
+        raise _unwrapped(error, f"'{kwargs.get('dataset', 'the text')}'") from None
     finally:
         if shown:
             datasets.enable_progress_bars()
+
+
+def _unwrapped(error: BaseException, what: str) -> BaseException:
+    """What an error of `datasets` came from: a line with its reason; what posbench itself raised, and a full disk."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, PosbenchError | OSError | MemoryError):
+        return cause
+    return UserError(f"{what} cannot be read: {reading.reason(cause)}")
 
 
 def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
@@ -139,6 +147,7 @@ def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
     import pyarrow
 
     folder.mkdir(parents=True, exist_ok=True)
+    written = bounds.Written(folder)
     schema = pyarrow.schema([("text", pyarrow.large_string())])
     waiting: list[str] = []
     characters = 0
@@ -147,6 +156,7 @@ def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
         pyarrow.ipc.new_stream(file, schema) as table,
     ):
         for row in rows:
+            written.add(len(row["text"].encode()))
             waiting.append(row["text"])
             characters += len(row["text"])
             if characters >= _WRITE_CHARACTERS:
@@ -184,11 +194,15 @@ def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str
 
 
 def _prepare(builder: Any, dataset: str) -> None:
+    import datasets
+
     try:
         builder.download_and_prepare()
-    except OSError as error:
-        if error.errno != errno.ENOSPC and "disk space" not in str(error):
-            raise
+    except (OSError, datasets.exceptions.DatasetsError) as wrapped:
+        error = _unwrapped(wrapped, f"'{dataset}'")
+        full = isinstance(error, OSError) and (error.errno == errno.ENOSPC or "disk space" in str(error))
+        if not full:
+            raise error from None
         bound = "data.max_documents=N reads N documents of each split as it downloads them, and no more"
         raise UserError(f"no room on the disk for '{dataset}': {str(error).splitlines()[0]}; {bound}") from None
 

@@ -19,12 +19,12 @@ import logging
 import os
 import re
 import sysconfig
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from posbench.data import bounds
 from posbench.errors import UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -234,7 +234,8 @@ def read(
         ".jsonl": _jsonl,
         ".json": _json,
         ".parquet": _parquet,
-        **dict.fromkeys((".csv", ".tsv", ".arrow"), _by_datasets),
+        **dict.fromkeys((".csv", ".tsv"), _csv),
+        ".arrow": _arrow,
     }
     texts: Iterator[str] = itertools.chain.from_iterable(readers[_kind(Path(f))](Path(f), column) for f in files)
     if articles:
@@ -249,11 +250,17 @@ def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Ite
     Raises:
         UserError: there is none.
     """
-    found = itertools.islice((text for text in texts if text and text.strip()), limit)
-    first = next(found, None)
-    if first is None:
+    limit_of_one, n_found = bounds.document(), 0
+    for text in texts:
+        if n_found == limit:
+            break
+        if text and text.strip():
+            if len(text) > limit_of_one[0]:
+                raise bounds.too_large(f"a document of {where}", limit_of_one, "shorter ones")
+            n_found += 1
+            yield {"text": text}
+    if not n_found:
         raise UserError(f"no text in {where}: 0 documents that are not blank")
-    yield from ({"text": text} for text in itertools.chain([first], found))
 
 
 def join_articles(texts: Iterable[str]) -> Iterator[str]:
@@ -270,8 +277,8 @@ def join_articles(texts: Iterable[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _open(file: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked."""
+def _open(file: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, unpacked, as far as they are not too many for its size."""
     packing = file.suffix.lower()
     if packing not in PACKED:
         with file.open("rb") as plain:
@@ -279,9 +286,30 @@ def _open(file: Path) -> Iterator[IO[bytes]]:
         return
     try:
         with {".gz": gzip.open, ".bz2": bz2.open, ".zst": _open_zst}[packing](file) as stream:  # type: ignore[operator]
-            yield stream
+            yield io.BufferedReader(_Counted(stream, file), CHUNK)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"'{file}' cannot be unpacked: {str(error).splitlines()[0]}") from None
+
+
+class _Counted(io.RawIOBase):
+    """What comes out of a packed file.
+
+    Raises:
+        UserError: at a read, where it is too much for a file of its size.
+    """
+
+    def __init__(self, stream: IO[bytes], file: Path) -> None:
+        self.stream = stream
+        self.unpacked = bounds.Unpacked(file)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        self.unpacked.add(len(data))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _open_zst(file: Path) -> IO[bytes]:
@@ -292,39 +320,55 @@ def _open_zst(file: Path) -> IO[bytes]:
 
 def _whole(file: Path, column: str) -> Iterator[str]:
     with _open(file) as stream:
-        text = _decode(stream.read(), file)
+        text = _decode(_all(stream, file, bounds.document()), file)
     yield text
 
 
-def _decode(raw: bytes, file: Path, start: int = 0) -> str:
+def _all(stream: io.BufferedReader, file: Path, limit: tuple[int, str]) -> bytearray:
+    """All bytes of a stream.
+
+    Raises:
+        UserError: they are more than the limit.
+    """
+    content = bytearray()
+    too_large = file.suffix.lower() not in PACKED and file.stat().st_size > limit[0]
+    while chunk := stream.read(CHUNK):
+        content += chunk
+        if too_large or len(content) > limit[0]:
+            raise bounds.too_large(f"'{file}', one document," if _kind(file) in WHOLE else f"'{file}'", limit)
+    return content
+
+
+def _decode(raw: bytes | bytearray, file: Path, start: int = 0) -> str:
     """Decode bytes that begin at byte `start` of a file."""
     mark = len(codecs.BOM_UTF8) if start == 0 and raw.startswith(codecs.BOM_UTF8) else 0
     try:
-        return raw[mark:].decode("utf-8")
+        return str(memoryview(raw)[mark:], "utf-8")
     except UnicodeDecodeError as error:
         at = mark + error.start
         raise UserError(_not_utf8(file, start + at, raw[at])) from None
 
 
 def _jsonl(file: Path, column: str) -> Iterator[str]:
-    start = 0
+    start, limit = 0, bounds.json_text()
     with _open(file) as stream:
-        for number, raw in enumerate(io.BufferedReader(stream), start=1):  # type: ignore[type-var]
+        for number in itertools.count(1):
+            raw = stream.readline(limit[0] + 1)
+            if not raw:
+                return
+            if len(raw) > limit[0]:
+                raise bounds.too_large(f"'{file}' line {number}", limit, "shorter lines, or a document per .txt file")
             line = _decode(raw, file, start)
             start += len(raw)
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"'{file}' line {number} is not JSON: {error.msg}") from None
-            yield _cell(row, f"'{file}' line {number}", column)
+            if line.strip():
+                where = f"'{file}' line {number}"
+                yield _cell(_parsed(line, where), where, column)
 
 
 def _json(file: Path, column: str) -> Iterator[str]:
     """One object or a list of them. `datasets` would make dates of texts, and rewrite a column of two types."""
     with _open(file) as stream:
-        text = _decode(stream.read(), file)
+        text = _decode(_all(stream, file, bounds.json_text()), file)
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
@@ -332,8 +376,19 @@ def _json(file: Path, column: str) -> Iterator[str]:
             yield from _jsonl(file, column)
             return
         raise UserError(f"'{file}' is not JSON: {error.msg}, line {error.lineno}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"'{file}' cannot be read: {str(error).split(';')[0]}") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
         yield _cell(row, f"'{file}' row {number}", column)
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, lists in lists in lists
+        raise UserError(f"{where} cannot be read: {str(error).split(';')[0]}") from None
 
 
 def _cell(row: Any, where: str, column: str) -> str:
@@ -348,84 +403,129 @@ def _parquet(file: Path, column: str) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
+    unpacked, number = bounds.Unpacked(file), 0
     try:
-        table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"'{file}' is not a parquet file: {str(error).splitlines()[0]}") from None
-    if column not in table.schema_arrow.names:
-        raise UserError(missing_column(f"'{file}'", column, table.schema_arrow.names))
-    number = itertools.count(1)
-    for batch in table.iter_batches(batch_size=1024, columns=[column]):
-        for value in batch.column(0).to_pylist():
-            yield _text(value, f"'{file}' row {next(number)}", column)
+        names = pyarrow.parquet.read_schema(file).names
+        if column not in names:
+            raise UserError(missing_column(f"'{file}'", column, names))
+        # As indices of different values: what is written once can stand in millions of rows.
+        table = pyarrow.parquet.ParquetFile(file, read_dictionary=[column])
+        for batch in table.iter_batches(batch_size=1024, columns=[column]):
+            for value in batch.column(0):
+                number += 1
+                yield _text(value.as_py(), f"'{file}' row {number}", column, unpacked)
+    except (OSError, pyarrow.ArrowException) as error:
+        what = f"'{file}' after row {number} cannot be read" if number else f"'{file}' is not a parquet file"
+        raise UserError(f"{what}: {str(error).splitlines()[0]}") from None
 
 
-def _by_datasets(file: Path, column: str) -> Iterator[str]:
-    """The rows of a kind of table that `datasets` has a builder for; an `.arrow` file is one of its own."""
+_CSV_ROWS = 16  # read at a time
+
+
+def _csv(file: Path, column: str) -> Iterator[str]:
+    """The one column as it is written: 007 is no number, and NA and nothing are text."""
+    import pandas
+
+    kind, number = _kind(file), 0
+    separator = {".csv": ",", ".tsv": "\t"}[kind]
+    try:
+        with _open(file) as stream:
+            header = pandas.read_csv(_Rows(stream, file), sep=separator, nrows=0).columns
+        if column not in header:
+            raise UserError(missing_column(f"'{file}'", column, header))
+        with _open(file) as stream:
+            source = _Rows(stream, file)
+            rows = pandas.read_csv(
+                source,
+                sep=separator,
+                usecols=[column],
+                converters={column: str},
+                keep_default_na=False,
+                chunksize=_CSV_ROWS,
+            )
+            for chunk in rows:
+                source.begin()
+                for value in chunk[column]:
+                    number += 1
+                    yield _text(value, f"'{file}' row {number}", column)
+    except ValueError as error:  # pandas raises its own, which are ValueErrors
+        raise UserError(f"'{file}' cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+
+
+class _Rows(io.RawIOBase):
+    """The bytes of a table of text, checked to be UTF-8, with a bound on what one piece of rows may take.
+
+    A quotation mark that nothing closes makes one cell of all that follows.
+    """
+
+    def __init__(self, stream: io.BufferedReader, file: Path) -> None:
+        self.stream, self.file, self.limit = stream, file, bounds.document()
+        self.decoder, self.at, self.of_rows = codecs.getincrementaldecoder("utf-8")(), 0, 0
+
+    def begin(self) -> None:
+        """The rows so far are done."""
+        self.of_rows = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self.stream.read(len(buffer))
+        begun = self.at - len(self.decoder.getstate()[0])  # where a character that the last chunk cut began
+        try:
+            self.decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            raise UserError(_not_utf8(self.file, begun + error.start, error.object[error.start])) from None
+        self.at += len(chunk)
+        self.of_rows += len(chunk)
+        if self.of_rows > self.limit[0]:
+            what = f"a row of '{self.file}' (or {_CSV_ROWS} together)"
+            raise bounds.too_large(what, self.limit, "shorter rows, each quotation mark closed")
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+def _arrow(file: Path, column: str) -> Iterator[str]:
+    """The rows of a file that `datasets` wrote."""
     import datasets
     import pyarrow
 
-    def rows(**options: Any) -> Any:
-        every = {"data_files": glob.escape(str(plain)), "split": "train", "streaming": True}
-        return datasets.load_dataset({".tsv": "csv"}.get(kind, kind[1:]), **every, **separator, **options)
-
-    kind = _kind(file)
-    separator = {"sep": "\t"} if kind == ".tsv" else {}
-    # Of a CSV the one column, as it is written: 007 is no number, and NA and nothing are text.
-    own = (
-        {"usecols": [column], "converters": {column: str}, "keep_default_na": False} if kind in (".csv", ".tsv") else {}
-    )
-    with _plain(file, kind) as plain:
-        try:
-            first = next(iter(rows(**({"nrows": 1} if own else {}))), {column: ""})
-            if column not in first:
-                raise UserError(missing_column(f"'{file}'", column, first))
-            for number, row in enumerate(rows(**own).select_columns([column]), start=1):
-                yield _text(row[column], f"'{file}' row {number}", column)
-        except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as error:
-            raise UserError(f"'{file}' cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+    unpacked = bounds.Unpacked(file)
+    try:
+        every = {"data_files": glob.escape(str(file)), "split": "train", "streaming": True}
+        rows = datasets.load_dataset("arrow", **every)
+        first = next(iter(rows), {column: ""})
+        if column not in first:
+            raise UserError(missing_column(f"'{file}'", column, first))
+        for number, row in enumerate(rows.select_columns([column]), start=1):
+            yield _text(row[column], f"'{file}' row {number}", column, unpacked)
+    except (ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as error:
+        raise UserError(f"'{file}' cannot be read as .arrow: {reason(error)}") from None
 
 
-@contextlib.contextmanager
-def _plain(file: Path, kind: str) -> Iterator[Path]:
-    """The file, unpacked to a temporary one if it is packed; looked through for bytes that are not UTF-8."""
-    if kind == ".arrow":
-        yield file
-        return
-    packed = file.suffix.lower() in PACKED
-    with tempfile.NamedTemporaryFile(suffix=kind) as copy:
-        with _open(file) as stream:
-            decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
-            while True:
-                chunk = stream.read(CHUNK)
-                begun = at - len(decoder.getstate()[0])  # where a character that the last chunk cut began
-                try:
-                    decoder.decode(chunk, final=not chunk)
-                except UnicodeDecodeError as error:
-                    raise UserError(_not_utf8(file, begun + error.start, error.object[error.start])) from None
-                at += len(chunk)
-                if not chunk:
-                    break
-                if packed:
-                    copy.write(chunk)
-        copy.flush()
-        yield Path(copy.name) if packed else file
+def reason(error: BaseException) -> str:
+    """What an error came from, in one line: `datasets` wraps errors in ones that say nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 def _not_utf8(file: Path, at: int, byte: int) -> str:
     return f"'{file}' is not UTF-8 text: byte {at} is 0x{byte:02x}"
 
 
-def _text(value: Any, where: str, column: str) -> str:
-    """Check one cell; a null is a blank document."""
+def _text(value: Any, where: str, column: str, unpacked: bounds.Unpacked | None = None) -> str:
+    """Check one cell, and count its bytes; a null is a blank document."""
     if value is None:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{where}: column '{column}' holds {type(value).__name__}: expected text")
     try:
-        value.encode("utf-8")
+        size = len(value.encode("utf-8"))
     except UnicodeEncodeError:
         raise UserError(f"{where}: column '{column}' holds half of a surrogate pair, which is not text") from None
+    if unpacked:
+        unpacked.add(size)
     return value
 
 

@@ -1,0 +1,86 @@
+"""How much a file of text may turn into, so that a small one takes neither all memory nor the whole disk.
+
+| what | at most | why |
+|---|---|---|
+| a document: a file of prose, a line, a cell of a table | 1/16 of the memory | it is held whole, several times over |
+| a line of `.jsonl`, a `.json` file | 1/64 of the memory | a value of two bytes becomes an object of a hundred |
+| the text of one file | 200 times its size, or 64 MiB | prose packs to a third, logs to a hundredth |
+| the text of a split | 1/2 of what is free on the disk, or 1 GiB | it is written there while it is tokenised |
+
+The memory is what `machine.memory_limit` says, so `POSBENCH_MEMORY_GIB` raises the first two.
+"""
+
+import shutil
+from pathlib import Path
+
+from posbench import machine
+from posbench.errors import UserError
+
+DOCUMENT_SHARE, JSON_SHARE = 16, 64
+TIMES_ITS_SIZE, SMALL = 200, 64 * 2**20
+DISK_SHARE, LITTLE = 2, 2**30  # what fills a smaller disk is told by the disk
+_USUAL_MEMORY = 8 * 2**30  # where the machine does not say
+
+
+def _of_memory(share: int) -> tuple[int, str]:
+    memory, says = machine.memory_limit("cpu") or (_USUAL_MEMORY, "memory usual of a machine")
+    return memory // share, f"1/{share} of the {says}; {machine.MEMORY}=GIB sets another"
+
+
+def document() -> tuple[int, str]:
+    """Bytes of the largest document, and which limit that is."""
+    return _of_memory(DOCUMENT_SHARE)
+
+
+def json_text() -> tuple[int, str]:
+    """Bytes of the largest JSON text, and which limit that is."""
+    return _of_memory(JSON_SHARE)
+
+
+def too_large(what: str, limit: tuple[int, str], instead: str = "a document per row of a .jsonl file") -> UserError:
+    """The sentence for what is beyond a limit of memory."""
+    return UserError(f"{what} has more than {limit[0]:,} bytes ({limit[1]}): expected {instead}")
+
+
+class Unpacked:
+    """The bytes of text that have come out of one file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.most = max(SMALL, TIMES_ITS_SIZE * file.stat().st_size)
+        self.so_far = 0
+
+    def add(self, size: int) -> None:
+        """Count some more.
+
+        Raises:
+            UserError: it is too much for a file of its size.
+        """
+        self.so_far += size
+        if self.so_far > self.most:
+            raise UserError(
+                f"'{self.file}' holds more than {self.most:,} bytes of text, {TIMES_ITS_SIZE} times its size: refused, "
+                "as no text packs so well; if it is meant, unpack it and give it as .txt or .jsonl"
+            )
+
+
+class Written:
+    """The bytes of text that have been written to a folder's disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.most = max(LITTLE, shutil.disk_usage(folder).free // DISK_SHARE)
+        self.so_far = 0
+
+    def add(self, size: int) -> None:
+        """Count some more.
+
+        Raises:
+            UserError: it is more than half of what was free.
+        """
+        self.so_far += size
+        if self.so_far > self.most:
+            raise UserError(
+                f"the text has more than {self.most:,} bytes, half of what was free in {self.folder}: free some space, "
+                "choose another disk with runtime.cache=FOLDER, or read less with data.max_documents=N"
+            )
