@@ -410,6 +410,8 @@ MISTAKES = {
     "data=wikitext": "unknown data 'wikitext': did you mean 'wikitext-2'?",
     "data.source=txt": "unknown data 'txt': did you mean 'text'?",
     "data.column=body": "data.column is 'body', which the built-in corpus does not read: data=text and data=hub do",
+    "data.path=my.txt data.column=body": "data.column is 'body', which 'my.txt' does not have: files with rows do",
+    "data.path=books/*.md.gz data.column=body": "data.column is 'body', which 'books/*.md.gz' does not have",
     "data.articles=true": "data.articles is true, which the built-in corpus does not read",
     "training.tokens=${training.foo}": "training.foo",
     "hydra/launcher=slurmy": "unknown hydra/launcher 'slurmy'",
@@ -425,7 +427,7 @@ def test_a_single_run_takes_neither_launcher_nor_sweeper(override: str) -> None:
 
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_named_in_one_line(override: str) -> None:
-    assert MISTAKES[override] in refused(override)
+    assert MISTAKES[override] in refused(*override.split(" "))
 
 
 # -- one vocabulary ----------------------------------------------------------------------------------------------------

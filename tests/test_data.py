@@ -1178,6 +1178,18 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     assert {p.name: p.stat().st_mtime_ns for p in made.iterdir()} == stamps
 
 
+@pytest.mark.parametrize(("size", "is_small"), [(30_000, True), (80_000, False)])
+def test_a_very_small_text_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int, is_small: bool
+) -> None:
+    path = write(tmp_path, {"my.txt": "a few words " * (size // 12)}) / "my.txt"
+    tokens.prepare(config(path=path, tokenizer="bytes"), tmp_path / "cache")
+    told = [r.getMessage() for r in caplog.records if "is small" in r.getMessage() and r.levelname == "WARNING"]
+    assert told == is_small * [
+        "data 'text' is small, 27,001 training tokens, which a model soon knows by heart: give a megabyte or more"
+    ]
+
+
 def test_every_run_is_told_which_text_it_reads_cached_or_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     configuration = config(path=write(tmp_path / "many", numbered(30)), tokenizer="bytes")

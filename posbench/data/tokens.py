@@ -38,6 +38,7 @@ FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
 BATCH_CHARACTERS = 2**22  # encoded at a time
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
+SMALL_TEXT = 50_000  # training tokens: fewer are worth a warning
 TELL_EVERY_SECONDS = 10.0
 _LARGEST_META = 2**20  # bytes
 _LARGE_TEXT = 2**24  # bytes, from which on the time that it takes is said
@@ -99,6 +100,9 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
             with files.full_disk_as_failure(folder, source.size):
                 _write(config, source, own, folder)
             made = _open(folder, added, separator)
+    if len(made.train.ids) < SMALL_TEXT:
+        small = "data '%s' is small, %s training tokens, which a model soon knows by heart: give a megabyte or more"
+        logger.warning(small, config.name, f"{len(made.train.ids):,}")
     told = "data '%s': %s training tokens, sha256 of the text %s"
     logger.info(told, config.name, f"{len(made.train.ids):,}", made.record["sha256"][:12])
     return made
