@@ -83,6 +83,17 @@ def test_no_verdict_and_no_heading_is_cut_in_a_narrow_terminal(
 # -- plain lines of a training -----------------------------------------------------------------------------------------
 
 
+def test_the_bar_says_starting_until_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(console, "stderr", out)
+    with console.progress(total=10, start=0) as progress:
+        begun = out.file.getvalue()  # type: ignore[attr-defined]
+        progress.advance(3.0, 1000)
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "0/10 starting" in begun and "nan" not in shown and " 0 tokens/s" not in shown
+    assert "1/10 loss 3.000" in shown
+
+
 def test_plain_lines_say_how_long_training_will_take(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

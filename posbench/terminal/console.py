@@ -114,7 +114,7 @@ def progress(total: int, start: int) -> Iterator[TrainingProgress]:
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
+        TextColumn("{task.fields[said]}"),
         TimeRemainingColumn(),
         console=stderr,
         transient=True,
@@ -131,11 +131,11 @@ def progress(total: int, start: int) -> Iterator[TrainingProgress]:
 class _Bar:
     def __init__(self, bar: Progress, total: int, start: int) -> None:
         self.bar = bar
-        self.task = bar.add_task("", total=total, completed=start, loss=float("nan"), speed=0.0)
+        self.task = bar.add_task("", total=total, completed=start, said="starting")
         self.speed = _Speed()
 
     def advance(self, loss: float, tokens: int) -> None:
-        self.bar.update(self.task, advance=1, loss=loss, speed=self.speed.at(tokens))
+        self.bar.update(self.task, advance=1, said=_said(loss, self.speed.at(tokens)))
 
 
 class _Cell(_Bar):
@@ -164,13 +164,16 @@ class _Lines:
         if now < self.next_line and self.step < self.total:
             return
         self.next_line = now + LINE_EVERY_SECONDS
-        line = f"step {self.step}/{self.total}  loss {loss:.3f}"
-        if speed:  # not at the first update, since which it is counted
-            line += f"  {speed:,.0f} tokens/s"
+        line = f"step {self.step}/{self.total}  {_said(loss, speed)}"
         if self.first + 1 < self.step < self.total:
             seconds = (now - self.began) / (self.step - self.first) * (self.total - self.step)
             line += f"  {datetime.timedelta(seconds=round(seconds))} left"
         logger.info("%s", line)
+
+
+def _said(loss: float, speed: float) -> str:
+    """The loss, and the tokens per second where they are known: from the second update on."""
+    return f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
 
 
 class _Speed:
