@@ -35,7 +35,7 @@ from posbench.kernels import native
 from posbench.model import GPT, build
 from posbench.runs import tracking
 from posbench.runs.checkpoint import load_model
-from posbench.runs.folder import Run
+from posbench.runs.folder import Run, held_config
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
@@ -440,6 +440,25 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
     values = [learning_rate(step, 100, constant) for step in range(101)]
     assert set(values[4:81]) == {1.0} and values[90] == pytest.approx(0.55) and values[100] == pytest.approx(0.1)
+
+
+def test_a_warm_up_longer_than_the_training_is_cut_to_a_tenth_and_said_once(
+    config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    asked = dataclasses.replace(config.training, learning_rate=1.0, warmup_tokens=61440, tokens=20 * 128)
+    assert [learning_rate(step, asked.steps, asked) for step in range(3)] == [0.5, 1.0, 1.0]
+    whole = dataclasses.replace(asked, warmup_tokens=asked.tokens)  # was accepted before, so it keeps its numbers
+    assert learning_rate(9, 20, whole) == 0.5
+    short = dataclasses.replace(config, training=dataclasses.replace(config.training, warmup_tokens=61440))
+    for _ in range(2):
+        train(short, tmp_path / "run", [])
+    said = (
+        "training.tokens=1536 is less than training.warmup_tokens=61440: the learning rate rises over the first 1 of "
+    )
+    assert caplog.text.count(said) == 1
+    held = held_config(tmp_path / "run", short)
+    assert held and held.training.warmup_tokens == 61440  # the id is that of what was asked for
 
 
 def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) -> None:

@@ -117,7 +117,7 @@ class TrainingConfig:
     accumulation: int  # forward passes per update
     learning_rate: float  # the peak
     schedule: Literal["cosine", "constant"]  # after the warm-up
-    warmup_tokens: int  # over which the rate rises linearly
+    warmup_tokens: int  # over which the rate rises linearly; see `warmup_steps`
     decay_fraction: float  # constant: share of the updates over which the rate falls at the end, 0 to 1
     final_learning_rate: float  # the last rate, as a fraction of the peak
     betas: tuple[float, float]  # decay per update of the averages of gradients and of their squares
@@ -134,8 +134,6 @@ class TrainingConfig:
         fraction(self, "training", "decay_fraction", "final_learning_rate")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"training.betas is {list(self.betas)}: expected two numbers from 0 to below 1")
-        if self.warmup_tokens > self.tokens:
-            raise UserError(f"training.warmup_tokens is {self.warmup_tokens}: expected at most tokens, {self.tokens}")
 
     def refuse_uneven(self, processes: int) -> None:
         """Every process takes an equal share of the sequences.
@@ -160,6 +158,16 @@ class TrainingConfig:
     def steps(self) -> int:
         """Updates all in all."""
         return self.tokens // self.tokens_per_step
+
+    @property
+    def warmup_steps(self) -> int:
+        """Updates over which the learning rate rises.
+
+        A warm-up that is longer than the training is cut to a tenth of it. A short trial can then keep the default
+        warm-up, which is made for a longer training.
+        """
+        tokens = self.warmup_tokens if self.warmup_tokens <= self.tokens else self.tokens // 10
+        return tokens // self.tokens_per_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     Linear warm-up, then a cosine down to `final_learning_rate` x peak; or a constant whose last `decay_fraction`
     falls linearly to it.
     """
-    warmup = training.warmup_tokens // training.tokens_per_step
+    warmup = training.warmup_steps
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
     final = training.final_learning_rate

@@ -190,6 +190,12 @@ def _fit(
     step, spent = _resume(run, learner)
     if step:
         logger.info("continuing from step %d", step)
+    elif training.warmup_tokens > training.tokens:
+        logger.info(
+            "training.tokens=%d is less than training.warmup_tokens=%d: the learning rate rises over the first %d of "
+            "%d updates instead",
+            *(training.tokens, training.warmup_tokens, training.warmup_steps, total),
+        )
     tracker.begin()
     first = step
     speed, diverging = _Speed(step * per_step), _Diverging(total)
