@@ -75,7 +75,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
 
 def fake_session(log: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(
-        log=log, define_metric=lambda *_, **__: None, finish=lambda **_: None, resumed=False, summary={}
+        log=log, define_metric=lambda *_, **__: None, finish=lambda **_: None, resumed=False, summary={}, url="http://w"
     )
 
 
@@ -186,6 +186,21 @@ def test_a_run_begun_anew_is_another_one_there(tmp_path: Path, config: Config) -
             tracker.begin()
         ids.append(run.record["wandb"]["id"])
     assert ids == [f"test-{run.id}", f"test-{run.id}-2", f"test-{run.id}-2"]
+
+
+def test_a_run_says_in_one_line_where_wandb_has_it(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for kind in ("offline", "online"):
+        if kind == "online":
+            fake_wandb(monkeypatch, init=lambda **_: fake_session(lambda _: None))
+        with Run.open(tmp_path / kind, config, []) as run, tracking.mirror(config, run) as tracker:
+            log_everything(run, tracker)
+    offline, online = (message for message in caplog.messages if message.startswith("W&B: "))
+    assert f"an offline run is written to {tmp_path / 'offline' / 'wandb'} and nothing is sent" in offline
+    assert all(word in offline for word in ("posbench sync", "tracking.mode=online", "tracking=none"))
+    assert "this run is sent to http://w " in online and "WANDB_MODE=offline" in online and "tracking=none" in online
 
 
 def test_without_tracking_wandb_is_not_imported(

@@ -51,11 +51,15 @@ class Tracker:
         """Send what is left and how the run stands by its record, waiting a bounded time."""
 
 
+def is_mirrored(config: Config) -> bool:
+    """Whether W&B gets what a run of this configuration logs."""
+    return config.tracking.backend != "none" and os.environ.get("WANDB_MODE") != "disabled"
+
+
 @contextlib.contextmanager
 def mirror(config: Config, run: Run) -> Iterator[Tracker]:
     """The tracker that `config.tracking` asks for; at the end, whatever the end is, W&B learns how the run stands."""
-    off = config.tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled"
-    tracker = Tracker() if off else _WandbTracker(config, run)
+    tracker = _WandbTracker(config, run) if is_mirrored(config) else Tracker()
     try:
         yield tracker
     finally:
@@ -145,6 +149,7 @@ class _WandbTracker(Tracker):
         """In the background thread."""
         try:
             session = Session(self._config, target)
+            logger.info("%s", session.told)
             takes: dict[str, Callable[[Any], None]] = {
                 "metrics": session.metrics,
                 "curve": lambda item: session.curve(*item),

@@ -5,6 +5,7 @@ failed; the run folders are the only memory it needs.
 """
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.runs import jsonl
+from posbench.runs import jsonl, tracking
 from posbench.runs.redaction import redact
 from posbench.sweep import jobs, launcher, pool, rates, table, tuning
 from posbench.sweep.jobs import Job, Status
 from posbench.terminal import console
 
+logger = logging.getLogger(__name__)
 RECORD = "sweep.json"
 _TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 
@@ -49,7 +51,13 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
     command = shlex.join(["posbench", "sweep", *options, *arguments])
     if "rates" in own:
         todo = rates.reused(todo, own["rates"], config_dir)
-    prepare_all(job.config for job in todo if not jobs.is_finished(job))
+    left = [job.config for job in todo if not jobs.is_finished(job)]
+    prepare_all(left)
+    if any(map(tracking.is_mirrored, left)):
+        logger.info(
+            "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set up "
+            "('posbench doctor' says which; tracking=none turns W&B off)"
+        )
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra), command)
     status = _run(todo, n_jobs, hydra, command)
