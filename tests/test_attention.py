@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import posbench
 from posbench import machine
 from posbench.attention import dispatch
 from posbench.attention.dispatch import attention
 from posbench.attention.reference import attention_output
 from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
+from posbench.errors import UserError
 from posbench.kernels import tiled, tiles, toeplitz
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
@@ -623,3 +625,67 @@ def test_a_window_with_sinks_costs_what_it_sees_and_not_the_whole_text(
     assert error(out, expected) < 1e-5
     all_of_it = sinks and name in ("cope", "shaw")  # whose hooks may sum over keys, hidden ones too
     assert max(widths) == (length if all_of_it else dispatch.MIN_ROWS + window - 1 + sinks)
+
+
+# -- the reference, as it is offered to others -------------------------------------------------------------------------
+
+EQUAL_TO_NONE = {"none", "drope", "cope"}  # docs/python.md says so: cope's table begins at zero
+EQUAL_AT_LAYER_3 = EQUAL_TO_NONE | {"layered"}  # whose fourth layer has no encoding
+AT_THE_INPUT = {"abacus", "binary", "cape", "index", "learned", "minmax", "shape", "sine", "sinusoidal"}  # and no more
+CHOOSE_POSITIONS = {"bipe", "cape", "randomized", "shape"}
+
+
+def offered(name: str) -> Encoding:
+    vocabulary = tuple("0123456789abcdef .\n")
+    return posbench.build_encoding(
+        name, d_model=64, n_heads=4, n_layers=4, train_length=16, vocabulary=vocabulary
+    ).requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", posbench.encodings())
+def test_an_encoding_by_itself_changes_the_output_or_is_refused_or_known_to_be_none(name: str) -> None:
+    torch.manual_seed(0)
+    encoding, ids = offered(name), torch.arange(24).view(2, 12) % 19
+    (q, k, v), layer_input = torch.randn(3, 2, 4, 12, 16), torch.randn(2, 12, 64)
+    try:
+        output = posbench.attention_output(encoding, q, k, v)
+    except UserError as error:
+        assert str(error).startswith(f"'{name}' ") and "pass " in str(error) and "\n" not in str(error)
+    else:
+        assert not encoding.hooks & {"embed", "positions"}
+        changed = not torch.equal(output, posbench.attention_output(offered("none"), q, k, v))
+        assert changed == (name not in EQUAL_TO_NONE)
+    # What docs/python.md calls right for every encoding:
+    positions = encoding.positions(ids, None)
+    embeddings = torch.randn(2, 12, encoding.token_dim())
+    x = encoding.embed(embeddings, positions, ids)
+    assert x.shape == (2, 12, 64) and (name not in AT_THE_INPUT or not torch.equal(x, embeddings))
+    for layer, equal in ((0, EQUAL_TO_NONE | AT_THE_INPUT), (3, EQUAL_AT_LAYER_3 | AT_THE_INPUT)):
+        output = posbench.attention_output(encoding, q, k, v, x=layer_input, layer=layer, positions=positions)
+        none = posbench.attention_output(offered("none"), q, k, v)
+        assert output.shape == q.shape and torch.equal(output, none) == (name in equal)
+    assert ("positions" in encoding.hooks) == (name in CHOOSE_POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"q": (2, 12, 4, 16)},
+            "q is (2, 12, 4, 16): expected (B, H, T, Dh), here (B, 4, T, 16), so q.transpose(1, 2)",
+        ),
+        ({"q": (2, 12, 64)}, "q is (2, 12, 64): expected (B, H, T, Dh), here (B, 4, T, 16)"),
+        ({"k": (2, 12, 4, 16)}, "k is (2, 12, 4, 16): expected that of q, (2, 4, 12, 16), or with fewer heads"),
+        ({"v": (2, 3, 12, 16)}, "v is (2, 3, 12, 16): expected that of q, (2, 4, 12, 16), or with fewer heads"),
+        ({"x": (2, 12, 32)}, "x is (2, 12, 32): expected (B, T, D), here (2, 12, 64)"),
+        ({"positions": (3,)}, "positions is (3,): expected (12,) or (2, 12)"),
+        ({"layer": 4}, "layer is 4: expected 0 to 3 for this 'rope'"),
+    ],
+)
+def test_shapes_that_do_not_fit_an_encoding_are_one_sentence(changed: dict[str, Any], message: str) -> None:
+    shapes = {name: changed.get(name, (2, 4, 12, 16)) for name in "qkv"}
+    shapes |= {name: shape for name, shape in changed.items() if name != "layer"}
+    given = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"layer": changed.get("layer", 0)}
+    with pytest.raises(UserError) as error:
+        posbench.attention_output(offered("rope"), **given)
+    assert str(error.value) == message

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, check_length, part_of
+from posbench.errors import UserError
 
 
 def attention_logits(
@@ -26,10 +27,11 @@ def attention_logits(
     Args:
         encoding: of the whole model; `layer` says where in it.
         q: raw (un-rotated) queries (B, H, T, Dh).
-        k: raw keys, as many.
-        x: the layer's normalised input (B, T, D), for encodings that look at it.
-        layer: which layer's parameters to use.
-        positions: (T,), (1, T) or (B, T); default 0 .. T-1.
+        k: raw keys (B, Hkv, T, Dh); each of their heads serves a group of queries' heads.
+        x: the layer's normalised input (B, T, D), for encodings that look at it. An encoding with `embed` needs it,
+            too: q, k and v carry what `embed` added only if they were computed from such an x.
+        layer: which layer's parameters to use, from 0.
+        positions: (T,), (1, T) or (B, T); default 0 .. T-1, if the encoding does not choose positions by itself.
         causal: hide keys after the query.
         last: only the last so many query rows; None = all T.
 
@@ -37,8 +39,10 @@ def attention_logits(
         (B, H, last or T, T) fp32: scaled, biased, -inf where masked.
 
     Raises:
-        UserError: the encoding needs `x` and it is None, or the input is longer than the encoding is defined for.
+        UserError: a shape or the layer does not fit the encoding, the encoding needs `x` or `positions` and they are
+            None, or the input is longer than the encoding is defined for.
     """
+    _check(encoding, q, k, k, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()
         blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal, last=last)
@@ -56,13 +60,50 @@ def attention_output(
     causal: bool = True,
     last: int | None = None,
 ) -> Tensor:
-    """Output of one attention layer: (B, H, last or T, Dh) fp32. Arguments and errors as in `attention_logits`."""
+    """Output of one attention layer: (B, H, last or T, Dh) fp32.
+
+    Arguments and errors are those of `attention_logits`; `v` are raw values, of the shape of `k`.
+    """
+    _check(encoding, q, k, v, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, x, positions = q.float(), k.float(), v.float(), _float(x), _positions(q, positions)
         rows = next(iter(rows_of(encoding, q, k, v, x, positions, layer, causal=causal, last=last)))
         encoding, layer = encoding.at(layer)
         out = encoding.attend(logits_of(encoding, rows), rows)
         return encoding.map_outputs(out, None if x is None else x[:, rows.queries], rows.positions, layer)
+
+
+def _check(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None
+) -> None:
+    """Refuse in one sentence what would end in a raw error, or in attention without the encoding."""
+    shape, name = encoding.shape, encoding.name
+    if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
+        hint = ", so q.transpose(1, 2)" if q.dim() == 4 and q.shape[2:] == (shape.n_heads, shape.head_dim) else ""
+        raise UserError(
+            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads}, T, {shape.head_dim}){hint}"
+        )
+    batch, heads, length, _ = q.shape
+    for what, given in (("k", k), ("v", v)):
+        fits = given.dim() == 4 and (given.shape[0], given.shape[2]) == (batch, length) and given.shape[1] > 0
+        if not fits or given.shape[3] != q.shape[3] or heads % given.shape[1]:
+            raise UserError(
+                f"{what} is {tuple(given.shape)}: expected that of q, {tuple(q.shape)}, or with fewer heads"
+            )
+    if not 0 <= layer < shape.n_layers:
+        raise UserError(f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'")
+    if x is not None and x.shape != (batch, length, shape.d_model):
+        raise UserError(f"x is {tuple(x.shape)}: expected (B, T, D), here {(batch, length, shape.d_model)}")
+    if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
+        raise UserError(f"positions is {tuple(positions.shape)}: expected {(length,)} or {(batch, length)}")
+    check_length(encoding, length)  # more to the point than what is still missing
+    if x is None and "embed" in encoding.hooks:
+        raise UserError(
+            f"'{name}' acts on the model's input: compute q, k, v from encoding.embed(embeddings, positions, ids) and "
+            "pass the layer's input as x"
+        )
+    if positions is None and "positions" in encoding.hooks:
+        raise UserError(f"'{name}' chooses positions by itself: pass positions=encoding.positions(ids, None)")
 
 
 def rows_of(
