@@ -597,7 +597,7 @@ def test_heads_may_be_wider_than_their_share_of_the_model(name: str) -> None:
     q, k, v, _ = inputs(12)
     x = schemes.random(2, 12, 24, seed=3)
     out = attention(encoding, q, k, v, x, counting(12), 1, consecutive="positions" not in encoding.hooks)
-    torch.testing.assert_close(out, attention_output(encoding, q, k, v, x, 1), **CLOSE)
+    torch.testing.assert_close(out, attention_output(encoding, q, k, v, x, 1, counting(12)), **CLOSE)
 
 
 def test_a_shape_says_what_does_not_divide() -> None:
