@@ -161,6 +161,23 @@ def test_fp16_trains_almost_as_fp32_does(tiny_config: Config) -> None:
     assert (ends - end).norm() < 0.05 * (end - weights(learner(tiny_config))).norm()
 
 
+@pytest.mark.parametrize("value", [2.0**16, 2.0**127])  # twice the second is not finite
+def test_the_scale_of_losses_is_that_of_torchs_own_scaler(value: float) -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    scaler, scale = torch.amp.GradScaler("cpu"), LossScale(CPU, value, since=1997)
+    factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": LossScale.DOUBLED_AFTER}
+    scaler.load_state_dict({"scale": value, "_growth_tracker": 1997, **factors})
+    scaler.scale(torch.zeros(()))  # makes its tensors
+    for overflowed in (0, 0, 0, 0, 1, 1, 0):
+        weight.grad = torch.tensor([torch.inf if overflowed else 0.0])
+        scaler.unscale_(optimizer)
+        scaler.update()
+        scale.adapt(torch.tensor(float(overflowed)))
+        theirs = scaler.state_dict()
+        assert scale.so_far() == {"loss_scale": theirs["scale"], "loss_scale_since": theirs["_growth_tracker"]}
+
+
 def test_a_gradient_that_overflows_fp16_halves_the_scale_and_leaves_the_update_out(tiny_config: Config) -> None:
     one = half(tiny_config)
     assert one.scale is not None

@@ -86,11 +86,15 @@ class Learner:
 class LossScale:
     """What losses are multiplied by so that their gradients in fp16 neither vanish nor overflow.
 
-    It is halved where one overflowed, and that update is left out; it is doubled after 2,000 that did not. Source:
-    Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740, section 3.2.
+    It is halved where one overflowed, and that update is left out; it is doubled after 2,000 that did not, unless it
+    would be infinite. Source: Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740, section 3.2.
+
+    `torch.amp.GradScaler` has the same rule. It also decides by itself which updates are left out, and cannot be told
+    of those after a failed one (`Learner.failed`).
     """
 
     NAMES = ("loss_scale", "loss_scale_since")  # in a checkpoint
+    DOUBLED_AFTER = 2000  # updates
 
     def __init__(self, device: torch.device, value: float = 2.0**16, since: int = 0) -> None:
         self.value = torch.full((), value, device=device)
@@ -98,7 +102,11 @@ class LossScale:
 
     def adapt(self, overflowed: Tensor) -> None:
         """After an update: whether a gradient was not finite, 0 or 1."""
-        torch._amp_update_scale_(self.value, self.since, overflowed, 2.0, 0.5, 2000)
+        since, doubled = self.since + 1, self.value * 2
+        rested = since >= self.DOUBLED_AFTER
+        higher = torch.where(rested & doubled.isfinite(), doubled, self.value)
+        self.value.copy_(torch.where(overflowed > 0, self.value / 2, higher))
+        self.since.copy_(torch.where((overflowed > 0) | rested, 0, since))
 
     def resume(self, state: Mapping[str, float]) -> None:
         """From what `so_far` returned, among other numbers; what is not there is as at the beginning."""
