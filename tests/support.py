@@ -3,13 +3,14 @@
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posbench.cli.app import main
+from posbench.config.overrides import full_key
 
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
@@ -51,9 +52,18 @@ def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any])
     return combinations
 
 
+def each_once(words: Iterable[str]) -> list[str]:
+    """Of each key the last word: posbench takes a key once, and tests give words of their own after those of TINY."""
+    by_key = {
+        full_key(word.partition("=")[0]) if "=" in word else (place, word): word for place, word in enumerate(words)
+    }
+    return list(by_key.values())
+
+
 def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
-    before, sys.argv = sys.argv, ["posbench", *arguments]
+    given = each_once(arguments) if arguments[0] in ("train", "sweep", "evaluate") else arguments
+    before, sys.argv = sys.argv, ["posbench", *given]
     try:
         return main()
     finally:

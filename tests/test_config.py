@@ -430,6 +430,114 @@ def test_a_mistake_is_named_in_one_line(override: str) -> None:
     assert MISTAKES[override] in refused(*override.split(" "))
 
 
+NUMBERS = {
+    f"{field.name}.{own.name}": own.type
+    for field in dataclasses.fields(Config)
+    if dataclasses.is_dataclass(field.type)
+    for own in dataclasses.fields(field.type)
+    if any(kind in str(own.type) for kind in ("int", "float")) and "dict" not in str(own.type)
+} | {"seed": int, "model.attention.window": int, "model.attention.sinks": int}
+
+
+def test_the_table_of_numbers_is_whole() -> None:
+    assert len(NUMBERS) == 34 and {"data.offset", "evaluation.ratios", "training.betas"} <= NUMBERS.keys()
+
+
+@pytest.mark.parametrize("value", [-1, 3 * 10**39, 1e300, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_every_number_has_bounds_that_its_message_names(tiny_config: Config, key: str, value: float) -> None:
+    plain: Any = to_container(tiny_config)
+    *sections, name = key.split(".")
+    section = plain
+    for one in sections:
+        section = section[one]
+    section[name] = [value] if isinstance(section[name], list) else value
+    if key == "training.betas":
+        section[name] = [value, 0.9]
+    value = value if key != "seed" or value < 0 else 10 * value  # seeds have 63 bits
+    plain["seed"] = value if key == "seed" else 0
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        from_container(plain)
+    assert time.monotonic() - began < 1
+    said = str(caught.value)
+    assert "\n" not in said and ("expected a whole number" in said or re.search(r"expected .*\d", said)), said
+    assert name in said or "evaluation reaches" in said
+
+
+def test_an_uneven_batch_is_refused_at_once(tiny_config: Config) -> None:
+    training = dataclasses.replace(tiny_config.training, batch_size=10**12 - 1, tokens=10**15)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="does not divide among 2 processes, nearest: 1 or 3"):
+        training.refuse_uneven(2)
+    assert time.monotonic() - began < 2
+
+
+LONG_NUMBERS = [
+    "9" * 5000,
+    "-" + "9" * 41,
+    "0x" + "f" * 5000,
+    "1" + ":0" * 300,
+    "1" + ":0" * 300 + ".0",
+    "0b" + "1" * 60,
+]
+
+
+@pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
+def test_a_number_of_thousands_of_digits_is_refused_in_every_file(number: str, tmp_path: Path) -> None:
+    told = "a number of .* characters: expected at most 40"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/big.yaml").write_text(f"# @package _global_\nseed: {number}\n")
+    assert re.search(told, refused("experiment=big", config_dir=tmp_path))
+    saved = tmp_path / "config.yaml"
+    saved.write_text(f"seed: {number}\n")
+    with pytest.raises(UserError, match=f"line 1: {told}"):
+        load_saved(saved)
+
+
+def test_a_number_in_base_60_is_held_to_the_bound_of_its_key(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/big.yaml").write_text("# @package _global_\ntraining:\n  tokens: 1:0:0:0:0:0:0:0:0:0\n")
+    expected = "training.tokens is 10077696000000000: expected at most 1,000,000,000,000,000"
+    assert refused("experiment=big", config_dir=tmp_path) == expected
+
+
+def test_a_number_of_thousands_of_digits_is_refused_where_it_is_typed(plain: Config) -> None:
+    typed = "9" * 5000
+    for override in (f"seed={typed}", f"training.betas=[0.9,{typed}]", f"targets={typed}", f"seed=1,{typed}"):
+        assert "has a number of 5,000 digits: expected at most 40" in refused(override)
+    with pytest.raises(UserError, match="targets has a number of 5,000 digits"):
+        overrides.apply(plain, [f"targets={typed}"])
+    assert composed(f"data.path={'1' * 60}.txt").data.path == f"{'1' * 60}.txt"
+
+
+# -- each key once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [["seed=1", "seed=2"], ["device=cpu", "runtime.device=cpu"], ["encoding=rope", "encoding=alibi"],
+     ["targets=16", "evaluation.targets=8"], ["encoding=rope", "+encoding.base=5", "encoding.base=6"]],
+)  # fmt: skip
+def test_a_key_that_is_typed_twice_is_refused(twice: list[str]) -> None:
+    key = overrides.full_key(twice[-1].partition("=")[0])
+    assert refused(*twice) == refused(*twice, multirun=True) == f"{key} is given twice: give it once"
+    for command in (compose.single, lambda given: compose.combinations([given])):
+        with pytest.raises(UserError, match="is given twice: give it once"):
+            command(twice)
+
+
+def test_a_key_that_a_finished_run_is_given_twice_is_refused(plain: Config) -> None:
+    with pytest.raises(UserError, match="evaluation.targets is given twice"):
+        overrides.apply(plain, ["targets=16", "evaluation.targets=8"])
+
+
+def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/own.yaml").write_text("# @package _global_\nseed: 1\nseed: 2\n")
+    assert "line 3" in refused("experiment=own", config_dir=tmp_path)
+
+
 # -- one vocabulary ----------------------------------------------------------------------------------------------------
 
 SETTINGS = {

@@ -159,12 +159,18 @@ def test_a_limit_of_the_process_counts(tiny_config: Config) -> None:
     [
         ("model.n_layers=1000000", "needs at least"),
         ("model.d_model=1000000000", "needs at least"),
-        ("runtime.threads=1000000000", "runtime.threads is 1000000000: expected at most 1024"),
+        ("runtime.threads=1000000000", "runtime.threads is 1000000000: expected at most 1,024"),
     ],
 )
 def test_train_answers_at_once(override: str, told: str, tmp_path: pathlib.Path) -> None:
     support.write_text(tmp_path)
-    command = [sys.executable, "-m", "posbench", "train", *support.TINY, "data.path=text.txt", override]
+    command = [
+        sys.executable,
+        "-m",
+        "posbench",
+        "train",
+        *support.each_once([*support.TINY, "data.path=text.txt", override]),
+    ]
     usage = [*command, "training.tokens=128", "runtime.cache=cache"]
     done = subprocess.run(
         usage, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,10 +1,12 @@
 """The value checks that the sections of a configuration share; each refuses in one line."""
 
-import math
 import re
 
 from posbench.errors import UserError
 
+MOST = 10**12  # of anything that is counted, such as channels or sequences of a batch: no machine holds as many
+MOST_TOKENS = 10**15  # to be trained on; the largest trainings that are known saw some 10^13
+LARGEST = 1e38  # of a number that is multiplied with weights or gradients: fp32 ends above it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also the name of a folder
 
 
@@ -15,11 +17,13 @@ def plain_name(key: str, name: str) -> None:
         )
 
 
-def at_least(least: int, section: object, prefix: str, *names: str) -> None:
+def within(least: float, most: float, section: object, prefix: str, *names: str) -> None:
     for name in names:
         value = getattr(section, name)
-        if value is not None and not least <= value < math.inf:
+        if value is not None and not value >= least:  # or NaN
             raise UserError(f"{prefix}.{name} is {value}: expected at least {least}")
+        if value is not None and value > most:
+            raise UserError(f"{prefix}.{name} is {value}: expected at most {most:,}")
 
 
 def at_most_entries(most: int, section: object, prefix: str, *names: str) -> None:
@@ -30,8 +34,10 @@ def at_most_entries(most: int, section: object, prefix: str, *names: str) -> Non
 
 def above_zero(section: object, prefix: str, *names: str) -> None:
     for name in names:
-        if not 0 < getattr(section, name) < math.inf:
-            raise UserError(f"{prefix}.{name} is {getattr(section, name)}: expected a number above 0")
+        if not 0 < getattr(section, name) <= LARGEST:
+            raise UserError(
+                f"{prefix}.{name} is {getattr(section, name)}: expected a number above 0, and at most {LARGEST:g}"
+            )
 
 
 def fraction(section: object, prefix: str, *names: str) -> None:

@@ -33,7 +33,17 @@ from posbench import encodings
 from posbench.config import keys, problems, size
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
-from posbench.config.overrides import FILES, LENGTH, WORDS, ratios, refuse_both, refuse_lengths_of_problems, translated
+from posbench.config.overrides import (
+    FILES,
+    LENGTH,
+    WORDS,
+    ratios,
+    refuse_both,
+    refuse_lengths_of_problems,
+    refuse_long_numbers,
+    refuse_twice,
+    translated,
+)
 from posbench.config.schema import Config, from_container
 from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
@@ -64,7 +74,7 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
     refuse_code(overrides)
     _refuse_of_a_multirun(overrides)
     with _hydra() as loader:
-        search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        search, own = _parted(_parse_all(overrides, loader), config_dir)
         composed = _composer(search)
         (combination,) = _combinations([*own, *_source(own, composed, search, loader)], multirun=False)
         cfg, lengths = _assigned(combination, composed, search, loader)
@@ -87,7 +97,7 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
     """
     refuse_code(overrides)
     with _hydra() as loader:
-        search, own = _parted([_parse(text, loader) for text in overrides], config_dir)
+        search, own = _parted(_parse_all(overrides, loader), config_dir)
         composed = _composer(search)
         own += _source(own, composed, search, loader)
         return [_checked(*_assigned(each, composed, search, loader)) for each in _combinations(own, multirun)]
@@ -105,7 +115,7 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
         composed = _composer(search)
         for overrides in sets:
             refuse_code(overrides)
-            own = [_parse(text, loader) for text in overrides]
+            own = _parse_all(overrides, loader)
             own += _source(own, composed, search, loader)
             choices = [_values(override, multirun=True, countable=True) for override in own]
             for combination in map(list, itertools.product(*choices)):
@@ -148,7 +158,7 @@ def launcher_config(overrides: list[str]) -> DictConfig:
     """
     refuse_code(overrides)
     with _hydra() as loader:
-        parsed = [_parse(text, loader) for text in overrides]
+        parsed = _parse_all(overrides, loader)
         chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
         for override in chosen:
             _check_group(override, _options("hydra/launcher", [], loader))
@@ -223,7 +233,14 @@ def _hydra() -> Iterator[ConfigLoader]:
         GlobalHydra.instance().hydra = theirs
 
 
+def _parse_all(overrides: list[str], loader: ConfigLoader) -> list[Override]:
+    parsed = [_parse(text, loader) for text in overrides]
+    refuse_twice(override.get_key_element().lstrip("+~") for override in parsed)
+    return parsed
+
+
 def _parse(text: str, loader: ConfigLoader) -> Override:
+    refuse_long_numbers(text)
     key, _, typed = text.partition("=")
     keys.refuse_range(key, typed)
     try:

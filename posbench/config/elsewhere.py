@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench.config.checks import at_least, plain_name
+from posbench.config.checks import MOST, plain_name, within
 from posbench.config.schema import (
     Config,
     DataConfig,
@@ -39,7 +39,7 @@ class ModelElsewhere:
 
     def __post_init__(self) -> None:
         plain_name("model.name", self.name)
-        at_least(1, self, "model", "n_layers", "n_heads", "d_model")
+        within(1, MOST, self, "model", "n_layers", "n_heads", "d_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrainingElsewhere:
     train_length: int  # tokens per sequence
 
     def __post_init__(self) -> None:
-        at_least(2, self, "training", "train_length")
+        within(2, MOST, self, "training", "train_length")
 
     @property
     def tokens(self) -> None:
@@ -66,6 +66,9 @@ class ReadingConfig:
 
     separator: int  # id of the token before each document
     first: bool  # whether that token also stands first in every window, in the place of what the text has there
+
+    def __post_init__(self) -> None:
+        within(0, MOST, self, "reading", "separator")
 
 
 @dataclasses.dataclass(frozen=True)

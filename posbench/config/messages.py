@@ -48,6 +48,7 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 _EXPECTED = {
     "int": "expected a whole number",
+    "finite_number": "expected a whole number",  # not infinity, not NaN
     "float": "expected a number",
     "bool": "expected true or false",
     "string": "expected text",

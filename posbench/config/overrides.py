@@ -34,6 +34,8 @@ OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evalua
 FILES = ("data.path", "data.dataset", "data.tokenizer")  # keys whose values may be files, of whatever name
 _PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks
 
+_MOST_DIGITS = 40
+_LONG_NUMBER = re.compile(rf"(?<![\w./-])[\d_]{{{_MOST_DIGITS + 1},}}(?![\w./-])")
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?\d)*)")
 _DIGITS = r"\d(?:_?\d)*"
 _FLOAT = re.compile(rf"[+-]?(?!\d+\Z)(({_DIGITS}\.?({_DIGITS})?|\.{_DIGITS})(e[+-]?\d+)?|inf|nan)", re.IGNORECASE)
@@ -51,7 +53,35 @@ def parted(text: str, example: str = "") -> tuple[str, str]:
     if not key or not equals:
         expected = f": expected key=value, such as {example}" if example else keys.word(text)
         raise UserError(f"cannot read '{text}'{expected}")
+    refuse_long_numbers(text)
     return full_key(key), typed
+
+
+def refuse_twice(keys: Iterable[str], where: str = "") -> None:
+    """Of two values of one key one would be dropped.
+
+    Args:
+        where: the file that the keys stand in, as the message begins with it.
+
+    Raises:
+        UserError: a key is there more than once.
+    """
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise UserError(f"{where}{key} is given twice: give it once")
+        seen.add(key)
+
+
+def refuse_long_numbers(text: str) -> None:
+    """Python neither reads nor prints whole numbers of thousands of digits.
+
+    Raises:
+        UserError: an override holds one.
+    """
+    key, _, typed = text.partition("=")
+    if found := _LONG_NUMBER.search(typed):
+        raise UserError(f"{key} has a number of {len(found[0]):,} digits: expected at most {_MOST_DIGITS}")
 
 
 def full_key(key: str) -> str:
@@ -151,7 +181,7 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
     """
     evaluation: dict[str, Any] = dataclasses.asdict(config.evaluation)
     runtime: dict[str, Any] = dataclasses.asdict(config.runtime)
-    given = set()
+    given: list[str] = []
     for text in overrides:
         key, typed = parted(text, "length=128,256")
         section, _, field = key.partition(".")
@@ -167,7 +197,8 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
             evaluation[field] = _setting(key, typed)
         else:
             runtime[field] = value(typed)
-        given.add(key)
+        given.append(key)
+    refuse_twice(given)
     refuse_both(given)
     if evaluation["longest"] is None:
         evaluation["longest"] = config.evaluation.ratios[-1]

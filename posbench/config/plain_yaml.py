@@ -3,6 +3,7 @@
 A saved run may come from a stranger. Nothing here builds objects, follows aliases or knows Hydra and OmegaConf.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from posbench.errors import UserError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
+MAX_DIGITS = 40
 # Keys by which Hydra would call a function named in the file.
 CALLS = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+# YAML 1.1: whole numbers in base 2, 8, 10 and 16, and numbers in base 60 such as 1:30 and 1:30.5.
+_WHOLE_NUMBER = re.compile(r"[+-]?(0b[01_]+|0x[\da-fA-F_]+|\d[\d_]*(:[0-5]?\d)*|\d[\d_]*(:[0-5]?\d)+\.[\d_]*)")
 
 
 def load(path: Path) -> Any:
@@ -56,7 +60,8 @@ def events(path: Path, text: str) -> Iterator[yaml.Event]:
     """What the parser sees, without building anything.
 
     Raises:
-        UserError: not YAML, or nested too deep.
+        UserError: not YAML, nested too deep, or with a number of so many digits that Python refuses to read or to
+            print it.
     """
     depth = 0
     try:
@@ -64,6 +69,16 @@ def events(path: Path, text: str) -> Iterator[yaml.Event]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise UserError(f"{path} is nested deeper than {MAX_DEPTH} levels")
+            if (
+                isinstance(event, yaml.ScalarEvent)
+                and event.implicit[0]
+                and len(event.value) > MAX_DIGITS
+                and _WHOLE_NUMBER.fullmatch(event.value)
+            ):
+                raise UserError(
+                    f"{path}, line {event.start_mark.line + 1}: a number of {len(event.value):,} characters: "
+                    f"expected at most {MAX_DIGITS}"
+                )
             yield event
     except yaml.YAMLError as error:
         raise UserError(_where(path, error)) from None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from posbench.config.checks import above_zero, at_least, at_most_entries, fraction, plain_name
+from posbench.config.checks import LARGEST, MOST, MOST_TOKENS, above_zero, at_most_entries, fraction, plain_name, within
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
@@ -43,8 +43,8 @@ class AttentionConfig:
     sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     def __post_init__(self) -> None:
-        at_least(1, self, "model.attention", "window")
-        at_least(0, self, "model.attention", "sinks")
+        within(1, MOST, self, "model.attention", "window")
+        within(0, MOST, self, "model.attention", "sinks")
         if self.sinks and self.window is None:
             raise UserError(f"model.attention.sinks is {self.sinks}: expected 0, or a model.attention.window beside it")
 
@@ -69,7 +69,7 @@ class ModelConfig:
         return {"fan_in": 0.05, "gpt2": 0.02}[self.init]
 
     def __post_init__(self) -> None:
-        at_least(1, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
+        within(1, MOST, self, "model", "n_layers", "n_heads", "d_model", "d_ff")
         if self.d_model % self.n_heads:
             below = self.d_model - self.d_model % self.n_heads
             near = " or ".join(str(width) for width in (below, below + self.n_heads) if width)
@@ -99,8 +99,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)
-        at_least(1, self, "data", "max_documents", "vocab_size")
-        at_least(0, self, "data", "offset")
+        within(1, MOST, self, "data", "max_documents", "vocab_size")
+        within(0, LONGEST, self, "data", "offset")
         if (self.source == "task") != (self.task is not None):
             raise UserError(f"data.source is {self.source}, data.task {self.task}: a task is chosen by data=task/NAME")
         if self.task is not None and not isinstance(self.task.get("name"), str):
@@ -126,10 +126,11 @@ class TrainingConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"]  # of matrix products
 
     def __post_init__(self) -> None:
-        at_least(2, self, "training", "train_length")
-        at_least(1, self, "training", "batch_size", "accumulation")
-        at_least(self.tokens_per_step, self, "training", "tokens")  # train_length x batch_size x accumulation
-        at_least(0, self, "training", "warmup_tokens", "weight_decay")
+        within(2, MOST, self, "training", "train_length")
+        within(1, MOST, self, "training", "batch_size", "accumulation")
+        within(self.tokens_per_step, MOST_TOKENS, self, "training", "tokens")
+        within(0, MOST_TOKENS, self, "training", "warmup_tokens")
+        within(0, LARGEST, self, "training", "weight_decay")
         above_zero(self, "training", "learning_rate", "clip")
         fraction(self, "training", "decay_fraction", "final_learning_rate")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -142,7 +143,8 @@ class TrainingConfig:
             UserError: they do not divide.
         """
         if self.batch_size % processes:
-            near = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            small = [n for n in range(1, math.isqrt(self.batch_size) + 1) if self.batch_size % n == 0]
+            near = sorted({*small, *(self.batch_size // n for n in small)})
             near = sorted(sorted(near, key=lambda n: abs(n - processes))[:2])
             raise UserError(
                 f"training.batch_size is {self.batch_size}: it does not divide among {processes} processes, "
@@ -192,8 +194,9 @@ class EvaluationConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of matrix products; auto = the training's
 
     def __post_init__(self) -> None:
-        at_least(1, self, "evaluation", "targets", "blocks", "batch_tokens", "longest", "stride")
-        at_least(0, self, "evaluation", "sinks")
+        within(1, MOST, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
+        within(1, math.inf, self, "evaluation", "longest")  # its bound stands below
+        within(0, MOST, self, "evaluation", "sinks")
         at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets")
         at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
@@ -245,9 +248,9 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")
-        at_least(1, self, "runtime", "threads", "processes", *every)
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise UserError(f"runtime.threads is {self.threads}: expected at most {MOST_THREADS}")
+        within(1, MOST_THREADS, self, "runtime", "threads")
+        within(1, MOST, self, "runtime", "processes")
+        within(1, MOST_TOKENS, self, "runtime", *every)
 
 
 @dataclasses.dataclass(frozen=True)

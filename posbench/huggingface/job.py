@@ -18,7 +18,7 @@ import torch
 
 from posbench import machine
 from posbench.config.elsewhere import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
-from posbench.config.overrides import apply, full_key, parted, value
+from posbench.config.overrides import apply, full_key, parted, refuse_twice, value
 from posbench.config.schema import Config, EncodingConfig, EvaluationConfig
 from posbench.data import hub
 from posbench.data import tokens as data
@@ -183,6 +183,7 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
 
     own: dict[str, Any] = {}
     text, rest = ["tracking=none"], []
+    refuse_twice(parted(override)[0] for override in overrides)
     for override in overrides:
         key, typed = parted(override, "length=4096,8192")
         if key in OWN:

@@ -18,7 +18,7 @@ from torch import nn
 
 from posbench import encodings, machine
 from posbench.config import compose
-from posbench.config.overrides import LENGTH, names_and_overrides, parted
+from posbench.config.overrides import LENGTH, names_and_overrides, parted, refuse_twice
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
@@ -120,6 +120,7 @@ def main(
     console.log_to_terminal()
     names, overrides = names_and_overrides(words)
     keys = [parted(override)[0] for override in overrides]
+    refuse_twice(keys)
     if LENGTH in keys:
         raise UserError("bench scores 1, 4 and 16 training lengths: --length sets the training length")
     if "evaluation.precision" in keys:
@@ -246,7 +247,8 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
         "runtime.threads": threads or "null",
         "runtime.compile": "false",  # unless it is asked for: by so many tokens it would pay
     }
-    return compose.check([*(f"{key}={value}" for key, value in given.items()), *overrides])[0]
+    typed = {parted(override)[0] for override in overrides}
+    return compose.check([*(f"{key}={value}" for key, value in given.items() if key not in typed), *overrides])[0]
 
 
 def setup(config: Config) -> tuple[torch.device, torch.dtype]:

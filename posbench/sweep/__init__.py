@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files, machine
-from posbench.config.overrides import OF_A_SWEEP, parted, value
+from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.runs import jsonl, tracking
@@ -73,6 +73,7 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
     """Arguments of the sweep itself by name, those for Hydra's launcher, and overrides of the runs."""
     own: dict[str, str] = {}
     hydra, overrides = [], []
+    refuse_twice(parted(text)[0] for text in arguments)
     for text in arguments:
         key, typed = parted(text)
         if key in OF_A_SWEEP:

@@ -13,7 +13,7 @@ from posbench import files
 from posbench.config import compose, plain_yaml
 from posbench.config.data_only import refuse_elsewhere_typed
 from posbench.config.identity import run_folder
-from posbench.config.overrides import full_key
+from posbench.config.overrides import full_key, refuse_twice
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import chosen
 from posbench.config.users_files import refuse_all_but_settings
@@ -119,6 +119,8 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
         refuse_all_but_settings(config_dir)
     path = chosen("sweep", name, config_dir)
     sets, shared = _parts(path)
+    for one in sets:
+        refuse_twice((_key(override) for override in [*shared, *one]), f"{path}: ")
     given = {_key(override) for override in overrides}
     for one in sets:
         for clash in (override for override in one if _key(override) in given):
