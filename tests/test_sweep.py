@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -437,6 +438,38 @@ def test_a_forked_job_has_its_variables_its_output_and_its_exit_code(tmp_path: P
         waits.send_signal(signal.SIGKILL)  # before it has begun, or after
         until(lambda: waits.poll() is not None)
         assert waits.returncode in (-signal.SIGKILL, 0)
+
+
+def test_a_job_whose_template_died_before_it_began_knows_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent is gone before the job first asks for it."""
+    fork = os.fork
+
+    def fork_and_die() -> int:
+        own = os.getpid()
+        if fork():
+            os.kill(own, signal.SIGKILL)
+        until(lambda: os.getppid() != own)
+        return 0
+
+    def serve() -> None:
+        monkeypatch.setattr(os, "fork", fork_and_die)
+        monkeypatch.setattr(
+            "posbench.training.job.as_process", lambda: (os.write(1, f"{sys.argv}\n".encode()), os._exit(0))
+        )
+        template._serve(theirs)
+        os._exit(0)
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    served = multiprocessing.get_context("fork").Process(target=serve)
+    served.start()
+    with ours, theirs, open(tmp_path / "output", "xb") as output:
+        order = {"number": 0, "arguments": [], "environment": {}}
+        socket.send_fds(ours, [json.dumps(order).encode()], [output.fileno()])
+        until(lambda: (tmp_path / "output").read_text().endswith("\n"))
+    served.join()
+    assert (tmp_path / "output").read_text() == f"{['posbench.training.job', '--parent', str(served.pid)]}\n"
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"

@@ -141,6 +141,7 @@ def _is_possible() -> bool:
 
 def _serve(channel: socket.socket) -> None:
     """Start jobs, pass signals on and tell of ends until the socket closes. In a job's process it does not return."""
+    own = os.getpid()
     jobs: dict[int, tuple[int, int]] = {}  # by number: the process, and a descriptor that is ready at its end
     while True:
         ready, _, _ = select.select([channel.fileno(), *(ended for _, ended in jobs.values())], [], [])
@@ -164,14 +165,20 @@ def _serve(channel: socket.socket) -> None:
                 for _, ended in jobs.values():
                     os.close(ended)
                 channel.close()
-                _run(order["arguments"], order["environment"], files[0])
+                _run(order["arguments"], order["environment"], files[0], own)
             os.close(files[0])
             jobs[order["number"]] = process, os.pidfd_open(process)
         elif order["number"] in jobs:
             signal.pidfd_send_signal(jobs[order["number"]][1], order["signal"])
 
 
-def _run(arguments: list[str], environment: dict[str, str], output: int) -> None:
+def _run(arguments: list[str], environment: dict[str, str], output: int, parent: int) -> None:
+    """Be a job.
+
+    Args:
+        output: a descriptor.
+        parent: the template's process, as it was before the fork: after it, it may be gone and another the parent.
+    """
     from posbench.training import job
 
     os.setsid()
@@ -179,7 +186,7 @@ def _run(arguments: list[str], environment: dict[str, str], output: int) -> None
         os.dup2(output, stream)
     os.close(output)
     os.environ.update(environment)
-    sys.argv = ["posbench.training.job", *arguments, "--parent", str(os.getppid())]
+    sys.argv = ["posbench.training.job", *arguments, "--parent", str(parent)]
     job.as_process()
 
 
