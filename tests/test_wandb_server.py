@@ -193,6 +193,40 @@ def test_posbench_sync_sends_each_step_once_and_a_second_time_nothing(
     assert len(only(server).history) == lines
 
 
+def rows_logged(folder: Path, config: Config, logged: list[tuple[str, int]], sent: int, again: bool = False) -> None:
+    """An attempt that logs such rows, of which W&B hears of the first `sent` before the kill."""
+    with Run.open(folder, config, []) as run, tracking.mirror(config, run) as tracker:
+        run.begin_attempt("cpu", "fp32", 1)
+        for place, (name, step) in enumerate(logged):
+            row = {"step": step, "tokens": 128 * step, name: 1.0 / step}
+            if not again or place:
+                run.log_metrics(row)
+            if place < sent:
+                tracker.metrics(row)
+        run.finish("stopped")
+    wandb.teardown()
+
+
+@pytest.mark.parametrize("how", ["continued", "synced"])
+def test_no_row_is_lost_or_doubled_by_a_kill_between_two_rows_of_a_step(
+    how: str, server: Server, config: Config, tmp_path: Path
+) -> None:
+    train, validation = "train/loss", "validation/nll"
+    first = [(train, 1), (validation, 1), (train, 2), (validation, 2), (train, 3)]
+    if how == "continued":  # the checkpoint is that of step 2
+        rows_logged(tmp_path / "run", config, first, sent=5)
+        rows_logged(tmp_path / "run", config, [(train, 3), (validation, 3), (train, 4)], sent=3, again=True)
+    else:
+        rows_logged(tmp_path / "run", config, [*first, (validation, 3), (train, 4)], sent=5)
+        sync.sync([tmp_path / "run"], [])
+    served = only(server)
+    assert [(name, row["step"]) for row in served.history for name in (train, validation) if name in row] == [
+        *first,
+        (validation, 3),
+        (train, 4),
+    ]
+
+
 def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 11), rows=1, status="done")
     sync.sync([tmp_path / "run"], [], anew=True)

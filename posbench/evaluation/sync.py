@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from posbench.config.overrides import parted, value
+from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import Config, TrackingConfig, validate
 from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
 from posbench.runs.folder import Run, load_config
-from posbench.runs.jsonl import number, read_jsonl
+from posbench.runs.jsonl import read_jsonl
 from posbench.runs.names import EVALUATION, METRICS
 from posbench.runs.redaction import redact
 from posbench.runs.rows import EvaluationRow, evaluation_rows
@@ -59,9 +59,7 @@ def send(config: Config, run: Run, target: Target) -> str:
         return "nothing to send"
     session = Session(config, target, "offline" if config.tracking.mode == "offline" else "online")
     run.update(wandb=target.path)
-    new_metrics = [row for row in metrics if (number(row.get("step")) or 0) > session.step]
-    for row in new_metrics:
-        session.metrics(row)
+    new_metrics = [row for row in metrics if session.metrics(row)]
     new_rows, by_key = 0, {row.key: row for row in rows}
     for at, line in enumerate(lines, start=1):
         evaluated = EvaluationRow.from_json(line)
@@ -83,6 +81,7 @@ def send(config: Config, run: Run, target: Target) -> str:
 def _given(overrides: list[str]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(TrackingConfig) if field.name != "backend"]
     given: dict[str, Any] = {}
+    refuse_twice(parted(text, "tracking.mode=offline")[0].removeprefix("tracking.") for text in overrides)
     for text in overrides:
         key, typed = parted(text, "tracking.mode=offline")
         name = key.removeprefix("tracking.")

@@ -150,7 +150,7 @@ class _WandbTracker(Tracker):
         try:
             session = Session(self._config, target)
             logger.info("%s", session.told)
-            takes: dict[str, Callable[[Any], None]] = {
+            takes: dict[str, Callable[[Any], object]] = {
                 "metrics": session.metrics,
                 "curve": lambda item: session.curve(*item),
                 "summary": session.summary,

@@ -46,6 +46,7 @@ _TABLE = (
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _LINE = "eval/line"  # of evaluation.jsonl, from 1 on
 _ROWS = "rows"  # logged so far
+_TRAINED, _VALIDATED = "train_step", "validation_step"  # of the last row of either kind; one step may have both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +161,16 @@ class Session:
             ),
         )
         there = dict(self._run.summary) if self._run.resumed else {}
-        # What is there: the last step, the last line of evaluation.jsonl, and how many rows of both.
-        self.step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", _LINE, _ROWS))
+        # What is there: the last steps, the last line of evaluation.jsonl, and how many rows of both.
+        step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", _LINE, _ROWS))
+        counted = {name: number(there.get(name)) for name in (_TRAINED, _VALIDATED)}
+        if None in counted.values():  # what earlier versions logged has the step alone
+            counted = dict.fromkeys(counted, step)
+        self._steps = {name: int(last or 0) for name, last in counted.items()}
         self._rows = self.rows
         self._shown: set[str] = set()
         self._run.define_metric("tokens")
-        for name in ("step", "seconds", _LINE, _ROWS):  # counters: no panels
+        for name in ("step", "seconds", _TRAINED, _VALIDATED, _LINE, _ROWS):  # counters: no panels
             self._run.define_metric(name, hidden=True)
         for name in ("eval/length", "eval/length_ratio"):
             self._run.define_metric(name, hidden=True, summary="none")
@@ -173,12 +178,16 @@ class Session:
         for row in evaluation_rows(target.folder):
             self._show(curve_values(row))
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """A row of `metrics.jsonl`, unless it is there from before the run was continued."""
-        if row.get("step", self.step + 1) <= self.step:
-            return
+    def metrics(self, row: Mapping[str, Any]) -> bool:
+        """A row of `metrics.jsonl`, unless it is there from before the run was continued; returns whether it is new."""
+        kind = _VALIDATED if any(name.startswith("validation/") for name in row) else _TRAINED
+        step = int(number(row.get("step")) or 0)
+        if step <= self._steps[kind]:
+            return False
+        self._steps[kind] = step
         self._show(row)
-        self._log(row)
+        self._log({**row, **self._steps})
+        return True
 
     def curve(self, row: EvaluationRow, line: int) -> None:
         """A row of `evaluation.jsonl` and where it stands there, from 1 on; what is undefined is left out."""
