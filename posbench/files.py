@@ -28,6 +28,7 @@ from posbench.errors import PosbenchError, RunFailed, UserError
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
+_OF_A_PROCESS, _HELD = "posbench-", ".held"  # a folder in the system's temporary one, and its lock
 _LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # at a lock that is waited for
 _LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # at one that is not: who asks whether it is held has it for a moment
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -90,14 +91,42 @@ def _is_own_group(gid: int) -> bool:
 
 def until_exit() -> Path:
     """Make a folder for this process alone, which is removed when it ends."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="posbench-")), os.getpid()
+    lasting = contextlib.ExitStack()
+    atexit.register(lasting.close)
+    return lasting.enter_context(of_this_process())
 
-    def remove() -> None:
+
+@contextlib.contextmanager
+def of_this_process() -> Iterator[Path]:
+    """Make a folder for this process alone. It is removed afterwards, or after a kill when the next one is made."""
+    owner = os.getpid()
+    _remove_of_killed(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_OF_A_PROCESS))
+    held = os.open(folder / "held", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # no locks here: the folder stays after a kill
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(folder / "held", folder / _HELD)  # locked before it has the name that others look for
+        yield folder
+    finally:
         if os.getpid() == owner:  # not in a process that was forked from it
-            shutil.rmtree(folder, ignore_errors=True)
+            delete(folder)
+        os.close(held)
 
-    atexit.register(remove)
-    return folder
+
+def _remove_of_killed(temporary: Path) -> None:
+    """Remove the folders of processes of this user that ended without removing them: nobody holds their locks."""
+    for folder in temporary.glob(f"{_OF_A_PROCESS}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            held = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                delete(folder)
+            finally:
+                os.close(held)
 
 
 def temporary(path: Path) -> Path:

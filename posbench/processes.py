@@ -8,8 +8,11 @@ for the reason that was the first.
 import contextlib
 import datetime
 import json
+import logging
+import math
 import os
 import signal
+import socket
 import threading
 import time
 from _thread import interrupt_main
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 
+logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _FAILURE = "failure"  # key of the store: what ended the first process that failed
@@ -32,6 +36,8 @@ _JOIN_SECONDS = 600.0  # in which all processes have to be there
 _TELL_SECONDS = 3.0  # within which a process says why it ended, once its connection is gone
 _POLL_SECONDS = 0.02  # of the store, by who has nothing else to do
 _WATCH_SECONDS = 1.0  # of the store, beside the work
+_ALIVE_SECONDS = 5.0  # between two signs of life of a process, which a thread of it gives beside its work
+_SILENT_SECONDS = 40.0  # without a sign of life, after which the first process says so
 _END_SECONDS = 20.0  # that a process has to end in once another has failed; a little more than W&B is waited for
 
 
@@ -108,6 +114,9 @@ class Joined(World):
         self._cpu_of_others = 0.0
         self._failed = False  # here, or that is known here
         self._over = threading.Event()
+        self._alive_at = -math.inf  # this process gave its last sign of life
+        self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest sign of life, and when it came
+        self._silent: set[int] = set()  # ranks
         self._record: Callable[[BaseException], object] = lambda error: None
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -196,6 +205,8 @@ class Joined(World):
     def watch(self) -> None:
         """In a thread: what failed elsewhere ends this process too, whatever it is waiting for."""
         while (error := self._told()) is None:
+            with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
+                self.look_for_life(time.monotonic())
             if self._over.wait(_WATCH_SECONDS):
                 return
         if not self._failed:
@@ -203,6 +214,36 @@ class Joined(World):
         if not self._over.wait(_END_SECONDS):
             self._record(error)
             os._exit(error.exit_code)
+
+    def look_for_life(self, now: float) -> None:
+        """Give a sign of life if it is time to; the first process says of which others there is none.
+
+        A process that compiles or evaluates for minutes gives them; one that was stopped does not, and all wait for it.
+
+        Args:
+            now: seconds of the clock that `time.monotonic` reads.
+        """
+        since = now - self._alive_at
+        if since < _ALIVE_SECONDS:
+            return
+        self._alive_at = now
+        self._store.set(f"alive/{self.rank}", f"process {os.getpid()} of {socket.gethostname()} {now}")
+        for other in range(1, self.size) if self.rank == 0 else ():
+            sign = self._store.get(f"alive/{other}") if self._store.check([f"alive/{other}"]) else b""
+            was, came = self._heard.get(other, (b"", now))
+            if sign != was or since > 2 * _ALIVE_SECONDS:  # or this process was stopped, and the other with it perhaps
+                came = now
+                self._silent.discard(other)
+            self._heard[other] = sign, came
+            if now - came > _SILENT_SECONDS and other not in self._silent:
+                self._silent.add(other)
+                who = sign.decode(errors="replace").rpartition(" ")[0]
+                logger.warning(
+                    "rank %d of %d (%s) gives no sign of life, the others wait for it: if it was stopped, "
+                    "'kill -CONT' with its number continues it; 'kill -KILL' ends the run, which the same command "
+                    "continues from its last checkpoint",
+                    other, self.size, who or "which has given none",
+                )  # fmt: skip
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -6,8 +6,11 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +23,7 @@ import torch.distributed as dist
 import posbench.processes
 import posbench.training.follow
 import posbench.training.train
-from posbench import machine
+from posbench import files, machine
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.processes import Joined, World, joined
@@ -296,6 +299,75 @@ def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     with pytest.raises(RunFailed, match=r"^no room$"):
         together(2, tmp_path / "run", fail, hang)
     assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 10
+
+
+def test_a_process_that_is_stopped_is_named_with_what_to_do_and_one_that_works_long_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("_WATCH", 0.01), ("_ALIVE", 0.1), ("_SILENT", 0.5)):
+        monkeypatch.setattr(posbench.processes, f"{name}_SECONDS", seconds)
+
+    def told() -> str:
+        return "".join(record.message for record in caplog.records if "no sign of life" in record.message)
+
+    def wait_and_continue(world: Joined) -> None:
+        until = time.monotonic() + 30
+        while not told():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(int(re.findall(r"process (\d+) of", told())[0]), signal.SIGCONT)
+        world.from_first("both are there again")
+
+    def be_stopped(world: Joined) -> None:
+        time.sleep(1)  # longer than the silence that is allowed
+        os.kill(os.getpid(), signal.SIGSTOP)
+        world.from_first()
+
+    assert together(2, tmp_path / "stopped", wait_and_continue, be_stopped) == [0]
+    assert re.fullmatch(
+        r"rank 1 of 2 \(process \d+ of \S+\) gives no sign of life, .*'kill -CONT'.*'kill -KILL' ends the run, .*",
+        told(),
+    )
+    caplog.clear()
+    assert together(
+        2, tmp_path / "long", lambda world: world.from_first(1), lambda world: (time.sleep(2), world.from_first())
+    ) == [0]
+    assert not told()
+
+
+def test_who_was_stopped_itself_waits_for_new_signs_of_life_before_it_warns(caplog: pytest.LogCaptureFixture) -> None:
+    store = dist.HashStore()
+    world = Joined(store, 0, 2, 0, 1)
+    store.set("alive/1", "process 7 of here 1.0")
+    for now in (0.0, 5.0, 3600.0, 3605.0):  # nothing for an hour, of the other neither
+        world.look_for_life(now)
+    store.set("alive/1", "process 7 of here 2.0")
+    world.look_for_life(3610.0)
+    assert not caplog.records
+    for now in range(3615, 3665, 5):
+        world.look_for_life(now)
+    (record,) = caplog.records
+    assert record.message.startswith("rank 1 of 2 (process 7 of here) gives no sign of life")
+
+
+KILLED = "import os, signal; from posbench import files; files.until_exit(); os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_what_a_killed_process_left_in_the_temporary_folder_goes_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (left,) = tmp_path.glob("posbench-*")
+    with files.of_this_process() as alive:
+        assert not left.exists()
+        (tmp_path / "posbench-theirs").mkdir()  # without a lock: nothing says that its process is gone
+        (tmp_path / "posbench-link").symlink_to(alive)
+        (tmp_path / "posbench-file").write_text("")
+        there = set(tmp_path.iterdir())
+        with files.of_this_process() as another:
+            assert set(tmp_path.iterdir()) == there | {another} and alive.is_dir()
+    assert not alive.exists() and not another.exists()
 
 
 def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

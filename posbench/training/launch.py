@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import torch
 import torch.distributed
 import yaml
 
-from posbench import machine
+from posbench import files, machine
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
 from posbench.processes import Store, World, backends, joined
@@ -142,8 +141,7 @@ def _started_here(config: Config, size: int) -> Iterator[World]:
     _check(config, size, size, "posbench")
     threads = _threads(config, size)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
-    with tempfile.TemporaryDirectory(prefix="posbench-") as name:
-        place = Path(name)
+    with files.of_this_process() as place:
         (place / _CONFIG).write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
         store = _file_store(place, size)
         others = {rank: _start(place, rank, size, threads) for rank in range(1, size)}
