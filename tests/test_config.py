@@ -528,7 +528,7 @@ def test_a_key_that_is_typed_twice_is_refused(twice: list[str]) -> None:
 
 
 def test_a_key_that_a_finished_run_is_given_twice_is_refused(plain: Config) -> None:
-    with pytest.raises(UserError, match="evaluation.targets is given twice"):
+    with pytest.raises(UserError, match=r"evaluation\.targets is given twice"):
         overrides.apply(plain, ["targets=16", "evaluation.targets=8"])
 
 
