@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from posbench.cli import listing
 from posbench.evaluation import curve
 from posbench.portrait import characters, properties
 from posbench.report import text
-from posbench.terminal import console, tables
+from posbench.terminal import console, exits, tables
 
 HOSTILE = "[red]rope[/blue] :smile: [link=file:///]x"
 
@@ -109,3 +110,13 @@ def test_plain_lines_say_how_long_training_will_take(
     assert first == "step 41/100  loss 3.000"  # no speed, no time left: both are counted from here
     assert second == "step 46/100  loss 3.000  500 tokens/s  0:01:48 left"
     assert last == "step 100/100  loss 3.000  500 tokens/s"
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing", "/dev/null/nothing", "x" * 300], ids=["proc", "file", "name"])
+def test_a_folder_that_cannot_be_made_there_is_one_line_that_says_what_to_do(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exits.run(lambda: Path(place, "demo").mkdir(parents=True)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {place}") and "posbench needs to read or write it; " in line

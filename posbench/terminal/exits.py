@@ -25,6 +25,8 @@ _NO_ACCESS = {  # errors of the system that are about the user's files, and what
     errno.EACCES: _OTHER_PLACE,
     errno.EPERM: _OTHER_PLACE,
     errno.EROFS: "choose another folder (runtime.outputs, runtime.cache)",
+    errno.ENOENT: "it is gone, or cannot be made there: choose another folder (runtime.outputs, runtime.cache)",
+    errno.ENAMETOOLONG: "choose a folder with a shorter name (runtime.outputs, runtime.cache)",
     errno.ENOTDIR: "a file stands where a folder is expected, move it away",
     errno.EEXIST: "a file stands where a folder is expected, move it away",
 }
