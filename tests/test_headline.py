@@ -12,7 +12,9 @@ from support import posbench
 from posbench.comparison import load, summary
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
+from posbench.evaluation import curve
 from posbench.evaluation.headline import Reach, check_objective, headline_of, objective, reach
+from posbench.terminal import chart
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,28 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
     assert found["rise_2x"] is not None and found["reach"] in (64, 128)
     nothing = headline_of(write_run(tmp_path / "b", configured(template, "rope", 0), None, status="failed"))
     assert nothing == {"nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None}
+
+
+def test_rows_of_other_targets_are_in_no_curve_and_said(
+    template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `evaluate length=...` leaves them, where the longest length was not asked for before."""
+    drawn: list[chart.Series] = []
+    monkeypatch.setattr(chart, "draw", lambda series, *rest: drawn.extend(series) or "")
+    folder = run_of(tmp_path, template, Truth(3.6, 0.1))
+    before = load.read(folder).levels
+    rows = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if row["length_ratio"] == 1 and row["protocol"] == "fixed_target")
+    other = {"length": 9 * first["length"], "length_ratio": 9, "nll": 9.0, "targets_sha256": "0" * 64}
+    windowed = {**first, **other, "window": first["length"]}
+    with (folder / "evaluation.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ({**first, **other}, windowed))
+    assert load.read(folder).levels.keys() == before.keys()
+    curve.print_curves(folder)
+    assert drawn and all(9 * first["length"] not in series.points for series in drawn)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "576 (9x) 9.000" in said
+    assert "fixed_target at 576, windowed at 576: on other targets than the rest, so not comparable with it" in said
 
 
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:

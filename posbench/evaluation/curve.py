@@ -11,7 +11,7 @@ from posbench.evaluation import choices, intervals
 from posbench.evaluation.answer_curve import print_answers
 from posbench.evaluation.headline import headline_split
 from posbench.runs.folder import load_any_config
-from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split
+from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split, on_shared_targets
 from posbench.terminal import chart, console, exits, tables
 
 FLAT = 0.1  # nats per token: a curve that spans less looks flat
@@ -57,9 +57,12 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     if isinstance(config, TrainedElsewhere):
         title = f"{config.model.name}, {config.encoding.name}: {trained}"
     out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
-    for line in [*_not_finished(rows, config), *_not_learned(rows)]:
+    for line in [*_not_finished(rows, config), *_not_learned(rows), *_not_joined(rows)]:
         out.print(line)
-    series = [chart.Series(name, _points(rows, name), signs[plain], style) for name, (*signs, style) in SERIES.items()]
+    joined = on_shared_targets(rows)
+    series = [
+        chart.Series(name, _points(joined, name), signs[plain], style) for name, (*signs, style) in SERIES.items()
+    ]
     if any(len(one.points) > 1 for one in series):
         drawn = [one for one in series if one.points]
         out.print(chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain))
@@ -98,6 +101,15 @@ def _left_out(rows: list[EvaluationRow]) -> list[str]:
     counted = Counter((row.split, row.checkpoint_step) for row in rows)
     each = [f"{split} text at step {step} ({number} rows)" for (split, step), number in sorted(counted.items())]
     return [f"Not in this curve: {', '.join(each)}."] if each else []
+
+
+def _not_joined(rows: list[EvaluationRow]) -> list[str]:
+    """Which numbers of the table are of other targets, and how all are measured on the same."""
+    joined = on_shared_targets(rows)
+    others = [row for row in rows if row not in joined and row.measured and row.curve_name in SERIES]
+    each = ", ".join(f"{row.curve_name} at {row.length}" for row in sorted(others, key=lambda row: row.length))
+    told = "on other targets than the rest, so not comparable with it and not in the curve"
+    return [f"{each}: {told}; lengths that are asked for together share their targets."] if others else []
 
 
 def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:

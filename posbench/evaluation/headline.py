@@ -24,6 +24,7 @@ from posbench.runs.rows import (
     evaluation_blocks,
     evaluation_rows,
     newest_of_split,
+    on_shared_targets,
 )
 
 REACH_LIMIT = 0.05  # nats per token above the loss at the training length
@@ -128,7 +129,7 @@ def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]]
     own = [row for row in rows if row.is_headline]
     return {
         (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
-        for row in newest_of_split(own, headline_split(rows, config))
+        for row in on_shared_targets(newest_of_split(own, headline_split(rows, config)))
     }
 
 

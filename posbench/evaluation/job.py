@@ -30,7 +30,7 @@ from posbench.processes import World
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, load_config, load_record
 from posbench.runs.names import TOKENIZER
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split
+from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split, on_shared_targets
 from posbench.runs.trained import with_weights
 from posbench.runs.wandb_session import Draw
 from posbench.terminal import console, exits
@@ -199,7 +199,7 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
 
 def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
     """What draws a run's curve, when it is called."""
-    own = newest_of_split(rows, headline_split(rows, config))
+    own = on_shared_targets(newest_of_split(rows, headline_split(rows, config)))
     if config.data.task is not None:
         return lambda: picture.draw_answers(own, title_of(config))
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"

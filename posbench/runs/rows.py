@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from posbench.runs.names import BLOCKS, EVALUATION
 from posbench.terminal.exits import spelt_out
 
 PLAIN, WINDOWED = "plain", "windowed"
+_PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
 
 
 class RowKey(NamedTuple):
@@ -157,6 +159,21 @@ def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow
     own = [row for row in rows if row.split == split]
     newest = max((row.checkpoint_step for row in own), default=0)
     return [row for row in own if row.checkpoint_step == newest]
+
+
+def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
+    """Of rows those that one line may join: of each protocol of text, those on the targets that most of its rows have.
+
+    Of equally many the newer ones count. What has no number stays, and so do probes, problems and `per_position`, whose
+    rows have targets of their own by definition.
+    """
+    counted = Counter((row.protocol, row.targets_sha256) for row in rows if row.protocol in _PAIRED and row.measured)
+    shared: dict[str, str | None] = {}
+    for (protocol, targets), _ in sorted(reversed(counted.items()), key=lambda item: -item[1]):
+        shared.setdefault(protocol, targets)
+    return [
+        row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
+    ]
 
 
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
