@@ -62,6 +62,7 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"name": "ntk_by_parts", "ramp": "rotations", "beta": 2.0}, LLAMA, "llama"),
     ({"name": "llama3"}, LLAMA, "llama"),
     ({"name": "longrope"}, LLAMA, "llama"),
+    ({"name": "longrope", "original_length": 12}, LLAMA, "llama"),
     ({"name": "dynamic_ntk", "factor": 2.0}, LLAMA, "llama"),
     ({"name": "lerope"}, LLAMA, "llama"),
     ({"name": "none"}, LLAMA, "smollm3"),
@@ -123,6 +124,49 @@ def test_logits_are_those_of_the_run(
         assert one.difference <= 1e-5 * max(1.0, one.largest_logit), one
         assert one.largest_logit > 1
     assert sorted(os.listdir(tmp_path)) == sorted([run.name, "out"])
+    assert_version_4_reads_the_same(tmp_path / "out")
+    assert_generates_as_the_run(tmp_path / "out", run)
+
+
+def assert_version_4_reads_the_same(folder: Path) -> None:
+    """transformers 4 passes over `rope_parameters`; tests/slow/test_transformers4.py runs it."""
+    config = json.loads((folder / "config.json").read_text())
+    parameters = config.get("rope_parameters")
+    if parameters is None:
+        assert "rope_theta" not in config
+        return
+    assert config["rope_theta"] == parameters["rope_theta"]
+    scaling = config["rope_scaling"]
+    assert scaling is None if parameters["rope_type"] == "default" else scaling == parameters
+    turning = parameters.get("partial_rotary_factor", 1.0)
+    if config["model_type"] == "gpt_neox":
+        assert (config["rotary_emb_base"], config["rotary_pct"]) == (config["rope_theta"], turning)
+    else:  # which version 4 turns as a whole, unless it refuses the type
+        assert turning == 1 or parameters["rope_type"] == "proportional"
+    if parameters["rope_type"] == "longrope":
+        assert config["original_max_position_embeddings"] == parameters["original_max_position_embeddings"]
+
+
+@torch.inference_mode()
+def assert_generates_as_the_run(folder: Path, run: Path, new: int = 12) -> None:
+    """Every step's logits, from before the training length (24) to beyond it, with default settings and uncached."""
+    config = load_config(run)
+    ours = model_of(run, config, tokenizers.raw_bytes())
+    settings = json.loads((folder / "config.json").read_text())
+    longer = {"max_seq_len": 96} if settings["model_type"] == "mpt" else {}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **longer).eval()
+    prompt = min(20, (ours.encoding.max_length or 99) - new)
+    ids = torch.randint(256, (1, prompt), generator=torch.Generator().manual_seed(2))
+    changing = config.encoding.name in ("longrope", "dynamic_ntk")
+    assert settings.get("use_cache", True) is not changing
+    assert ("`use_cache` is false" in (folder / "README.md").read_text()) is changing
+    for chosen in ({}, {"use_cache": False}):
+        told = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "min_new_tokens": new}
+        made = theirs.generate(ids, max_new_tokens=new, **told, **chosen)
+        assert made.sequences.shape[1] == prompt + new
+        for step, logits in enumerate(made.logits):
+            wanted = ours(made.sequences[:, : prompt + step])[:, -1]
+            assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (chosen, prompt + step)
 
 
 @pytest.mark.parametrize(("encoding", "block"), [({"name": "rope"}, LLAMA), ({"name": "alibi"}, GPT)])

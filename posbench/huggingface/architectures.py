@@ -25,13 +25,15 @@ from posbench.encodings.base import Encoding
 from posbench.encodings.dynamic_ntk import DynamicNTK
 from posbench.encodings.layered import Layered
 from posbench.encodings.learned import Learned
+from posbench.encodings.longrope import LongRoPE
 from posbench.encodings.none import NoPE
 from posbench.errors import UserError
-from posbench.huggingface import rotary
+from posbench.huggingface import rotary, spelling
 from posbench.huggingface.weights import NAMES, Tensors, tensors_of
 from posbench.kernels.rms_norm import EPS
 from posbench.model import GPT
 
+_FOLLOW_LENGTH = (DynamicNTK, LongRoPE)  # encodings whose frequencies change with the input's length
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
@@ -53,6 +55,17 @@ class Stock:
     longest: int | None = None  # tokens that it is defined for; None = any
     grows_by: str | None = None  # setting to raise when it is loaded for longer inputs than in training
     remark: str = ""  # what whoever uses it should know
+
+    @property
+    def cached(self) -> bool:
+        """Whether `generate()` may keep keys: false if frequencies change with the input's length."""
+        return bool(self.settings.get("use_cache", True))
+
+    @property
+    def rope_type(self) -> str | None:
+        """Of its `rope_parameters`; None of an architecture without them."""
+        parameters: dict[str, Any] = self.settings.get("rope_parameters", {})
+        return parameters.get("rope_type")
 
     @property
     def architecture(self) -> str:
@@ -113,6 +126,8 @@ def _llama_like(model: GPT, config: Config) -> Stock:
             "use_sliding_window": bool(widths),
             "sliding_window": min(widths, default=None),
         }
+        if layers.rope is None:  # no layer turns, so any type will do: this one every version knows
+            settings["rope_parameters"] = spelling.default(10000.0)
     return Stock(
         kind, settings, tensors_of(model, NAMES[kind], layers.orders()), model.head is None, remark=_remark(layers)
     )
@@ -204,6 +219,7 @@ def _mpt(model: GPT, config: Config, encoding: ALiBi) -> Stock:
         "max_seq_len": config.training.train_length,
         "layer_norm_epsilon": _layer_norm_eps(model),
         "learned_pos_emb": False,
+        "use_cache": True,
     }
     tensors = tensors_of(model, NAMES["mpt"], [None] * config.model.n_layers)
     return Stock("mpt", settings, tensors, model.head is None, grows_by="max_seq_len")
@@ -242,14 +258,22 @@ def _rotary_settings(layers: _Layers, config: Config, partly: bool = False) -> d
         "intermediate_size": hidden_width(config.model),
         "max_position_embeddings": length,
         "rope_parameters": rotary.NO_POSITIONS if rope is None else rotary.parameters_of(rope, partly),
+        **({"use_cache": False} if isinstance(rope, _FOLLOW_LENGTH) else {}),
     }
 
 
 def _remark(layers: _Layers) -> str:
-    if not isinstance(layers.rope, DynamicNTK):
+    if not isinstance(layers.rope, _FOLLOW_LENGTH):
         return ""
+    cache = (
+        "Its frequencies follow the input's length, and keys in a cache have those of a shorter one: `use_cache` is "
+        "false here, so that `generate()` reads the whole text anew for every token. With a cache it computes another "
+        f"model beyond {layers.rope.original_length} tokens."
+    )
+    if isinstance(layers.rope, LongRoPE):
+        return cache
     return (
-        "transformers keeps the frequencies of the longest input until one comes that is shorter than "
+        f"{cache} transformers also keeps the frequencies of the longest input until one comes that is shorter than "
         f"{layers.rope.original_length} tokens: load the model anew for a shorter one."
     )
 

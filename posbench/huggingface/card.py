@@ -25,6 +25,7 @@ def card(
     rows: Sequence[EvaluationRow],
     agreements: Sequence[Agreement],
     separator: str,
+    written_with: str,
 ) -> str:
     """The page in Markdown.
 
@@ -33,6 +34,7 @@ def card(
         step: updates that the weights have had.
         rows: of one split.
         separator: the token that begins a document.
+        written_with: version of transformers.
     """
     length = config.training.train_length
     finished = "" if step >= config.training.steps else f" It is not finished: these are {step} of its updates."
@@ -44,6 +46,7 @@ def card(
         _limits(config, stock),
         _results(rows),
         _same(agreements),
+        _versions(stock, written_with),
         f"## Configuration\n\n{_indented(_shaping(config))}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -119,6 +122,21 @@ def _same(agreements: Sequence[Agreement]) -> str:
     return (
         f"## Parity\n\nOn random tokens, at {lengths} of them, the logits differ from those of the run's own model by "
         f"at most {worst:.1e} of the largest, in fp32 on a CPU. `posbench_parity.json` has each."
+    )
+
+
+def _versions(stock: Stock, written_with: str) -> str:
+    if stock.rope_type == "proportional":
+        earlier = (
+            "transformers 4 does not know the `rope_type` of this model, `proportional`: 4.57.6 ends with "
+            "`KeyError: 'proportional'`. Use 5."
+        )
+    else:
+        earlier = "Exports of this kind have the same logits in 4.57.6 and in 5.23.0, in fp32 on a CPU."
+    cache = "true: `generate()` has the same logits with a cache" if stock.cached else "false (see Limits)"
+    return (
+        f"## Versions\n\nWritten with transformers {_code(written_with)}. {earlier} Other versions and "
+        f"other dtypes were not compared. `use_cache` is {cache}."
     )
 
 

@@ -23,7 +23,7 @@ from posbench.config.schema import Config
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.errors import UserError
 from posbench.evaluation.headline import headline_split
-from posbench.huggingface import parity
+from posbench.huggingface import parity, spelling
 from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.building import quiet, transformers
 from posbench.huggingface.card import card
@@ -65,7 +65,7 @@ def export(run: Path, folder: Path) -> list[Agreement]:
         record, known = load_record(run), evaluation_rows(run)
         rows = newest_of_split(known, headline_split(known, config))
         _write_json(new / PARITY, _parity(record, config, made, step, found))
-        page = card(config, record, made, step, rows, found, SEPARATOR)
+        page = card(config, record, made, step, rows, found, SEPARATOR, transformers().__version__)
         files.write_new(new / "README.md", page.encode())
     return found
 
@@ -123,7 +123,13 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
             dtype="float32",
         )
         config.save_pretrained(new)
-        transformers().GenerationConfig(**separator).save_pretrained(new)
+        cached = {} if made.cached else {"use_cache": False}
+        transformers().GenerationConfig(**separator, **cached).save_pretrained(new)
+    if "rope_parameters" in made.settings:
+        path = new / "config.json"
+        plain = json.loads(path.read_bytes())
+        path.unlink()
+        _write_json(path, plain | spelling.earlier(made.kind, plain["rope_parameters"]))
     files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
 
 

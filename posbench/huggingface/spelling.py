@@ -10,6 +10,23 @@ from torch import Tensor
 Parameters = dict[str, Any]
 
 
+def earlier(kind: str, parameters: Parameters) -> dict[str, Any]:
+    """The same parameters by the keys that transformers 4 reads, which passes over `rope_parameters`.
+
+    `rope_scaling` has all keys: transformers 5 takes it in place of `rope_parameters` where both are there.
+
+    Args:
+        kind: transformers' model_type.
+    """
+    theta, plain = parameters["rope_theta"], parameters["rope_type"] == "default"
+    keys: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if plain else parameters}
+    if kind == "gpt_neox":
+        keys |= {"rotary_emb_base": theta, "rotary_pct": parameters["partial_rotary_factor"]}
+    if parameters["rope_type"] == "longrope":  # version 4 looks for it beside rope_scaling, not within
+        keys["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]
+    return keys
+
+
 def default(base: float) -> Parameters:
     return {"rope_type": "default", "rope_theta": base}
 
