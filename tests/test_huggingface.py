@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from hf_models import LENGTH, MODELS, VOCABULARY, configuration, save, write_text
 from safetensors.torch import load_file, save_file
 from support import posbench
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench as library_of_ours
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation.subject import Ranker, Subject
 from posbench.evaluation.variants import Variant
-from posbench.huggingface import building, job, rope
+from posbench.huggingface import attention, building, job, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.runs.jsonl import read_jsonl
@@ -117,6 +118,61 @@ def test_sinks_are_the_first_keys_beside_the_window(shelf: Path, kind: str) -> N
     assert np.abs(nll - model.nll(other, 4, 0)).max() > 1e-4
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (30, 0), (30, 5), (9, 70)])
+@pytest.mark.parametrize("own", [None, 17, 50])
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_attention_by_blocks_is_that_of_one_mask(
+    window: int | None, sinks: int, own: int | None, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORES", 2**11)
+    stream = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((2, heads, 150, 8), generator=stream) for heads in (4, 2, 2))
+    distance = torch.arange(150)[:, None] - torch.arange(150)
+    seen = distance >= 0
+    if window is not None:
+        seen &= (distance < window) | (torch.arange(150) < sinks)
+    if own is not None:
+        seen &= distance < own
+    logits = (q @ k.repeat_interleave(2, 1).transpose(2, 3)) * 0.4
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    wanted = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True  # type: ignore[assignment]
+    with attention.narrowed(window, sinks):
+        got, _ = attention.attend(module.eval(), q, k, v, None, scaling=0.4, sliding_window=own, softcap=cap)
+    assert (got.transpose(1, 2) - wanted).abs().max() < 1e-6
+
+
+class Largest(TorchDispatchMode):
+    """Numbers of the largest tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return made
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if folders.FAMILIES[kind].narrows])
+def test_no_square_of_the_length_is_held(shelf: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 1536
+    monkeypatch.setattr(attention, "SCORES", 2**18)
+    folder = on(shelf, kind)
+    if folders.FAMILIES[kind].position == "learned":
+        folder = shelf / f"{kind}-long"
+        save(kind, folder, **{folders.FAMILIES[kind].length: length})
+    model = subject(folder)
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (1, length + 1))
+    for variant in (Variant(), Variant(window=64, sinks=4)):
+        with Largest() as largest:
+            assert np.isfinite(model.varied(variant, length).subject.nll(ids, 1, 0)).all()
+        assert largest.numbers < length**2 / 4
+
+
 EXTENSIONS: dict[str, dict[str, Any]] = {
     "pi": {"rope_type": "linear", "factor": 2.0},
     "dynamic_ntk:factor=2": {"rope_type": "dynamic", "factor": 2.0},
@@ -172,8 +228,8 @@ def test_frequencies_that_did_not_change_are_noticed(shelf: Path, monkeypatch: p
     """The wrong override that has no effect: a configuration changed after the model was built."""
     model = subject(on(shelf, "llama"))
     extended = model.varied(Variant(extension="pi"), LONG).subject
-    built = building.built
-    monkeypatch.setattr(building, "built", lambda checkpoint, config, *rest: built(checkpoint, model.config, *rest))
+    exchanged = rope.exchanged
+    monkeypatch.setattr(rope, "exchanged", lambda built, config: exchanged(built, built.config))
     with pytest.raises(RunFailed, match="other frequencies"):
         extended.nll(IDS, LONG, 0)
     monkeypatch.setattr(rope, "rebuilt", lambda built, config: built)
@@ -190,7 +246,7 @@ def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shel
     ):
         with pytest.raises(Undefined, match=said):
             model.varied(Variant(extension=text), LONG)
-    with pytest.raises(Undefined, match="no mask"):
+    with pytest.raises(Undefined, match="no attention of ours"):
         bloom.varied(Variant(window=LENGTH), LONG)
     for model in (llama, bloom):
         for text in ("yran", "yarn:fctor=2", "yarn:factor=0.5" if model is llama else "yarn:factor=x"):
@@ -208,6 +264,27 @@ def test_a_model_that_was_stretched_before_is_not_stretched_again(tmp_path: Path
     assert np.abs(model.nll(IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
     with pytest.raises(Undefined, match="llama3"):
         model.varied(Variant(extension="pi"), LONG)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_row_does_not_follow_from_what_was_read_before(tmp_path: Path, kind: str) -> None:
+    parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": LENGTH}
+    save("llama", tmp_path / "m", rope_parameters=parameters)
+    model = subject(tmp_path / "m")
+    longer = np.concatenate([IDS, IDS], axis=1)
+    for ids in (IDS, IDS[:, : LENGTH + 1], IDS[:, : LENGTH + 9], longer, IDS):
+        wanted = subject(tmp_path / "m").nll(ids, 8, 0)
+        assert np.array_equal(model.nll(ids, 8, 0), wanted)
+    assert np.abs(model.nll(IDS, LONG, 0) - theirs(tmp_path / "m", IDS)).max() < 1e-5
+
+
+def test_an_extension_has_the_frequencies_of_its_length_whatever_it_read_before(shelf: Path) -> None:
+    llama = subject(on(shelf, "llama"))
+    model, fresh = (llama.varied(Variant(extension="dynamic_ntk"), LONG).subject for _ in range(2))
+    model.nll(IDS[:, :20], 8, 0)
+    assert np.array_equal(model.nll(IDS[:, :70], 8, 0), fresh.nll(IDS[:, :70], 8, 0))
 
 
 # -- what is wrong with a folder ---------------------------------------------------------------------------------------

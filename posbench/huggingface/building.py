@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from posbench import machine
 from posbench.errors import UserError
+from posbench.huggingface import attention
 from posbench.huggingface.folder import Checkpoint
 
 # Of every configuration, beside the keys that its own kind of model has.
@@ -78,6 +79,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
         UserError: a tensor is missing, left over, or of another shape.
     """
     kind = getattr(transformers(), checkpoint.family.model)
+    attention.register(transformers())
     try:
         with quiet():
             model, found = kind.from_pretrained(
@@ -85,7 +87,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
                 config=config,
                 state_dict=dict(tensors),
                 dtype=_DTYPES[precision],
-                attn_implementation="sdpa" if checkpoint.family.fused else "eager",
+                attn_implementation=attention.NAME if checkpoint.family.narrows else "eager",
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -140,8 +142,9 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
     held = numbers * (4 if precision == "fp32" else 2)
     held += config.vocab_size * config.hidden_size * (0 if precision == "fp32" else 4)  # the head, in fp32
     window = 16 * longest * config.hidden_size * 4
-    if not checkpoint.family.fused:
-        window += 3 * config.num_attention_heads * longest**2 * 4
+    scores = config.num_attention_heads * longest**2
+    # Copies in fp32: of those of a block, of those of a whole layer.
+    window += 4 * (3 * min(scores, attention.SCORES) if checkpoint.family.narrows else 3 * scores)
     limit = machine.memory_limit(device)
     for needed, of in ((held, "its weights need"), (held + window, f"with a window of {longest:,} tokens it needs")):
         if limit is not None and needed > limit[0]:

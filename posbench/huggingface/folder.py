@@ -35,8 +35,7 @@ class Family:
     model: str  # the class
     position: Position
     length: str = "max_position_embeddings"  # key of config.json: longest input in training, or the table's size
-    narrows: Literal["mask", "masks", "no"] = "mask"  # takes a mask of ours, one per kind of layer, or none
-    fused: bool = True  # attention without a matrix of all scores
+    narrows: bool = True  # takes our attention, by blocks; else it makes a matrix of all scores
 
 
 FAMILIES = {
@@ -46,15 +45,15 @@ FAMILIES = {
     "olmo": Family("OlmoForCausalLM", "rope"),
     "olmo2": Family("Olmo2ForCausalLM", "rope"),
     "starcoder2": Family("Starcoder2ForCausalLM", "rope"),
-    "qwen2": Family("Qwen2ForCausalLM", "rope", narrows="masks"),
-    "qwen3": Family("Qwen3ForCausalLM", "rope", narrows="masks"),
-    "smollm3": Family("SmolLM3ForCausalLM", "rope", narrows="masks"),
-    "gemma2": Family("Gemma2ForCausalLM", "rope", narrows="masks", fused=False),
-    "gemma3_text": Family("Gemma3ForCausalLM", "rope", narrows="masks"),
+    "qwen2": Family("Qwen2ForCausalLM", "rope"),
+    "qwen3": Family("Qwen3ForCausalLM", "rope"),
+    "smollm3": Family("SmolLM3ForCausalLM", "rope"),
+    "gemma2": Family("Gemma2ForCausalLM", "rope"),
+    "gemma3_text": Family("Gemma3ForCausalLM", "rope"),
     "gpt2": Family("GPT2LMHeadModel", "learned", "n_positions"),
     "opt": Family("OPTForCausalLM", "learned"),
-    "bloom": Family("BloomForCausalLM", "alibi", "seq_length", narrows="no", fused=False),
-    "mpt": Family("MptForCausalLM", "alibi", "max_seq_len", narrows="no", fused=False),
+    "bloom": Family("BloomForCausalLM", "alibi", "seq_length", narrows=False),
+    "mpt": Family("MptForCausalLM", "alibi", "max_seq_len", narrows=False),
 }
 
 

@@ -116,6 +116,28 @@ def modules(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
+def restore(model: nn.Module) -> None:
+    """Undo what earlier inputs left in a model: `dynamic` keeps the frequencies of the longest one."""
+    for rotary in modules(model):
+        for name, original in list(rotary.named_buffers()):
+            if name.endswith("original_inv_freq"):
+                prefix = name.removesuffix("original_inv_freq")
+                setattr(rotary, f"{prefix}inv_freq", original.clone())
+                if hasattr(rotary, f"{prefix}max_seq_len_cached"):
+                    setattr(rotary, f"{prefix}max_seq_len_cached", rotary.original_max_seq_len)
+
+
+def exchanged(model: nn.Module, config: Any) -> nn.Module:
+    """A model that shares all weights with another one, and has rotary modules of another configuration."""
+    made = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for parent in list(made.modules()):
+        for name, rotary in list(parent.named_children()):
+            if type(rotary).__name__.endswith("RotaryEmbedding"):
+                device = next(rotary.buffers()).device
+                setattr(parent, name, type(rotary)(config=config).to(device))
+    return made
+
+
 def rebuilt(model: nn.Module, config: Any) -> nn.Module:
     """A model's rotary modules alone, built by another configuration: no weights are needed."""
     return nn.ModuleList([type(module)(config=config) for module in modules(model)])

@@ -18,7 +18,7 @@ from posbench.evaluation.subject import Floats, Varied
 from posbench.evaluation.trained import candidates_nll, nll_of
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.extend import methods
-from posbench.huggingface import building, rope
+from posbench.huggingface import attention, rope
 from posbench.huggingface.folder import Checkpoint
 
 
@@ -56,8 +56,8 @@ class HuggingFaceModel:
         table = config.max_position_embeddings if family.position == "learned" else length
         if length > table:
             raise Undefined(f"{self.checkpoint.kind} has a table of {table} positions, and none beyond")
-        if variant.window is not None and family.narrows == "no":
-            raise Undefined(f"transformers takes no mask of attention for {self.checkpoint.kind}")
+        if variant.window is not None and not family.narrows:
+            raise Undefined(f"transformers takes no attention of ours for {self.checkpoint.kind}")
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         extension = None
         if variant.extension is not None:
@@ -74,18 +74,14 @@ class HuggingFaceModel:
 
     @functools.cached_property
     def reading(self) -> Any:
-        """The model that reads: as it is, or built anew by the extension's configuration.
+        """The model that reads: as it is, or with the rotary modules of the extension's configuration.
 
         Raises:
             RunFailed: built, it does not turn as it should.
         """
         if self.extension is None:
             return self.model
-        weights = {name: tensor.to("cpu") for name, tensor in self.model.state_dict().items()}
-        made = building.built(self.checkpoint, self.extension.config, weights, self.precision)
-        for name, module in made.named_modules():  # on an accelerator, too, one set of weights
-            module._parameters.update(self.model.get_submodule(name)._parameters)
-        made = made.to(self.device)
+        made = rope.exchanged(self.model, self.extension.config)
         if not rope.agrees(made, self.extension.turns, self.length):
             raise RunFailed(f"transformers built {self.name} with other frequencies than those that were asked for")
         return made
@@ -102,7 +98,11 @@ class HuggingFaceModel:
         if self.first_token is not None:
             inputs = inputs.clone()
             inputs[:, 0] = self.first_token
-        read = self.reading.base_model(input_ids=inputs, use_cache=False, **self._narrowed(inputs.shape[1]))
+        rope.restore(self.reading)
+        if self.extension is not None:  # whatever is shorter turns by the frequencies of its length, too
+            rope.difference(self.reading, self.extension.turns, self.length)
+        with attention.narrowed(self.window, self.sinks):
+            read = self.reading.base_model(input_ids=inputs, use_cache=False)
         self.told(inputs.numel())
         hidden: Tensor = read.last_hidden_state[:, -last:]
         return hidden
@@ -117,27 +117,6 @@ class HuggingFaceModel:
     def _head(self) -> tuple[Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
         return head.weight.float(), None if head.bias is None else head.bias.float()
-
-    def _narrowed(self, length: int) -> dict[str, Any]:
-        """The arguments by which a query sees its window and the sinks only, where that is asked for."""
-        if self.window is None:
-            return {}
-        positions = torch.arange(length, device=self.device)
-        distance = positions[:, None] - positions
-        seen = (distance >= 0) & ((distance < self.window) | (positions < self.sinks))
-        own = getattr(self.config, "sliding_window", None)
-        local = seen if own is None else seen & (distance < own)
-        if self.checkpoint.family.narrows == "masks":
-            return {"attention_mask": {"full_attention": self._mask(seen), "sliding_attention": self._mask(local)}}
-        mask = {"attention_mask": self._mask(local)}
-        return mask | ({"position_ids": positions[None]} if self.checkpoint.kind == "opt" else {})
-
-    def _mask(self, seen: Tensor) -> Tensor:
-        """(1, 1, T, T), as the library's attention takes it."""
-        if self.checkpoint.family.fused:
-            return seen[None, None]
-        mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
-        return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
 
 
 def extension_of(checkpoint: Checkpoint, config: Any, text: str, length: int, train_length: int) -> rope.Extension:
