@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 import support
 import torch
 import yaml
 
 import posbench
+from posbench import files
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, from_container, to_container
 from posbench.data import tokenizer as tokenizers
@@ -341,6 +344,53 @@ def test_a_place_that_is_taken_is_left_alone(tiny_config: Config, tmp_path: Path
     export.export(run, tmp_path / "empty")
     export.export(run, tmp_path / "deep" / "er")
     assert (tmp_path / "empty" / "model.safetensors").is_file() and (tmp_path / "deep" / "er" / "README.md").is_file()
+
+
+def kill_at(at: str, which: int, moment: str) -> faults.Boundaries:
+    """A process that dies at a call of a name, from 0 on."""
+
+    class Dying(faults.Boundaries):
+        def reached(self, name: str, call: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
+            if name == at and self.calls.count(at) == which:
+                self.at = len(self.calls)
+            return super().reached(name, call, half)
+
+    return Dying(moment=moment)
+
+
+@pytest.mark.parametrize(
+    ("at", "which", "moment"),
+    [("os.mkdir", 1, "after"), ("write", 0, "half"), ("os.rename", 0, "before"), ("os.rename", 0, "after")],
+)
+def test_the_same_command_after_a_kill_ends_well(
+    at: str, which: int, moment: str, tiny_config: Config, tmp_path: Path
+) -> None:
+    run = written(tmp_path / "runs", configured(tiny_config, {"name": "rope"}))
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    child = faults.start(lambda: export.export(run, out), kill_at(at, which, moment).install)
+    assert faults.ended(child) == -signal.SIGKILL
+    renamed = (at, moment) == ("os.rename", "after")
+    assert out.exists() == renamed and any(".tmp-" in name for name in os.listdir(tmp_path)) != renamed
+    export.export(run, out)
+    export.export(run, whole)
+    assert sorted(os.listdir(tmp_path)) == ["out", "runs", "whole"]
+    assert support.snapshot(out) == support.snapshot(whole)
+
+
+def test_what_a_living_export_writes_and_other_exports_are_left_alone(tiny_config: Config, tmp_path: Path) -> None:
+    run = written(tmp_path / "runs", configured(tiny_config, {"name": "rope"}))
+    living, stale, other = (
+        tmp_path / f".tmp-{c * 16}-{name}" for c, name in (("a", "out"), ("b", "out"), ("c", "my-out"))
+    )
+    for folder in (living, stale, other):
+        folder.mkdir()
+    with files.locked_folder(living):
+        export.export(run, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == sorted([living.name, other.name, "out", "runs"])
+    (tmp_path / "out" / "README.md").write_text("mine")
+    with pytest.raises(UserError, match="holds another export of this run"):
+        export.export(run, tmp_path / "out")
+    assert (tmp_path / "out" / "README.md").read_text() == "mine"
 
 
 # -- what stands beside the weights ------------------------------------------------------------------------------------

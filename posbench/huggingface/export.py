@@ -6,11 +6,13 @@
     posbench_parity.json                                        how far its logits are from the run's, by length
 
 It is written aside, read again, compared with the run's own model, and renamed into place: it is there as a whole, and
-equal to the run, or not at all. The run folder may be a stranger's; it is read as data, and nothing is written into it.
+equal to the run, or not at all. The same command after a kill ends well: it removes what was half written, and takes an
+equal folder for its own. The run folder may be a stranger's; it is read as data, and nothing is written into it.
 """
 
 import contextlib
 import dataclasses
+import filecmp
 import json
 import os
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ from posbench.runs.rows import evaluation_rows, newest_of_split
 from posbench.runs.trained import tokenizer_of, with_weights
 
 PARITY = "posbench_parity.json"
+_LARGEST_PARITY = 2**20  # bytes
 
 
 def export(run: Path, folder: Path) -> list[Agreement]:
@@ -44,12 +47,13 @@ def export(run: Path, folder: Path) -> list[Agreement]:
         How far the logits of what was written are from the run's, by length.
 
     Raises:
-        UserError: the folder is there and not empty, the run has no complete checkpoint, no stock architecture has its
-            model, or what was written is not its model; nothing is left behind.
+        UserError: the folder is there and holds something else, the run has no complete checkpoint, no stock
+            architecture has its model, or what was written is not its model; nothing is left behind.
         RunFailed: no room on the disk.
     """
     config, tokenizer = load_config(run), tokenizer_of(run)
-    _refuse_taken(folder)
+    _refuse_taken(folder, load_record(run).get("id"))
+    files.remove_stale_beside(folder)
     transformers()
     size.refuse_too_large(config, "cpu", "build")
     step, weights = checkpoint.load_model(run)
@@ -79,10 +83,15 @@ def told(folder: Path, found: list[Agreement]) -> str:
     )
 
 
-def _refuse_taken(folder: Path) -> None:
+def _refuse_taken(folder: Path, run: object) -> None:
+    """Raise UserError if a place holds something else than an export of the same run."""
     files.refuse_unusual(folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder} is there and not empty: expected a new folder, or an empty one")
+        before: Any = None
+        with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
+            before = json.loads(files.read(folder / PARITY, _LARGEST_PARITY))
+        if run is None or not isinstance(before, dict) or before.get("run") != run:
+            raise UserError(f"{folder} is there and not empty: expected a new folder, or an empty one")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: expected a new folder")
 
@@ -95,16 +104,31 @@ def _aside(folder: Path, needed: int) -> Iterator[Path]:
     with files.full_disk_as_failure(folder, needed):
         try:
             new.mkdir()
-            yield new
-            for path in new.iterdir():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-            files.sync_folder(new)
-            os.rename(new, folder)
-            files.sync_folder(folder.parent)
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(OSError):  # without locks nobody removes it
+                    held.enter_context(files.locked_folder(new))
+                yield new
+                for path in new.iterdir():
+                    with open(path, "rb") as file:
+                        os.fsync(file.fileno())
+                files.sync_folder(new)
+                if folder.is_dir() and any(folder.iterdir()):
+                    _refuse_other(folder, new)
+                    files.delete(new)
+                else:
+                    os.rename(new, folder)
+                files.sync_folder(folder.parent)
         except BaseException:
             files.delete(new)
             raise
+
+
+def _refuse_other(folder: Path, new: Path) -> None:
+    """Raise UserError unless a folder holds the same files, byte by byte, as a new one."""
+    names = sorted(path.name for path in new.iterdir())
+    equal, _, _ = filecmp.cmpfiles(folder, new, names, shallow=False)
+    if sorted(path.name for path in folder.iterdir()) != names or sorted(equal) != names:
+        raise UserError(f"{folder} holds another export of this run: expected a new folder, or an empty one")
 
 
 def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
