@@ -329,6 +329,30 @@ def cut(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 5000)
 
 
+def sparse(folder: Path) -> None:
+    """A tensor that is not there, of 2**40 bytes of which the disk holds none, beside those that are."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    end = len(data) - 8 - length
+    header["spy"] = {"dtype": "F32", "shape": [2**38], "data_offsets": [end, end + 2**40]}
+    new = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(new).to_bytes(8, "little") + new + data[8 + length :])
+        file.truncate(8 + len(new) + end + 2**40)
+
+
+def filled(folder: Path, number: float) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = number
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def turned(folder: Path, **parameters: Any) -> None:
+    changed(folder, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, **parameters})
+
+
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "a dropped tensor": (dropped, "they lack model.layers.1.mlp.up_proj.weight"),
     "an extra tensor": (added, "they have, not used by it, model.layers.0.spy"),
@@ -347,6 +371,22 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "half a file": (cut, "no whole .safetensors file"),
     "a million layers": (lambda f: changed(f, num_hidden_layers=10**6), "1,000,000 layers and 21 tensors"),
     "a huge table": (lambda f: changed(f, vocab_size=10**9), "not that of these weights"),
+    "a huge tensor": (sparse, "numbers and its configuration"),
+    "weights of NaN": (lambda f: filled(f, float("nan")), "NaN or infinity in fp32: in model.norm.weight"),
+    "infinite weights": (lambda f: filled(f, float("-inf")), "NaN or infinity in fp32"),
+    "a factor of 0": (lambda f: turned(f, factor=0), "factor of its RoPE is 0: expected finite numbers above 0"),
+    "a negative factor": (lambda f: turned(f, factor=-4), "factor of its RoPE is -4"),
+    "a factor of NaN": (lambda f: turned(f, factor=float("nan")), "it has NaN, which is no number of JSON"),
+    "a base of 0": (lambda f: turned(f, rope_theta=0.0), "rope_theta of its RoPE is 0.0"),
+    "divisors of 0": (
+        lambda f: turned(f, rope_type="longrope", short_factor=[1.0, 0.0, 1, 1], long_factor=[1.0] * 4),
+        "short_factor of its RoPE is a list",
+    ),
+    "attention to what comes": (lambda f: changed(f, use_bidirectional_attention=True), "tokens see those after them"),
+    "negative sizes": (lambda f: changed(f, hidden_size=-32), "transformers"),
+    "a negative table": (lambda f: changed(f, vocab_size=-5), "transformers"),
+    "an absurd length": (lambda f: changed(f, max_position_embeddings=10**12), "lower length"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "nonsense": (lambda f: changed(f, hidden_size="wide"), "transformers refuses its configuration"),
 }
 

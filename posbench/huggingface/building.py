@@ -6,6 +6,7 @@ It gets a configuration of known keys and tensors that are in memory: no file, n
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -66,17 +67,31 @@ def configuration(checkpoint: Checkpoint, longest: int) -> Any:
             made = kind(**given)
     except Exception as error:  # of whatever kind a check of the library raises
         raise UserError(f"{checkpoint.folder}: transformers refuses its configuration: {_line(error)}") from None
-    if checkpoint.kind == "mpt":
-        made.max_seq_len = max(made.max_seq_len, longest)
+    _refuse_odd_rope(checkpoint, made)
+    if checkpoint.kind == "mpt":  # of which a longer one changes nothing but the memory that its bias needs
+        made.max_seq_len = longest
     made.use_cache = False
     return made
+
+
+def _refuse_odd_rope(checkpoint: Checkpoint, config: Any) -> None:
+    """Raise UserError if a number of `rope_parameters` is none that frequencies can be made of."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for part in (parameters, *(each for each in parameters.values() if isinstance(each, dict))):
+        for key, value in part.items():
+            numbers = value if isinstance(value, list) else [value]
+            numbers = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
+            may_be_zero = key in ("partial_rotary_factor", "mscale", "mscale_all_dim")
+            if not all(0 < one < math.inf or (one == 0 and may_be_zero) for one in numbers):
+                wrong = value if isinstance(value, int | float) else "a list"
+                raise UserError(f"{checkpoint.folder}: {key} of its RoPE is {wrong}: expected finite numbers above 0")
 
 
 def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], precision: str) -> nn.Module:
     """A model in eval mode, on the CPU; tensors that are of its precision already it shares.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape.
+        UserError: a tensor is missing, left over, of another shape, or has numbers that are not finite.
     """
     kind = getattr(transformers(), checkpoint.family.model)
     attention.register(transformers())
@@ -106,17 +121,28 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
     if found["error_msgs"]:
         raise UserError(f"{checkpoint.folder}: its weights cannot be used: {_line(found['error_msgs'][0])}")
     made: nn.Module = model.eval()
+    for name, weight in made.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(f"{checkpoint.folder}: its weights have NaN or infinity in {precision}: in {name}")
     return made
 
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of its files, mapped into memory."""
-    from safetensors import safe_open
+    """The tensors of its files, mapped into memory.
+
+    Raises:
+        UserError: a file cannot be mapped.
+    """
+    from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
     for path in checkpoint.weights.paths:
-        with safe_open(path, "pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        try:
+            with safe_open(path, "pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # torch's allocator raises RuntimeError
+            size = f"{path.stat().st_size / 2**30:,.1f} GiB"
+            raise UserError(f"{path} ({size}) cannot be read into memory: {_line(error)}") from None
     return tensors
 
 
@@ -139,6 +165,9 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
     if numbers > 2 * weights.numbers:  # a head that is the token table may be counted twice
         told = f"{numbers:,} numbers and its files {weights.numbers:,}"
         raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+    if weights.learned > 2 * numbers:
+        told = f"{weights.learned:,} numbers and its configuration {numbers:,}"
+        raise UserError(f"{checkpoint.folder}: its files have {told}: they are not those of this configuration")
     held = numbers * (4 if precision == "fp32" else 2)
     held += config.vocab_size * config.hidden_size * (0 if precision == "fp32" else 4)  # the head, in fp32
     window = 16 * longest * config.hidden_size * 4

@@ -70,6 +70,11 @@ class Weights:
         """How many there are in all."""
         return sum(_product(shape) for shape in self.shapes.values())
 
+    @property
+    def learned(self) -> int:
+        """How many of them are no mask."""
+        return sum(_product(shape) for name, shape in self.shapes.items() if not _MASK.fullmatch(name))
+
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
@@ -134,6 +139,7 @@ def read(folder: Path) -> Checkpoint:
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     for key, why in (
         ("auto_map", "it brings a program of its own, which is not run"),
+        ("use_bidirectional_attention", "its tokens see those after them: it predicts none"),
         ("quantization_config", "its weights are quantised: expected fp32, bf16 or fp16"),
     ):
         if config.get(key):
@@ -193,10 +199,10 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(path, "np") as file:  # which maps the file without asking for that much memory
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path} is no whole .safetensors file: {str(error).splitlines()[0][:200]}") from None
 
 
@@ -230,12 +236,16 @@ def _size_within(path: Path, most: int) -> None:
 
 def _object(path: Path, most: int) -> dict[str, Any]:
     try:
-        content = json.loads(files.read(path, most))
+        content = json.loads(files.read(path, most), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object")
     return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it has {name}, which is no number of JSON")
 
 
 def _product(shape: tuple[int, ...]) -> int:
