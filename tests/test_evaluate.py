@@ -675,6 +675,10 @@ def test_rows_say_what_a_bigram_model_of_the_training_tokens_has_on_their_target
         at = targets.indices
         assert nll == pytest.approx(np.mean([model.nll(tokens.test.ids[[i - 1]], tokens.test.ids[[i]]) for i in at]))
         assert 1 < nll < math.log(9)  # words of random letters and spaces
+    for key, found in evaluation_blocks(folder).items():  # what a paired interval of the difference rests on
+        (row,) = [row for row in rows if row.blocks_key == key]
+        sums = [block.bigram_sum for block in found]
+        assert sums == [None] * len(found) if row.task else sum(sums) == pytest.approx(row.bigram_nll * row.n_tokens)
 
 
 def test_rows_from_before_bigram_models_are_not_computed_again(trained: tuple[Config, pathlib.Path]) -> None:

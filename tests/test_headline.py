@@ -52,7 +52,7 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
     assert found["rise_4x"] is None and found["nll_4x"] is None and found["rise_16x"] is None
     assert found["rise_2x"] is not None and found["reach"] in (64, 128)
     nothing = headline_of(write_run(tmp_path / "b", configured(template, "rope", 0), None, status="failed"))
-    assert nothing == {"nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None}
+    assert nothing == {"learned": None, "nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None}
 
 
 def test_rows_of_other_targets_are_in_no_curve_and_said(
@@ -121,6 +121,34 @@ def test_an_unknown_objective_is_one_line_before_anything_is_made(
     assert said.count("\n") == 1 and not list(tmp_path.iterdir())
     assert posbench("train", "objective=nll_1x", "protocol=nonoverlap", "tracking=none") == 2
     assert "not among evaluation.protocols" in capsys.readouterr().err
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("truth", "learned"),
+    [
+        (Truth(3.6, 0.0, bigram=4.2, paired=True), "yes"),
+        (Truth(4.4, 0.0, bigram=4.2, paired=True), "no"),
+        (Truth(4.2, 0.0, bigram=4.2, paired=True), "not resolved"),
+        (Truth(3.9, 0.0, bigram=4.2), "yes"),  # rows of an earlier version: the two numbers decide
+        (Truth(4.4, 0.0, bigram=4.2), "no"),
+        (Truth(3.6, 0.0), None),
+    ],
+)
+def test_a_run_has_learned_if_it_beats_a_bigram_model_and_only_then_has_a_reach(
+    template: Config, tmp_path: Path, truth: Truth, learned: str | None
+) -> None:
+    folder = run_of(tmp_path, template, truth)
+    found = headline_of(folder)
+    assert found["learned"] == learned and found["rise_4x"] is not None
+    claims = learned in (None, "yes")
+    assert (found["reach"] is not None) == claims
+    wanted = found["reach"] if claims else 0.0  # a sweeper needs a number
+    assert objective(folder, "reach") == wanted
+    (one,) = summary.summarise(*load.groups([load.read(folder)]))
+    assert one.learned == learned and one.ranked == claims and (one.reach is not None) == claims
 
 
 # -- reach -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import support
 import torch
+from fake_study import Truth, write_study
 from hydra.core.global_hydra import GlobalHydra
 from tiny_sweep import until
 
@@ -80,12 +81,26 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
     assert len(table) == 8
     done = table[table.status == "done"]
     for _, row in done.iterrows():
-        expected = {name: np.nan if value is None else value for name, value in headline_of(Path(row.folder)).items()}
+        found = headline_of(Path(row.folder))
+        expected = {name: np.nan if value is None else value for name, value in found.items() if name != "learned"}
         pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
+    assert table.learned.isna().all()  # these rows are from before bigram models
     assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope base=null"}
     assert table[table.encoding == "t5"].status.tolist() == ["diverged"] and table.nll_1x.isna().sum() == 1
     assert table.columns.tolist()[10:].index("reach") > table.columns.tolist()[10:].index("rise_16x")
     assert done.groupby("label").nll_1x.mean().idxmin() in ("alibi", "rope base=null", "rope base=64")
+
+
+def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:
+    template = fake_study.demo_config()
+    schemes = {"alibi": Truth(6.1, 0.0, bigram=5.0), "rope": Truth(4.1, 0.0, bigram=5.0), "none": Truth(4.1, 0.0)}
+    table = posbench.runs(write_study(tmp_path / "fake", template, schemes, seeds=1)).set_index("encoding")
+    assert table.learned["alibi"] == "no" and table.learned["rope"] == "yes" and pd.isna(table.learned["none"])
+    assert pd.isna(table.reach["alibi"]) and table.reach[["rope", "none"]].min() > 64 and table.rise_16x.notna().all()
+    runs = {name: posbench.load(folder) for name, folder in table.folder.items()}
+    assert runs["alibi"].learned == "no" and set(runs["rope"].curve().learned) == {"yes"}
+    assert "done, learned no, nll_1x 6.1" in repr(runs["alibi"]) and "reach" not in repr(runs["alibi"])
+    assert ", learned" not in repr(runs["none"])
 
 
 def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(study: Path, tmp_path: Path) -> None:

@@ -196,9 +196,28 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     said = " ".join(answer(group, summary.summarise(group)))
     assert "Not ranked, since a bigram model has no more nats at 1x (5.100): none (6.3" in said
     assert "none hold" not in said
+    for table in tables.main_tables(group, summary.summarise(group))[:2]:
+        at = table.columns.index("learned")
+        assert {row[0].text: row[at].text for row in table.rows} == {"alibi": "yes", "rope": "yes", "none": "no"}
+    assert [row[-1].text for row in table.rows if row[0].text == "none"] == [""]  # no reach
     unlearned = {**schemes, "rope": Truth(5.4, 0.1, bigram=5.1)}
     against = summarised(write_study(tmp_path / "other", template, unlearned))["alibi"].endpoints
     assert against is not None and against.verdict.text == "rope has not learned"
+
+
+def test_where_it_is_not_resolved_whether_a_scheme_has_learned_nothing_is_claimed(
+    template: Config, tmp_path: Path
+) -> None:
+    """The two numbers differ by less than other seeds and other documents would change them."""
+    schemes = {name: Truth(nll, 0.0, bigram=4.2, paired=True) for name, nll in (("rope", 3.9), ("alibi", 4.2))}
+    found = summarised(write_study(tmp_path / "fake", template, schemes))
+    assert (found["rope"].learned, found["alibi"].learned) == ("yes", "not resolved")
+    assert found["rope"].reach is not None and found["alibi"].reach is None
+    alibi = found["alibi"].endpoints
+    assert alibi is not None and alibi.verdict.text == "learned: not resolved, not ranked" and alibi.rise_p is None
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
+    said = " ".join(answer(group, summary.summarise(group)))
+    assert "Not ranked, since at 1x they are not resolved from a bigram model (4.200): alibi (4." in said
 
 
 def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Config, tmp_path: Path) -> None:
@@ -644,7 +663,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(
 def test_the_least_important_columns_go_first(found: dict[str, summary.Summary], study: Path) -> None:
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     table = tables.main_tables(group, list(found.values()))[0]
-    left_out = [printed_at(width, table).partition("No room here for ")[2] for width in (120, 100, 40)]
+    left_out = [printed_at(width, table).partition("No room here for ")[2] for width in (120, 92, 40)]
     assert left_out[0] == "" and left_out[1] == "SE text: see report.md.\n"
     assert "tokens/s" in left_out[2] and "nll" not in left_out[2]
 
@@ -654,7 +673,7 @@ def test_columns_that_hold_nothing_are_left_out_everywhere(template: Config, tmp
     (one,) = summarised(tmp_path / "one").values()
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "one"])])
     columns = tables.main_tables(group, [one])[0].columns
-    assert "nll" in columns and not {"SD seeds", "vs none"} & set(columns)  # of one seed, and without none
+    assert "nll" in columns and not {"SD seeds", "learned"} & set(columns)  # of one seed, and without a bigram model
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def table_of(study: Path, out: Path, columns: str | None = None) -> str:
 def cells(latex: str) -> dict[str, list[str]]:
     """Head and rows by their first cell."""
     inside = re.findall(r"\\toprule(.*)\\bottomrule", latex, re.DOTALL)[0]
-    rows = [line.removesuffix(r" \\").strip().split(" & ") for line in inside.splitlines() if line.endswith(r"\\")]
+    rows = [line.removesuffix(r" \\").lstrip().split(" & ") for line in inside.splitlines() if line.endswith(r"\\")]
     assert len({len(row) for row in rows}) == 1
     return {row[0]: row[1:] for row in rows}
 
@@ -85,6 +85,7 @@ def test_bold_are_the_best_and_what_is_not_told_from_it(study: Path, tmp_path: P
     assert bold["alibi"][1:] == [True, True, True] and bold["rope"][1:] == [False, False, False]
     assert bold["rope"][0] and bold["yarn"][0]  # made alike: 3.66, where alibi is 3.655
     assert bold["none (not learned)"] == [False] * 4  # the lowest nll, of what is not ranked
+    assert rows["none (not learned)"][3] == ""  # nor has it a reach
 
 
 def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, t
 
 def test_columns_without_a_value_are_left_out(template: Config, tmp_path: Path) -> None:
     one = write_study(tmp_path / "one", template, {"rope": SCHEMES["rope"]}, seeds=1)
-    table = table_of(one, tmp_path / "out", "nll_1x,sd_seeds,relative_speed,rise_32x,against_nll_1x,perplexity")
+    table = table_of(one, tmp_path / "out", "nll_1x,sd_seeds,learned,rise_32x,against_nll_1x,perplexity")
     assert cells(table)["scheme"] == [r"nll 1$\times$", "ppl"]
     assert "one seed" in caption(table) and "ddagger" not in table
 
@@ -188,3 +189,6 @@ def test_runs_csv_has_the_headline_of_each_run(study: Path, tmp_path: Path) -> N
         assert row["rise_4x"] == "" if not at_four else float(row["rise_4x"]) == float(at_four) - float(at_one)
     reach = {row["encoding"]: row["reach"] for row in rows if row["seed"] == "0"}
     assert reach["learned"] == "64" == reach["rope"] and int(reach["alibi"]) > 64
+    for table in (rows, levels):  # of the others nobody knows what a bigram model has
+        assert {row["encoding"]: row["learned"] for row in table if row["learned"]} == {"none": "no"}
+    assert reach["none"] == ""

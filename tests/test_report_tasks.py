@@ -332,7 +332,7 @@ def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> Non
     assert (alibi["accuracy_median"], alibi["accuracy_min"], alibi["learned"]) == ("0.88", "0.86", "5")
     assert len(runs) == 25 * 9 + 4 * 12
     (seed,) = [row for row in csv_rows(written / "runs.csv") if row["run"].startswith("rope-s0") and row["set"] == "1"]
-    assert (seed["task"], seed["learned"], seed["accuracy_2x"]) == ("copy", "0.0", "0.2")
+    assert (seed["task"], seed["learned"], seed["accuracy_2x"]) == ("copy", "no", "0.2")
     assert {row["problem_length"] for row in csv_rows(written / "evaluation.csv")} >= {"16", "32"}
 
 
@@ -400,9 +400,9 @@ def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_l
 def test_notebooks_have_task_runs_too(study: Path, tmp_path: Path) -> None:
     frame = posbench.runs(study)
     rope = frame[(frame["encoding"] == "rope") & (frame["seed"] == 1) & (frame["task"] == "copy")].iloc[0]
-    assert (rope["accuracy_2x"], rope["learned"], rope["steps_to_gate"]) == (0.2, 1.0, 300.0)
+    assert (rope["accuracy_2x"], rope["learned"], rope["steps_to_gate"]) == (0.2, "yes", 300.0)
     run = posbench.load(rope["folder"])
-    assert "accuracy_1x 0.995" in repr(run) and run.headline["exact_match_1x"] == 0.95
+    assert "learned yes, accuracy_1x 0.995" in repr(run) and run.headline["exact_match_1x"] == 0.95
     curve = run.curve()
     assert list(curve["problem_length"][:8]) == [4, 10, 16, 20, 24, 32, 64, 128] and curve["offset"][8] == OFFSET
     assert curve["accuracy"][5] == 0.2

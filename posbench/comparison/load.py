@@ -19,7 +19,7 @@ from posbench.config.schema import flat, to_container
 from posbench.errors import UserError
 from posbench.evaluation import answers
 from posbench.evaluation.answers import Answers, answers_of
-from posbench.evaluation.headline import Levels, headline, headline_split, levels_of
+from posbench.evaluation.headline import Headline, Levels, headline, headline_split, levels_of
 from posbench.runs import jsonl
 from posbench.runs.folder import load_any_config, load_record
 from posbench.runs.jsonl import number
@@ -48,7 +48,7 @@ class RunData:
     answers: Answers | None = None
 
     @property
-    def headline(self) -> dict[str, float | None]:
+    def headline(self) -> Headline:
         """The run in a few numbers by name, as `headline` or, of a task, `answers.headline` has them."""
         if self.answers is not None:
             return answers.headline(self.answers)

@@ -3,13 +3,16 @@
 With two seeds or more an interval is over seeds and documents; with one it is over documents and speaks for that
 checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length and the rise of nll at
 4x. The p-values that verdicts rest on (difference at 1x, equivalence at 1x, difference of the rise) are adjusted all
-together (Holm), over schemes and endpoints: no word of the table is more than one chance in twenty to be wrong.
+together (Holm), over schemes and endpoints. So the chance is at most one in twenty that a table calls any scheme
+different from `rope`, or equivalent, that is not. Two words rest on more than an adjusted p-value, and are wrong more
+often where the truth is near their limit: "differs by less than ..." also on a mean, "extrapolates better" also on an
+unadjusted bound of nll at 1x.
 """
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -168,11 +171,11 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned:
-    """The gate: what has not learned more than a bigram model of the same tokens is not ranked."""
+class Gate:
+    """Whether a scheme has learned more than a bigram model of the same tokens; what has not is not ranked."""
 
     ceiling: float  # nll of that model on the same targets, nats per token
-    passed: bool
+    learned: headline.Learned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Summary:
     nll: Interval | None  # at the training length
     nll_on_text: Interval | None  # over seeds only
     nll_of_checkpoints: Interval | None  # over documents only
-    learned: Learned | None
+    gate: Gate | None  # None where no run knows it
     bits_per_byte: float | None
     reach: Reach | None
     slope: Interval | None
@@ -193,7 +196,6 @@ class Summary:
     gain: Interval | None  # NLL(L) - NLL(longest)
     above_windowed: Interval | None  # at the longest
     bimodal: bool
-    relative_speed: float | None
     endpoints: Endpoints | None = None
 
     @property
@@ -201,9 +203,14 @@ class Summary:
         return self.curves[0]
 
     @property
+    def learned(self) -> headline.Learned | None:
+        """None where no run knows it."""
+        return self.gate.learned if self.gate else None
+
+    @property
     def ranked(self) -> bool:
         """Whether it has learned, as far as is known."""
-        return self.learned is None or self.learned.passed
+        return headline.may_claim(self.learned)
 
     @property
     def n_done(self) -> int:
@@ -221,20 +228,20 @@ def summarise(group: Group, least: float = LEAST) -> list[Summary]:
         least: nats per token; a smaller difference is not called better or worse.
     """
     lengths = sorted({length for run in group.runs for kind, length in run.levels if kind == PLAIN})
-    none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
-    found = [_summary(scheme, lengths, group.train_length, none) for scheme in group.schemes]
+    found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
     verdicts = endpoints(group, least)
     return [dataclasses.replace(one, endpoints=verdicts.get(one.scheme.label)) for one in sorted(found, key=_rank)]
 
 
-def _summary(scheme: Scheme, lengths: list[int], train_length: int, none: Scheme | None) -> Summary:
+def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
     longest = longer[-1] if longer else None
-    own, other = speed(scheme), speed(none) if none else None
+    known = gate(scheme, train_length)
+    may_claim = headline.may_claim(known.learned if known else None)
     return Summary(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
@@ -242,15 +249,14 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int, none: Scheme
         nll=interval(base),
         nll_on_text=seed_interval(base),
         nll_of_checkpoints=text_interval(base),
-        learned=learned(scheme, train_length),
+        gate=known,
         bits_per_byte=_bits_per_byte(scheme, train_length),
-        reach=_reach(scheme, longer, train_length) if base else None,
+        reach=_reach(scheme, longer, train_length) if base and may_claim else None,
         slope=interval(per_seed(scheme, slope(lengths))) if len(lengths) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
         gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
         bimodal=statistics.two_groups([one.value for one in at_four.values()]),
-        relative_speed=own / other if own and other else None,
     )
 
 
@@ -289,8 +295,8 @@ def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
     return headline.reach(uppers, train_length)
 
 
-def learned(scheme: Scheme, train_length: int) -> Learned | None:
-    """Whether the mean nll at the training length is below the ceiling; None where no run knows it."""
+def gate(scheme: Scheme, train_length: int) -> Gate | None:
+    """The gate over seeds and documents, by `headline.learned`; None where no run knows it."""
     levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
     known = [
         (level.nll, level.row.bigram_nll)
@@ -300,7 +306,11 @@ def learned(scheme: Scheme, train_length: int) -> Learned | None:
     if not known:
         return None
     nll, ceiling = np.mean(known, axis=0)
-    return Learned(float(ceiling), bool(nll < ceiling))
+    above = per_seed(scheme, lambda run: headline.above_bigram(run.levels, train_length))
+    paired_by_text = all(one.blocks is not None for one in above.values())
+    found = headline.learned(float(nll - ceiling), interval(above) if paired_by_text else None)
+    assert found is not None  # the difference is known
+    return Gate(float(ceiling), found)
 
 
 def speed(scheme: Scheme) -> float | None:
@@ -342,7 +352,8 @@ def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
         for one in group.schemes
         if one is not reference
     }
-    unlearned = {one.label for one in group.schemes if (gate := learned(one, length)) and not gate.passed}
+    gates = {one.label: known.learned for one in group.schemes if (known := gate(one, length))}
+    unlearned = {label: found for label, found in gates.items() if not headline.may_claim(found)}
     tested = {} if reference.label in unlearned else {k: pair for k, pair in pairs.items() if k not in unlearned}
     raw = {(label, name): p for label, pair in tested.items() for name, p in _tests(*pair).items()}
     adjusted = dict(zip(raw, statistics.holm(list(raw.values())), strict=True))
@@ -389,14 +400,16 @@ def _targets(run: RunData) -> object:
 
 
 def _verdict(
-    scheme: Scheme, reference: Scheme, unlearned: set[str], found: Endpoints, train_length: int, least: float
+    scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], found: Endpoints, train_length: int, least: float
 ) -> Verdict:
     """From the two endpoints; what seeds and documents do not settle is said to be open."""
     if not scheme.by_seed:
         return Verdict("no run is done")
-    for one, said in ((scheme, "not learned: not ranked"), (reference, f"{reference.label} has not learned")):
-        if one.label in unlearned:
-            return Verdict(said)
+    if gate := unlearned.get(scheme.label):
+        return Verdict("not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked")
+    if gate := unlearned.get(reference.label):
+        label = reference.label
+        return Verdict(f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved")
     levels = [run.levels.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in levels):
         return Verdict(f"undefined at {ENDPOINT_RATIO}x")

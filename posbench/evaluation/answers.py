@@ -139,15 +139,15 @@ def steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     return int(min(reached)) if reached else None
 
 
-def headline(answers: Answers) -> dict[str, float | None]:
+def headline(answers: Answers) -> dict[str, float | str | None]:
     """A run in a few numbers by name.
 
-    `learned`: 1 or 0. `steps_to_gate`. `nll_1x` in nats per token of the answers, `accuracy_<r>x` and
-    `exact_match_<r>x` as shares, at r times the longest trained problems.
+    `learned`: yes or no, None where it is not known. `steps_to_gate`. `nll_1x` in nats per token of the answers.
+    `accuracy_<r>x` and `exact_match_<r>x` as shares, at r times the longest trained problems.
     """
     plain = {place.ratio: one for place, one in answers.at.items() if place.ratio >= 1 and place.as_trained}
-    found: dict[str, float | None] = {
-        "learned": None if answers.learned is None else float(answers.learned),
+    found: dict[str, float | str | None] = {
+        "learned": None if answers.learned is None else "yes" if answers.learned else "no",
         "steps_to_gate": answers.steps_to_gate,
         "nll_1x": plain[1.0].row.nll if 1.0 in plain and plain[1.0].status == "ok" else None,
         "accuracy_1x": None,

@@ -9,9 +9,16 @@ from rich.table import Table
 from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.evaluation import choices, intervals
 from posbench.evaluation.answer_curve import print_answers
-from posbench.evaluation.headline import headline_split
+from posbench.evaluation.headline import headline_split, learned_of, levels_of
 from posbench.runs.folder import load_any_config
-from posbench.runs.rows import EvaluationRow, evaluation_blocks, evaluation_rows, newest_of_split, on_shared_targets
+from posbench.runs.rows import (
+    PLAIN,
+    EvaluationRow,
+    evaluation_blocks,
+    evaluation_rows,
+    newest_of_split,
+    on_shared_targets,
+)
 from posbench.terminal import chart, console, exits, tables
 
 FLAT = 0.1  # nats per token: a curve that spans less looks flat
@@ -57,7 +64,7 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     if isinstance(config, TrainedElsewhere):
         title = f"{config.model.name}, {config.encoding.name}: {trained}"
     out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
-    for line in [*_not_finished(rows, config), *_not_learned(rows), *_not_joined(rows)]:
+    for line in [*_not_finished(rows, config), *_not_learned(folder, rows, config), *_not_joined(rows)]:
         out.print(line)
     joined = on_shared_targets(rows)
     series = [
@@ -87,13 +94,17 @@ def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
     return [] if done >= steps else [f"Not finished: evaluated as it stood after step {done} of {steps}."]
 
 
-def _not_learned(rows: list[EvaluationRow]) -> list[str]:
+def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
     """A line about a run that is no better at its training length than a bigram model, whose curve says nothing."""
-    row = {row.length_ratio: row for row in rows if row.curve_name == "fixed_target"}.get(1.0)
-    if row is None or row.nll is None or row.bigram_nll is None or row.nll < row.bigram_nll:
+    levels = levels_of(rows, evaluation_blocks(folder), config)
+    said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(
+        learned_of(levels, config.training.train_length) or ""
+    )
+    if said is None:
         return []
+    row = levels[PLAIN, config.training.train_length].row
     others = f"a bigram model of the training tokens has {row.bigram_nll:.3f} on the same targets"
-    return [f"Not learned: {row.nll:.3f} nats at 1x, {others}."]
+    return [f"{said}: {row.nll:.3f} nats at 1x, {others}."]
 
 
 def _left_out(rows: list[EvaluationRow]) -> list[str]:

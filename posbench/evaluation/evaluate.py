@@ -211,15 +211,23 @@ def _predicted(
         helped = short - long > select.nats
         targets, nll = targets.where(helped), nll[helped]
     row, blocks = _with_numbers(evaluation, measurement, row, targets, nll)
-    return dataclasses.replace(row, bigram_nll=_bigram_nll(evaluation, row, targets)), blocks
+    return _with_bigram(evaluation, targets, row, blocks)
 
 
-def _bigram_nll(evaluation: Evaluation, row: EvaluationRow, targets: Targets) -> float | None:
-    """Of a row that has a number. A probe rewrites the text or chooses its targets: there it would say nothing."""
+def _with_bigram(
+    evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]
+) -> tuple[EvaluationRow, list[BlockRow]]:
+    """A row that has a number, and its blocks, with what a bigram model has on the same targets.
+
+    A probe rewrites the text or chooses its targets: there it would say nothing.
+    """
     if evaluation.bigram is None or row.nll is None or row.task is not None:
-        return None
+        return row, blocks
     ids = evaluation.split.ids
-    return float(evaluation.bigram.nll(ids[targets.indices - 1], ids[targets.indices]).mean())
+    nll = evaluation.bigram.nll(ids[targets.indices - 1], ids[targets.indices])
+    sums = np.bincount(targets.blocks, nll, targets.n_blocks).tolist()
+    blocks = [dataclasses.replace(block, bigram_sum=total) for block, total in zip(blocks, sums, strict=True)]
+    return dataclasses.replace(row, bigram_nll=float(nll.mean())), blocks
 
 
 def _with_numbers(

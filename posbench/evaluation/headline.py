@@ -1,4 +1,4 @@
-"""The headline of a run: nll at the training length, what it rises by beyond it, and how far the scheme holds.
+"""The headline of a run: whether it has learned, nll at the training length, its rise beyond, and how far it holds.
 
 All of it is of `fixed_target`, on the same target tokens at every length, without an extension, for the newest
 checkpoint. A value that is missing or undefined is None. The headline of a run on a task is `answers.headline`.
@@ -7,6 +7,7 @@ checkpoint. A value that is missing or undefined is None. The headline of a run 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from posbench.config.elsewhere import AnyConfig
 from posbench.config.schema import Config
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import answers, intervals
-from posbench.evaluation.intervals import Blocks, blocks_of
+from posbench.evaluation.intervals import Blocks, Interval, blocks_of
 from posbench.runs.folder import load_any_config
 from posbench.runs.rows import (
     PLAIN,
@@ -31,24 +32,30 @@ REACH_LIMIT = 0.05  # nats per token above the loss at the training length
 ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
 
 
-def headline(levels: "Levels", train_length: int) -> dict[str, float | None]:
+Learned = Literal["yes", "no", "not resolved"]
+Headline = dict[str, float | str | None]  # by name; only `learned` is a text
+
+
+def headline(levels: "Levels", train_length: int) -> Headline:
     """Values of one run by name.
 
-    `nll_1x`, `nll_<r>x`: nats per token at r training lengths. `rise_<r>x`: that less `nll_1x`. `reach`: the longest
-    context in tokens up to which the rise is at most `REACH_LIMIT`, by its one-sided upper 95 % bound over documents.
+    `learned`: the gate, by `learned`. `nll_1x`, `nll_<r>x`: nats per token at r training lengths. `rise_<r>x`: that
+    less `nll_1x`. `reach`: the longest context in tokens up to which the rise is at most `REACH_LIMIT`, by its
+    one-sided upper 95 % bound over documents; None where the gate is known and not passed.
     """
     ratios = {length: f"{length / train_length:g}x" for kind, length in sorted(levels) if kind == PLAIN}
     longer = [length for length in ratios if length > train_length]
-    named = {"nll_1x": None} | {f"rise_{ratio}x": None for ratio in ALWAYS}
+    gate = learned_of(levels, train_length)
+    named: Headline = {"learned": gate, "nll_1x": None, **{f"rise_{ratio}x": None for ratio in ALWAYS}}
     nlls = {f"nll_{ratio}": _value(nll(levels, PLAIN, length)) for length, ratio in ratios.items()}
     rises = {length: rise(levels, PLAIN, length, train_length) for length in longer}
     risen = {f"rise_{ratios[length]}": _value(contrast) for length, contrast in rises.items()}
     upper = {length: _upper(contrast) for length, contrast in rises.items()}
-    known = nlls.get("nll_1x") is not None and longer
+    known = nlls.get("nll_1x") is not None and longer and may_claim(gate)
     return {**named, **nlls, **risen, "reach": reach(upper, train_length).length if known else None}
 
 
-def headline_of(folder: Path) -> dict[str, float | None]:
+def headline_of(folder: Path) -> Headline:
     """The same of a run folder, or what `answers.headline` says where the run is on a task.
 
     Raises:
@@ -61,8 +68,15 @@ def headline_of(folder: Path) -> dict[str, float | None]:
 
 
 def objective(folder: Path, name: str | None) -> float | None:
-    """What a sweeper gets of a run: the headline value of that name, nll at the training length by default."""
-    return headline_of(folder).get(name or "nll_1x")
+    """What a sweeper gets of a run: the headline value of that name, nll at the training length by default.
+
+    The reach of a run that has not learned is 0: it must not win, and a sweeper needs a number.
+    """
+    found = headline_of(folder)
+    value = found.get(name or "nll_1x")
+    if name == "reach" and not may_claim(found["learned"]):
+        return 0.0
+    return None if isinstance(value, str) else value
 
 
 def check_objective(config: Config) -> None:
@@ -87,6 +101,50 @@ def check_objective(config: Config) -> None:
         raise UserError(f"objective is '{name}', of fixed_target: it is not among evaluation.protocols")
 
 
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+def learned(difference: float | None, found: Interval | None) -> Learned | None:
+    """Whether a model has learned: its nll at the training length is below that of a bigram model on the same targets.
+
+    Args:
+        difference: nll less that of the bigram model, nats per token; None: not known.
+        found: its 95 % interval, paired by document. None, as for rows of earlier versions: the difference decides.
+
+    Returns:
+        `not resolved` where the interval contains 0; None where the difference is not known.
+    """
+    if difference is None:
+        return None
+    if found is None:
+        return "yes" if difference < 0 else "no"
+    return "yes" if found.high < 0 else "no" if found.low > 0 else "not resolved"
+
+
+def may_claim(gate: object) -> bool:
+    """Whether a reach or a verdict may be stated: it has learned, or the gate is not known (None)."""
+    return gate in (None, "yes")
+
+
+def learned_of(levels: "Levels", train_length: int) -> Learned | None:
+    """The gate of one run, its interval over documents."""
+    difference = above_bigram(levels, train_length)
+    if difference is None:
+        return None
+    return learned(difference.value, intervals.over_text(difference.blocks) if difference.blocks else None)
+
+
+def above_bigram(levels: "Levels", train_length: int) -> "Contrast | None":
+    """nll at the training length less that of a bigram model on the same targets; None if either is not known."""
+    level = levels.get((PLAIN, train_length))
+    if level is None or level.nll is None or level.row.bigram_nll is None or level.status != "ok":
+        return None
+    return Contrast(level.nll - level.row.bigram_nll, weighted([(1, level.blocks), (-1, level.bigram)]))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
 def _value(contrast: "Contrast | None") -> float | None:
     return None if contrast is None else contrast.value
 
@@ -105,6 +163,7 @@ class Level:
 
     row: EvaluationRow
     blocks: Blocks | None  # None where the file lacks them
+    bigram: Blocks | None = None  # of the same blocks, the sums of a bigram model; rows of earlier versions: None
 
     @property
     def status(self) -> str:
@@ -128,7 +187,7 @@ def levels_of(rows: list[EvaluationRow], blocks: dict[BlocksKey, list[BlockRow]]
     """The fixed_target levels on the split that the configuration names, of the newest checkpoint evaluated on it."""
     own = [row for row in rows if row.is_headline]
     return {
-        (row.kind, row.length): Level(row, _sums(blocks.get(row.blocks_key, [])))
+        (row.kind, row.length): _level(row, blocks.get(row.blocks_key, []))
         for row in on_shared_targets(newest_of_split(own, headline_split(rows, config)))
     }
 
@@ -144,6 +203,11 @@ def _sums(blocks: list[BlockRow]) -> Blocks | None:
     found = blocks_of(blocks)
     usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
     return found if usable else None
+
+
+def _level(row: EvaluationRow, blocks: list[BlockRow]) -> Level:
+    of_bigram = [dataclasses.replace(block, nll_sum=block.bigram_sum) for block in blocks]
+    return Level(row, _sums(blocks), _sums(of_bigram))
 
 
 # -- contrasts of levels -----------------------------------------------------------------------------------------------

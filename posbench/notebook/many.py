@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # sha256 of the text, `status` done, running, stopped, died or why it failed.
 _KNOWN = (
     "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
-    "data",
+    "data", "learned",
 )  # fmt: skip
 
 
@@ -33,11 +33,12 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
-        Besides what tells the runs apart: `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the
-        same target tokens, at so many training lengths and above 1x; `reach`, the longest context in tokens up to which
-        the rise is at most 0.05, by its upper bound; `seconds` of training; `folder`. Where runs on tasks are among
-        them: `task`, `learned` (1 or 0), `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .., shares at so many
-        times the longest trained problem; their `nll_1x` is of the answers' tokens.
+        Besides what tells the runs apart: `learned`, yes, no or not resolved, as of `LoadedRun.learned`, empty where it
+        is not known; `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the same target tokens, at
+        so many training lengths and above 1x; `reach`, the longest context in tokens up to which the rise is at most
+        0.05, by its upper bound, empty for a run that has not learned; `seconds` of training; `folder`. Where runs on
+        tasks are among them: `task`, `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .., shares at so many times
+        the longest trained problem; their `nll_1x` is of the answers' tokens.
 
     Raises:
         UserError: a path that does not exist, or no run at all. A run that cannot be read is left out with a warning.
@@ -47,7 +48,9 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         run.folder: scheme.label for group in load.groups(read) for scheme in group.schemes for run in scheme.runs
     }
     measured = {run.folder: run.headline for run in read}
-    names = sorted({name for values in measured.values() for name in values} | {"nll_1x"}, key=_measure_order)
+    names = sorted(
+        {name for values in measured.values() for name in values if name != "learned"} | {"nll_1x"}, key=_measure_order
+    )
     rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
     task = ["task"] if any(run.answers for run in read) else []
     frame = pd.DataFrame(rows, columns=[*_KNOWN, *task, *names, "seconds", "folder"])
@@ -108,7 +111,7 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
 
 
 def _measure_order(name: str) -> tuple[int, float]:
-    """nll by length, then rises by length, then the reach; of tasks whether it learned, and answers by length."""
+    """nll by length, then rises by length, then the reach; of tasks the steps to the gate, and answers by length."""
     kind, _, ratio = name.rpartition("_") if name.endswith("x") else (name, "", "")
-    order = ("nll", "rise", "reach", "learned", "steps_to_gate", "accuracy", "exact_match")
+    order = ("nll", "rise", "reach", "steps_to_gate", "accuracy", "exact_match")
     return order.index(kind), float(ratio.rstrip("x") or 0)

@@ -10,6 +10,7 @@ import pandas as pd
 from posbench.comparison.load import RunData, read
 from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
 from posbench.errors import UserError
+from posbench.evaluation.headline import Headline
 from posbench.runs.finding import run_folders
 from posbench.runs.jsonl import number, read_jsonl
 from posbench.runs.names import CONFIG, METRICS
@@ -24,10 +25,31 @@ if TYPE_CHECKING:
     from posbench.model import GPT
 
 # Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
-_FIRST = ("protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "perplexity", "extension", "status")
-_NAMED = ("nll_1x", "rise_4x", "rise_16x", "reach")
-_NAMED_OF_TASK = ("accuracy_1x", "accuracy_2x", "accuracy_4x")
-_FIRST_OF_TASK = ("task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "nll", "status")
+_FIRST = (
+    "protocol",
+    "length",
+    "length_ratio",
+    "nll",
+    "ci_low",
+    "ci_high",
+    "learned",
+    "perplexity",
+    "extension",
+    "status",
+)
+_NAMED = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach")
+_NAMED_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
+_FIRST_OF_TASK = (
+    "task",
+    "problem_length",
+    "length_ratio",
+    "offset",
+    "accuracy",
+    "exact_match",
+    "learned",
+    "nll",
+    "status",
+)
 _COUNTS = (
     "problem_length",
     "offset",
@@ -82,12 +104,25 @@ class LoadedRun:
         return self.data.outcome
 
     @functools.cached_property
-    def headline(self) -> dict[str, float | None]:
-        """The run in a few numbers: `nll_1x` .. (nats per token), `rise_4x` .. (nats per token), `reach` (tokens).
+    def headline(self) -> Headline:
+        """The run in a few values: `learned`, `nll_1x` .. and `rise_4x` .. (nats per token), `reach` (tokens).
 
-        Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .. (shares).
+        `reach` is None for a run that has not learned. Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` ..
+        and `exact_match_1x` .. (shares).
         """
         return self.data.headline
+
+    @property
+    def learned(self) -> str | None:
+        """Whether it has learned: `yes`, `no` or `not resolved`; None where that is not known.
+
+        Of text: nll at the training length is below that of a bigram model of the training tokens on the same targets,
+        by a 95 % interval over documents. Rows of earlier versions lack what pairs documents: there the two numbers
+        decide. Not known: nothing was evaluated, or by a version without that model, or the model was trained
+        elsewhere. Of a task: 99 % of the answers' tokens are right at every trained length.
+        """
+        found = self.headline["learned"]
+        return None if found is None else str(found)
 
     # -- what was measured -----------------------------------------------------------------------------------------
 
@@ -95,8 +130,8 @@ class LoadedRun:
         """What was evaluated, a row each: fixed_target as trained first, then narrowed or extended, then the rest.
 
         `length` is in tokens, `nll` and its 95 % interval `ci_low`, `ci_high` in nats per token. What is undefined is
-        NaN; `status` and `reason` say why. `curve` names the rows that belong together: fixed_target, windowed,
-        nonoverlap, fixed_target_yarn ...
+        NaN; `status` and `reason` say why. `learned` is that of the run, in every row. `curve` names the rows that
+        belong together: fixed_target, windowed, nonoverlap, fixed_target_yarn ...
 
         Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
         trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
@@ -105,7 +140,8 @@ class LoadedRun:
         rows = sorted(self.data.rows, key=_task_first if on_task else _headline_first)
         first = _FIRST_OF_TASK if on_task else _FIRST
         columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
-        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json()} for row in rows], columns=columns)
+        of_run = {"learned": self.learned}
+        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json(), **of_run} for row in rows], columns=columns)
         return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
@@ -177,21 +213,24 @@ class LoadedRun:
         return figure([self.data])
 
     def __repr__(self) -> str:
-        numbers = "".join(f", {name} {value:.4g}" for name, value in self._numbers())
+        numbers = "".join(f", {name} {value}" for name, value in self._shown())
         return spelt_out(f"<run {self.id}: {self.status}{numbers}; {self.folder}>")
 
     def _repr_html_(self) -> str:
-        cells = [("status", self.status), *((name, f"{value:.4g}") for name, value in self._numbers())]
+        cells = [("status", self.status), *self._shown()]
         head, body = (
             "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
         )
         title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(spelt_out(str(self.folder)))}</code>"
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
-    def _numbers(self) -> list[tuple[str, float]]:
+    def _shown(self) -> list[tuple[str, str]]:
+        """The values that are known, by name."""
         names = _NAMED_OF_TASK if self.data.answers else _NAMED
         named = ((name, self.headline.get(name)) for name in names)
-        return [(name, value) for name, value in named if value is not None]
+        return [
+            (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
+        ]
 
 
 def _headline_first(row: EvaluationRow) -> tuple[bool, bool, str, int]:

@@ -12,7 +12,12 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     """Two to four sentences from the verdicts of a group; of a scheme that has not learned only that."""
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
-    sentences = [_held(ranked, group.train_length), *_against(group, ranked), _few_seeds(ranked), _unlearned(unlearned)]
+    sentences = [_held(ranked, group.train_length), *_against(group, ranked), _few_seeds(ranked)]
+    for gate, why in (
+        ("no", "a bigram model has no more nats at 1x"),
+        ("not resolved", "at 1x they are not resolved from a bigram model"),
+    ):
+        sentences.append(_unlearned([one for one in unlearned if one.learned == gate], why))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -73,12 +78,12 @@ def _few_seeds(ranked: list[Summary]) -> str:
     return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}."
 
 
-def _unlearned(unlearned: list[Summary]) -> str:
+def _unlearned(unlearned: list[Summary], why: str) -> str:
     if not unlearned:
         return ""
     each = [f"{one.scheme.label} ({one.nll.mean:.3f})" for one in unlearned if one.nll]
-    ceilings = sorted({f"{one.learned.ceiling:.3f}" for one in unlearned if one.learned})
-    return f"Not ranked, since a bigram model has no more nats at 1x ({', '.join(ceilings)}): {_listed(each)}."
+    ceilings = sorted({f"{one.gate.ceiling:.3f}" for one in unlearned if one.gate})
+    return f"Not ranked, since {why} ({', '.join(ceilings)}): {_listed(each)}."
 
 
 def _listed(names: Sequence[str]) -> str:

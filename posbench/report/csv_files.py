@@ -15,7 +15,7 @@ from posbench.evaluation.answers import Answer, Place
 from posbench.report import text
 from posbench.runs.rows import COLUMNS
 
-_HEADLINE = ["nll_1x", "rise_4x", "rise_16x", "reach"]  # as `headline` defines them, for this checkpoint
+_HEADLINE = ["learned", "nll_1x", "rise_4x", "rise_16x", "reach"]  # as `headline` defines them, for this checkpoint
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]
 _RUN_COLUMNS = [
     *_NAMES, "study", "set", "status", "reason", "message", *_HEADLINE, "parameters", "encoding_parameters", "tokens",
@@ -47,8 +47,9 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     lines = [{**_facts(run), **names[run.folder]} for run in runs]
     measured = dict.fromkeys(name for run in runs if run.answers for name in run.headline if name not in _HEADLINE)
     text.write(folder / "runs.csv", text.csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
-    rows = ({**row.to_json(), **names[run.folder]} for run in runs for row in run.rows)
-    columns = [column for column in COLUMNS if on_tasks or column not in _OF_TASKS]
+    gates = {run.folder: {"learned": run.headline["learned"]} for run in runs}
+    rows = ({**row.to_json(), **names[run.folder], **gates[run.folder]} for run in runs for row in run.rows)
+    columns = ["learned", *(column for column in COLUMNS if on_tasks or column not in _OF_TASKS)]
     text.write(folder / "evaluation.csv", text.csv_text([*_NAMES, *columns], rows))
     if on_tasks:
         of_schemes = [line for group in on_tasks for line in _of_schemes(group, sets)]

@@ -44,6 +44,7 @@ class Column:
     best: Measure | Literal["farthest"] | None = None
 
 
+_UNRANKED = {"no": "not learned", "not resolved": "learned: not resolved"}
 _AGAINST = "against rope: paired by seed and target"
 _NAMED = {
     "runs": Column("runs", tables.runs_ended),
@@ -66,7 +67,7 @@ _NAMED = {
     ),
     "verdict": Column("verdict", lambda one: Value(one.endpoints.verdict.text if one.endpoints else "")),
     "tokens_per_second": Column("tokens/s", lambda one: tables.whole(one.tokens_per_second)),
-    "relative_speed": Column("speed", lambda one: tables.decimal(one.relative_speed, 2, "x"), "speed: none's is 1"),
+    "learned": Column("learned", tables.learned, "learned: nll at 1x is below that of a bigram model"),
 }
 
 
@@ -246,7 +247,8 @@ def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: 
 
 
 def _row(number: int, one: Summary, shown: list[Shown], alike: bool) -> str:
-    name = latex(one.scheme.label if one.ranked else f"{one.scheme.label} (not learned)")
+    mark = "" if one.ranked else f" ({_UNRANKED[str(one.learned)]})"
+    name = latex(one.scheme.label + mark)
     return " & ".join([name, *(_cell(column.cells[number], number in column.bold, alike) for column in shown)])
 
 

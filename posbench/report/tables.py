@@ -98,13 +98,14 @@ def _property(measured: Measured) -> Value:
 
 
 def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
-    columns = ["scheme", "runs", "nll", "SD seeds", "SE text", "ppl", "bits/byte"]
-    columns += ["params", "PE params", "tokens", "tokens/s", "vs none"]
+    columns = ["scheme", "runs", "nll", "learned", "SD seeds", "SE text", "ppl", "bits/byte"]
+    columns += ["params", "PE params", "tokens", "tokens/s"]
     rows = [
         [
             Value(one.scheme.label),
             runs_ended(one),
             decimal(one.nll.mean if one.nll else None),
+            learned(one),
             decimal(sd_of_seeds(one.nll_on_text)),
             decimal(one.nll_of_checkpoints.error if one.nll_of_checkpoints else None),
             perplexity(one),
@@ -113,7 +114,6 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
             short(parameters(one, "encoding")),
             short(_first(one, lambda run: number(run.record.get("tokens")))),
             whole(one.tokens_per_second),
-            decimal(one.relative_speed, 2, suffix="x"),
         ]
         for one in summaries
     ]
@@ -123,24 +123,25 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
         "largely absent from paired differences; tokens/s by wall clock of training, as busy as the machine was."
         + _ceiling(summaries)
     )
-    order = ("SE text", "tokens", "params", "bits/byte", "SD seeds", "tokens/s", "vs none", "PE params", "ppl", "runs")
+    order = ("SE text", "tokens", "params", "bits/byte", "SD seeds", "tokens/s", "PE params", "ppl", "runs")
     spare = tuple(columns.index(name) for name in order)
     return Table(f"In distribution, at {group.train_length} tokens of context", columns, rows, note, spare)
 
 
 def _beyond(group: Group, summaries: list[Summary]) -> Table:
     ratios = _ratios(summaries)
-    columns = ["scheme", "nll at 1x", *(f"{ratio:g}x" for ratio in ratios), "reach"]
+    columns = ["scheme", "nll at 1x", *(f"{ratio:g}x" for ratio in ratios), "learned", "reach"]
     rows = []
     for one in summaries:
         by_ratio = {point.ratio: point for point in one.plain.points}
         rises = [rise(by_ratio.get(ratio)) for ratio in ratios]
         level = decimal(one.nll.mean if one.nll else None)
-        rows.append([Value(one.scheme.label), level, *rises, reach(one)])
+        rows.append([Value(one.scheme.label), level, *rises, learned(one), reach(one)])
+    gated = " and is empty for a scheme that has not learned" if any(one.learned for one in summaries) else ""
     note = (
         f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. {MARKS} "
         f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % bound, "
-        "as are all shorter ones; ≥ where nothing longer was measured."
+        f"as are all shorter ones; ≥ where nothing longer was measured{gated}."
     )
     kept = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else ratios[-1] if ratios else None
     spare = tuple(at for at, ratio in enumerate(ratios, start=2) if ratio != kept)
@@ -405,12 +406,15 @@ def sd_of_documents(found: Interval | None) -> float | None:
 
 
 def _ceiling(summaries: list[Summary]) -> str:
-    gates = [one.learned for one in summaries if one.learned]
+    gates = [one.gate for one in summaries if one.gate]
     if not gates:
         return ""
     low, high = min(gate.ceiling for gate in gates), max(gate.ceiling for gate in gates)
     said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
-    return f" A bigram model of the training tokens has {said} on the same targets: above it nothing is ranked."
+    learned = "learned: nll is below that, by a 95 % interval paired by seed and document where those are known"
+    return (
+        f" A bigram model of the training tokens has {said} on the same targets; {learned}; what has not is not ranked."
+    )
 
 
 def parameters(one: Summary, kind: str) -> float | None:
@@ -433,6 +437,11 @@ def _change(one: Summary, kind: str, point: Point | None) -> Value:
     if point is None or point.status != "ok":
         return Value("" if point is None else point.status.replace("_", " "))
     return signed(summary.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length))))
+
+
+def learned(one: Summary) -> Value:
+    """The gate; empty where it is not known."""
+    return Value(one.learned or "")
 
 
 def reach(one: Summary) -> Value:

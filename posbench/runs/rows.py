@@ -135,6 +135,7 @@ class BlockRow:
     n_tokens: int | None  # targets
     n_bytes: int | None
     n_correct: int | None = None  # of a problem: targets that were the likeliest token
+    bigram_sum: float | None = None  # nats of a bigram model over the same targets; None as bigram_nll
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
