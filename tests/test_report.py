@@ -15,6 +15,7 @@ from support import posbench
 
 from posbench import report
 from posbench.comparison import load, summary
+from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.portrait import properties
@@ -418,7 +419,7 @@ def test_cells_that_a_sweep_lost_are_named(template: Config, tmp_path: Path) -> 
     run = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
     levels = [{"id": run.name, "status": "done"}, {"id": "alibi-s0-00000000", "status": "failed", "reason": "oom"}]
     (tmp_path / "sweep.json").write_text(json.dumps({"cells": levels}))
-    assert load.lost([load.read(run)]) == ["alibi-s0-00000000: oom"]
+    assert load.failures([load.read(run)]) == [load.Failure("oom, without a run folder", "", ["alibi-s0-00000000"])]
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
     for fact in (
         "c0ffee000000", "1,000,000 tokens", "seeds 0, 1, 2, 3, 4", f"{BLOCKS} blocks", "initialisation fan_in",
         "fixed_target", "nats per token", "bits per byte", "split test", f"{BLOCKS} documents (doc)",
-        "learning rate 0.003", "Command: posbench",
+        "learning rate 0.003", "Command: posbench train",
     ):  # fmt: skip
         assert fact in markdown, fact
     assert "n.s." not in markdown
@@ -683,7 +684,7 @@ def test_columns_that_hold_nothing_are_left_out_everywhere(template: Config, tmp
 def test_the_command_writes_where_it_is_told(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     assert posbench("report", str(study / "rope-*"), str(study / "alibi-*"), "--out", str(out)) == 0
-    assert "Command: posbench report" in (out / "report.md").read_text()
+    assert "Command: posbench train" in (out / "report.md").read_text()
     assert len(read_csv(out / "runs.csv")) == 10
 
 
@@ -719,3 +720,68 @@ def test_folders_of_runs_that_never_read_their_text_count_as_nothing(
     names = ", ".join(sorted(folder.name for folder in typos))
     assert f"Left out, since they ended before they had read their text: {names}" in printed
     assert "rope, runs 1 of 2" not in printed
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_each_set_names_the_command_that_its_own_runs_were_started_with(template: Config, tmp_path: Path) -> None:
+    """A study that was swept twice, with other budgets."""
+    folder, cells = tmp_path / "fake", []
+    for tokens in (1000000, 400000):
+        training = dataclasses.replace(template.training, tokens=tokens)
+        for scheme in ("rope", "alibi"):
+            config = configured(dataclasses.replace(template, training=training), scheme, 0)
+            run = write_run(folder, config, SCHEMES[scheme], command=f"posbench train encoding={scheme}")
+            cells.append({"id": run.name, "status": "done", "command": f"posbench sweep training.tokens={tokens}"})
+    (folder / "sweep.json").write_text(json.dumps({"command": cells[-1]["command"], "cells": cells}))
+    report.main([folder])
+    sets = re.split("^## ", (folder / "report" / "report.md").read_text(), flags=re.MULTILINE)[1:]
+    found = {re.findall("training.tokens ([0-9]+)", one)[0]: re.findall("Command: (.*)", one) for one in sets}
+    assert found == {f"{tokens}": [f"posbench sweep training.tokens={tokens}."] for tokens in (1000000, 400000)}
+    for cell in cells:
+        del cell["command"]  # as earlier versions wrote it
+    (folder / "sweep.json").write_text(json.dumps({"command": "posbench sweep", "cells": cells}))
+    report.main([folder])
+    assert "Command: posbench sweep" not in (folder / "report" / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_another_reference_can_be_asked_for(template: Config, tmp_path: Path) -> None:
+    schemes = {name: SCHEMES[name] for name in ("rope", "alibi", "none")}
+    folder = write_study(tmp_path / "fake", template, schemes)
+    out = tmp_path / "out"
+    assert (
+        posbench("report", str(folder), "--reference", "alibi", "--columns", "against_nll_1x", "--out", str(out)) == 0
+    )
+    markdown, latex = (out / "report.md").read_text(), (out / "table.tex").read_text()
+    assert "### Against alibi: the two primary endpoints" in markdown and "Against rope" not in markdown
+    assert "nll vs. alibi" in latex and "against alibi" in latex and "vs. rope" not in latex
+    with pytest.raises(UserError, match=r"no scheme is called 'alibbi': expected one of alibi, none, rope$"):
+        report.main([folder], out, reference="alibbi")
+    report.main([folder], out)
+    assert "### Against rope" in (out / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_equal_failures_are_one_line_at_the_end(
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=2)
+    for seed in range(6):
+        config = configured(template, "alibi", seed)
+        message = f"no memory in {run_id(config)}:\n" + "\n".join(f"line {number}" for number in range(8))
+        write_run(folder, config, None, "failed", reason="oom", message=message)
+    report.main([folder])
+    printed = capsys.readouterr().out
+    assert printed.count("line 7") == 1 and "6 runs: oom: no memory in RUN:" in printed
+    assert printed.index("Beyond the training length") < printed.index("line 7")
+    markdown = (folder / "report" / "report.md").read_text()
+    assert markdown.count("line 7") == 1 and markdown.index("### Beyond") < markdown.index("| 6 runs | oom |")
+    (row,) = [line for line in markdown.splitlines() if line.startswith("| 6 runs")]
+    assert row.count("alibi-s") == 6
+    assert (folder / "report" / "index.html").read_text().partition("Every run")[0].count("line 7") == 1
+
+
+def test_a_scheme_of_which_no_run_is_done_is_last(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": Truth(6.0, 0.1, bigram=5.0)}, seeds=1)
+    write_run(folder, configured(template, "alibi", 0), None, "failed", reason="oom", message="")
+    assert list(summarised(folder)) == ["rope", "alibi"]

@@ -271,6 +271,9 @@ def report(
             metavar="A,B,...", help="Of table.tex; default: nll_1x,rise_4x,rise_16x,reach. A wrong name lists all."
         ),
     ] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Scheme that the others are compared with; default: rope.")
+    ] = None,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -278,7 +281,7 @@ def report(
     """
     from posbench import report
 
-    report.main(paths, out, least, columns)
+    report.main(paths, out, least, columns, reference)
 
 
 @app.command()

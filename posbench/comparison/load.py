@@ -111,6 +111,7 @@ class Group:
 
     schemes: list[Scheme]
     settings: dict[str, str]  # only keys that differ between groups of text, or of this task
+    compared_with: str | None = None  # name or label of the reference that was asked for; None: `REFERENCE`
 
     @property
     def task(self) -> str | None:
@@ -127,8 +128,10 @@ class Group:
 
     @property
     def reference(self) -> Scheme | None:
-        """`rope` with its default options, if several were run."""
-        found = [scheme for scheme in self.schemes if scheme.name == REFERENCE]
+        """The scheme of that label, else of that name, `rope` by default; of several its default options."""
+        wanted = self.compared_with or REFERENCE
+        found = [scheme for scheme in self.schemes if scheme.label == wanted]
+        found = found or [scheme for scheme in self.schemes if scheme.name == wanted]
         return min(found, key=lambda scheme: (not _default(scheme), scheme.label), default=None)
 
 
@@ -164,8 +167,15 @@ def _shown(value: Any) -> Any:
 # -- sorting -----------------------------------------------------------------------------------------------------------
 
 
-def groups(runs: list[RunData]) -> list[Group]:
-    """Runs sorted into sets that may be compared: of text before tasks, those with results first, then the largest."""
+def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
+    """Runs sorted into sets that may be compared: of text before tasks, those with results first, then the largest.
+
+    Args:
+        reference: name or label of the scheme that the others are compared with, where a set has it; None: `rope`.
+
+    Raises:
+        UserError: no set has such a scheme.
+    """
     sets: dict[str, list[RunData]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: _corpus(run) is None):
         sets[_home(run, list(sets))].append(run)
@@ -176,7 +186,10 @@ def groups(runs: list[RunData]) -> list[Group]:
         task = _task(members[0])
         alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if _task(others[0]) == task]
         differing = {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in _differing(alike)}
-        found.append(Group(_schemes(members), differing))
+        found.append(Group(_schemes(members), differing, reference))
+    if reference is not None and not any(group.reference for group in found):
+        known = sorted({name for group in found for one in group.schemes for name in (one.name, one.label)})
+        raise UserError(f"no scheme is called '{spelt_out(reference)}': expected one of {', '.join(known)}")
     return found
 
 
@@ -222,14 +235,48 @@ def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]
     return again
 
 
-def lost(runs: list[RunData]) -> list[str]:
-    """Cells of the studies' `sweep.json` that left no run folder behind, each in one line."""
-    return [
-        f"{level.get('id')}: {level.get('reason') or level.get('status')}"
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What became of runs that are not done, alike in every word."""
+
+    outcome: str
+    message: str
+    runs: list[str]  # their names
+
+
+def failures(runs: list[RunData]) -> list[Failure]:
+    """Runs that are not done, and cells of the studies' `sweep.json` that left no run folder; the most frequent first.
+
+    A message may name its own run: such messages are alike, too.
+    """
+    known = [(run.folder.name, run.outcome, str(run.record.get("message") or "")) for run in runs if not run.done]
+    for study in studies(runs):
+        for cell in listed(study / "sweep.json", "cells"):
+            name = spelt_out(str(cell.get("id")))
+            if not (study / str(cell.get("id")) / "run.json").is_file():
+                outcome = spelt_out(str(cell.get("reason") or cell.get("status")))
+                known.append(
+                    (name, f"{outcome}, without a run folder", redact(spelt_out(str(cell.get("message") or ""))))
+                )
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, outcome, message in known:
+        found[outcome, message.replace(name, "RUN")].append(name)
+    alike = [Failure(*key, names) for key, names in found.items()]
+    one = {name: message for name, _, message in known}
+    alike = [dataclasses.replace(each, message=one[each.runs[0]]) if len(each.runs) == 1 else each for each in alike]
+    return sorted(alike, key=lambda each: -len(each.runs))
+
+
+def commands(runs: list[RunData]) -> list[str]:
+    """The command lines that runs were started with, each once: that of their sweep where its record has it."""
+    swept = {
+        study / str(cell.get("id")): redact(spelt_out(cell["command"]))
         for study in studies(runs)
-        for level in listed(study / "sweep.json", "cells")
-        if not (study / str(level.get("id")) / "run.json").is_file()
-    ]
+        for cell in listed(study / "sweep.json", "cells")
+        if isinstance(cell.get("command"), str)
+    }
+    found = (swept.get(run.folder) or str(run.record.get("command") or "") for run in runs)
+    return [command for command in dict.fromkeys(found) if command]
 
 
 def studies(runs: list[RunData]) -> list[Path]:

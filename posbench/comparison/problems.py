@@ -120,7 +120,7 @@ def standings(group: Group) -> list[Standing]:
 
 
 def reference(group: Group) -> Scheme:
-    """What the others are tested against: `rope` as for text, else `none`, else the first."""
+    """What the others are tested against: the reference as for text, else `none`, else the first."""
     none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
     return group.reference or none or group.schemes[0]
 

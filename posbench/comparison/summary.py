@@ -222,7 +222,9 @@ class Summary:
 
 
 def summarise(group: Group, least: float = LEAST) -> list[Summary]:
-    """One summary per scheme, the one that rises least at the longest length first, what has not learned last.
+    """One summary per scheme: the one that rises least at the longest length first, then what has not learned.
+
+    What has no run that is done comes last.
 
     Args:
         least: nats per token; a smaller difference is not called better or worse.
@@ -331,10 +333,11 @@ def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
     return found.negated() if found else None
 
 
-def _rank(one: Summary) -> tuple[bool, float, str]:
+def _rank(one: Summary) -> tuple[bool, bool, float, str]:
+    """What has no run that is done goes last, after what has not learned."""
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.ratio > 1]
     undefined = any(point.status != "ok" for point in one.plain.points)
-    return (not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
+    return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
 
 
 # -- the two primary endpoints -----------------------------------------------------------------------------------------

@@ -21,13 +21,16 @@ class Shown(Figure):
         return buffer.getvalue()
 
 
-def figure(runs: list[RunData]) -> Shown:
+def figure(runs: list[RunData], reference: str | None = None) -> Shown:
     """The curves of runs: nll by context, or of a task accuracy by problem length.
 
+    Args:
+        reference: as of `load.groups`.
+
     Raises:
-        UserError: they may not be compared, or none of them has ended.
+        UserError: they may not be compared, none of them has ended, or none is of the reference.
     """
-    found = load.groups(runs)
+    found = load.groups(runs, reference)
     if len(found) > 1:
         raise UserError(f"these runs may not be compared, they differ in {_differences(found)}: plot those of one kind")
     (group,) = found

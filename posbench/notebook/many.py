@@ -57,7 +57,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     return frame.astype({"parameters": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
 
 
-def plot(*runs: LoadedRun | str | Path) -> "Figure":
+def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure":
     """Curves of runs that may be compared: nll by context, and its rise on the same target tokens.
 
     One line per scheme: several seeds of it are its band, and a third panel has each of them at 4x. Of a task: accuracy
@@ -65,10 +65,12 @@ def plot(*runs: LoadedRun | str | Path) -> "Figure":
 
     Args:
         runs: what `load` or `train` returned, run folders, study folders or globs.
+        reference: the encoding or label that the others are compared with: its windowed curve is drawn, and of many
+            schemes its own in every row. None: `rope`.
 
     Raises:
         UserError: the runs may not be compared, since they differ in more than the encoding, the learning rate and the
-            seed; none of them has ended; or one cannot be read.
+            seed; none of them has ended, or is of the reference; or one cannot be read.
     """
     from posbench.notebook.figure import figure
 
@@ -79,7 +81,7 @@ def plot(*runs: LoadedRun | str | Path) -> "Figure":
         raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
     once = list({run.folder.resolve(): run for run in read}.values())
     repeats = load.repeated(once)  # as in a report, a seed counts once
-    return figure([run for run in once if run not in repeats])
+    return figure([run for run in once if run not in repeats], reference)
 
 
 def _readable(folders: list[Path]) -> Iterator[RunData]:

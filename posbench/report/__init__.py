@@ -24,7 +24,13 @@ class Wanted:
     columns: str | None = None  # of the LaTeX table, a comma list
 
 
-def main(paths: list[Path], out: Path | None = None, least: float | None = None, columns: str | None = None) -> None:
+def main(
+    paths: list[Path],
+    out: Path | None = None,
+    least: float | None = None,
+    columns: str | None = None,
+    reference: str | None = None,
+) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
     Args:
@@ -32,10 +38,14 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
         out: where the files go; default: `report` in the study's folder.
         least: nats per token; a smaller difference is not called better or worse. None: `summary.LEAST`.
         columns: of the LaTeX table, a comma list. None: `latex.DEFAULT`.
+        reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
+            `none`.
 
     Raises:
-        UserError: a path does not exist, nothing there is a run, no such column, or the files cannot be written.
+        UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
+            written.
     """
+    from posbench.comparison import load
     from posbench.report import latex
     from posbench.terminal import console as terminal
     from posbench.terminal import exits
@@ -43,6 +53,7 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
     latex.check(columns)
 
     runs, warnings = _read(paths)
+    groups = load.groups(runs, reference)
     folder = out or _study(runs) / "report"
     if out is None:
         files.refuse_unusual(folder)
@@ -52,7 +63,7 @@ def main(paths: list[Path], out: Path | None = None, least: float | None = None,
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with console.capture() as said:
-            _write(folder, runs, warnings, console, Wanted(least, columns))
+            _write(folder, groups, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     print(said.get(), end="")  # what cannot be printed costs no file
@@ -79,7 +90,6 @@ def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
         names = ", ".join(run.folder.name for run in never_begun)
         warnings.append(f"Left out, since they ended before they had read their text: {names}")
     warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
-    warnings += [f"Lost by its sweep, without a run folder: {line}" for line in load.lost(runs)]
     return [run for run in runs if run not in twice and run not in never_begun], warnings
 
 
@@ -92,12 +102,18 @@ def _common(paths: list[list[str]]) -> list[str]:
     return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
 
 
-def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "Console", wanted: Wanted) -> None:
+def _write(
+    folder: Path,
+    groups: "list[Group]",
+    runs: "list[RunData]",
+    warnings: list[str],
+    console: "Console",
+    wanted: Wanted,
+) -> None:
     """All files of a report; the main tables go to the console, too."""
     from posbench.comparison import load
     from posbench.report import csv_files, page, tables, text
 
-    groups = load.groups(runs)
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(texts)} sets by {keys}", *warnings]
@@ -115,10 +131,13 @@ def _write(folder: Path, runs: "list[RunData]", warnings: list[str], console: "C
         _print(console, made, with_notes=all(made.part.on_task != other.part.on_task for other in sections))
         pieces.append(_markdown(made, folder))
         sections.append(made)
+    failed = tables.not_done(load.failures(runs))
+    text.print_lines(console, (": ".join(value.text for value in row if value.text) for row in failed.rows))
+    pieces += [text.markdown_table(failed)] if failed.rows else []
     text.write(folder / "report.md", "\n".join(pieces))
     csv_files.write(folder, groups, runs)
-    parts = [made.part for made in sections]
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, tables.properties(measured), runs))
+    parts, about = [made.part for made in sections], tables.properties(measured)
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, about, failed, runs))
 
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":

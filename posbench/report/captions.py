@@ -1,17 +1,16 @@
 """What the figures of a set of runs rest on, and what a reader has to know beside them."""
 
-import shlex
-import sys
 from typing import Any
 
-from posbench.comparison import rates
+from posbench.comparison import load, rates
 from posbench.comparison.load import Group, RunData
 from posbench.config.elsewhere import TrainedElsewhere
 from posbench.config.schema import Config, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
-from posbench.runs.redaction import redact
 from posbench.runs.rows import PLAIN, EvaluationRow
+
+MOST = 3  # commands that are all named
 
 
 def of_text(group: Group) -> str:
@@ -23,7 +22,7 @@ def of_text(group: Group) -> str:
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
         _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
         *(_protocol(rows) if rows else []),
-        f"Command: {_command()}",
+        _commands(group),
     ]
     return " ".join(sentences)
 
@@ -78,7 +77,8 @@ def notes_on_text(group: Group) -> list[str]:
             "evaluation.precision=fp32 gives all of them one."
         )
     if group.reference is None:
-        notes.append("No rope among these runs: nothing is compared with it and there are no verdicts.")
+        wanted = group.compared_with or load.REFERENCE
+        notes.append(f"No {wanted} among these runs: nothing is compared with it and there are no verdicts.")
     levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]
     if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
@@ -130,7 +130,7 @@ def of_task(group: Group) -> str:
         f"{_trained_by(config, group)}.",
         "Picture: a dot per seed, a line through the median of those that learned; hollow: did not learn; thin line: "
         f"the gate, {100 * GATE:g} %; stop sign: undefined.",
-        f"Command: {_command()}",
+        _commands(group),
     ]
     return " ".join(sentences)
 
@@ -168,8 +168,13 @@ def _listed(values: list[Any]) -> str:
     return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
 
 
-def _command() -> str:
-    return redact(shlex.join(["posbench", *sys.argv[1:]]))
+def _commands(group: Group) -> str:
+    """What its own runs were started with: of a few commands each, of many the first."""
+    found = load.commands(group.runs)
+    if not found:
+        return "Command: not known."
+    more = f" (and {len(found) - 1} more: each run has its own below and in runs.csv)" if len(found) > MOST else ""
+    return f"Command: {'; '.join(found[:1] if more else found)}{more}."
 
 
 def _knows_data(run: RunData) -> bool:

@@ -45,7 +45,8 @@ class Column:
 
 
 _UNRANKED = {"no": "not learned", "not resolved": "learned: not resolved"}
-_AGAINST = "against rope: paired by seed and target"
+_REFERENCE = "<reference>"  # stands for its label
+_AGAINST = f"against {_REFERENCE}: paired by seed and target"
 _NAMED = {
     "runs": Column("runs", tables.runs_ended),
     "parameters": Column("params", lambda one: tables.short(tables.parameters(one, "total"))),
@@ -60,10 +61,10 @@ _NAMED = {
         "farthest",
     ),
     "against_nll_1x": Column(
-        "nll vs. rope", lambda one: tables.signed(one.endpoints.nll if one.endpoints else None), _AGAINST
+        f"nll vs. {_REFERENCE}", lambda one: tables.signed(one.endpoints.nll if one.endpoints else None), _AGAINST
     ),
     "against_rise_4x": Column(
-        "rise vs. rope", lambda one: tables.signed(one.endpoints.rise if one.endpoints else None), _AGAINST
+        f"rise vs. {_REFERENCE}", lambda one: tables.signed(one.endpoints.rise if one.endpoints else None), _AGAINST
     ),
     "verdict": Column("verdict", lambda one: Value(one.endpoints.verdict.text if one.endpoints else "")),
     "tokens_per_second": Column("tokens/s", lambda one: tables.whole(one.tokens_per_second)),
@@ -90,11 +91,13 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",")]
 
 
-def _column(name: str, train_length: int) -> Column:
+def _column(name: str, group: Group) -> Column:
     if not (found := _AT_RATIO.fullmatch(name)):
-        return _NAMED[name]
+        known, label = _NAMED[name], group.reference.label if group.reference else ""
+        head, meaning = (text.replace(_REFERENCE, label) for text in (known.head, known.meaning))
+        return dataclasses.replace(known, head=head, meaning=meaning)
     ratio = float(found[2])
-    length = round(ratio * train_length)
+    length = round(ratio * group.train_length)
     if found[1] == "nll":
         meaning = "nll: nats per token of the same targets at every length"
         return Column(f"nll {ratio:g}{TIMES}", lambda one: _level(one, ratio), meaning, summary.nll(PLAIN, length))
@@ -147,7 +150,7 @@ def table(group: Group, summaries: list[Summary], names: str | None, title: str,
     """
     shown = []
     for name in _listed(names or DEFAULT):
-        column = _column(name, group.train_length)
+        column = _column(name, group)
         cells = [column.cell(one) for one in summaries]
         if any(value.text for value in cells):
             shown.append(Shown(column, cells, _best(column, cells, summaries)))

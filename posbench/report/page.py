@@ -67,7 +67,13 @@ class Section:
 
 
 def render(
-    title: str, outcomes: str, warnings: list[str], parts: list[Part], properties: Table, runs: list[RunData]
+    title: str,
+    outcomes: str,
+    warnings: list[str],
+    parts: list[Part],
+    properties: Table,
+    failed: Table,
+    runs: list[RunData],
 ) -> str:
     """The whole page."""
     script, sheet = (_own(name) for name in ("page.js", "page.css"))
@@ -81,6 +87,7 @@ def render(
         warnings=warnings,
         parts=parts,
         properties=properties,
+        failed=failed,
         runs=[_run(run) for run in runs],
         version=posbench.__version__,
         script=script,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from posbench.comparison import rates, statistics, summary
-from posbench.comparison.load import Group, RunData
+from posbench.comparison.load import Failure, Group, RunData
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
 from posbench.evaluation import choices
@@ -79,7 +79,7 @@ def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         _choices(summaries),
         learning_rates(group),
     ]
-    return [table.filled() for table in [*tables, not_done(group)] if table.rows]
+    return [table.filled() for table in tables if table.rows]
 
 
 def properties(measured: list[Properties]) -> Table:
@@ -333,13 +333,15 @@ def _mean(rows: list[EvaluationRow]) -> Value:
     return Value(f"{mean:.3f}{spread}", mean)
 
 
-def not_done(group: Group) -> Table:
+def not_done(failures: list[Failure]) -> Table:
+    """Those of a whole report, equal ones in one row."""
     rows = [
-        [Value(run.folder.name), Value(run.outcome), Value(str(run.record.get("message") or ""))]
-        for run in group.runs
-        if not run.done
+        [Value(_runs(len(one.runs)), len(one.runs)), Value(one.outcome), Value(one.message), Value(", ".join(one.runs))]
+        for one in failures
     ]
-    return Table("Runs that are not done: counted, and in no average", ["run", "outcome", "message"], rows)
+    return Table(
+        "Runs that are not done: counted, and in no average", ["how many", "outcome", "message", "which"], rows
+    )
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -387,7 +389,11 @@ def outcomes(runs: list[RunData]) -> str:
     """`45 runs: 44 done, 1 diverged`."""
     counts = Counter(run.outcome for run in runs)
     each = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-    return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {each}"
+    return f"{_runs(len(runs))}: {each}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} {'run' if count == 1 else 'runs'}"
 
 
 def _mark(found: Interval) -> str:

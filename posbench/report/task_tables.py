@@ -25,7 +25,7 @@ def main_tables(group: Group, found: list[Standing]) -> list[Table]:
 
 def more_tables(group: Group, found: list[Standing]) -> list[Table]:
     """What only the written report shows."""
-    more = [_variants(found), _changed(found), _runs(found), *_learning_rates(group), tables.not_done(group)]
+    more = [_variants(found), _changed(found), _runs(found), *_learning_rates(group)]
     return [table.filled() for table in more if table.rows]
 
 

@@ -157,7 +157,7 @@ def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
 
 def _write(study: Path, todo: list[Job], command: str, status: dict[str, Status]) -> None:
     """All jobs that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
-    own = {job.id: _row(job, status[job.id]) for job in todo}
+    own = {job.id: _row(job, status[job.id]) | {"command": redact(command)} for job in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
     earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
