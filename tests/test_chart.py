@@ -1,5 +1,6 @@
 """The curve in the terminal: what it says, and that it fits."""
 
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -120,3 +121,12 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
 def test_a_curve_of_a_run_that_is_not_finished_says_so(draw: Any) -> None:
     assert "Not finished: evaluated as it stood after step 5 of 12." in draw([row(16, 4.0, checkpoint_step=5)])
     assert "Not finished" not in draw([row(16, 4.0, checkpoint_step=12)])
+
+
+def test_numbers_beside_the_chart_are_round(draw: Any) -> None:
+    for least, most in ((95.768, 112.31), (3.2, 3.9), (4.0, 4.0), (0.2, 0.97)):
+        lines = [line for line in draw([row(16, least), row(32, most)]).splitlines() if line[8:9] == "│"]
+        numbers = [float(line[:7]) for line in lines if line[:7].strip()]
+        steps = {round(above - below, 9) for above, below in itertools.pairwise(numbers)}
+        assert len(steps) == 1 and f"{steps.pop():.3e}"[:4] in ("1.00", "2.00", "2.50", "5.00")
+        assert numbers[-1] <= least and most <= numbers[0] and len(numbers) >= 3

@@ -785,3 +785,41 @@ def test_a_scheme_of_which_no_run_is_done_is_last(template: Config, tmp_path: Pa
     folder = write_study(tmp_path / "fake", template, {"rope": Truth(6.0, 0.1, bigram=5.0)}, seeds=1)
     write_run(folder, configured(template, "alibi", 0), None, "failed", reason="oom", message="")
     assert list(summarised(folder)) == ["rope", "alibi"]
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_captions_and_notes_explain_only_the_marks_that_are_there(template: Config, tmp_path: Path) -> None:
+    def said(name: str, schemes: dict[str, Truth], seeds: int) -> str:
+        folder = write_study(tmp_path / name, template, schemes, seeds)
+        report.main([folder])
+        return (folder / "report" / "report.md").read_text()
+
+    one = said("one", {"rope": Truth(3.7, 0.1)}, 1)
+    assert "of rises of a single run" in one and "‡ one checkpoint" in one and "Dashed: attention narrowed" in one
+    for mark in (
+        "stop sign",
+        "arrow: ",
+        "grey",
+        "of levels over seeds",
+        "† fewer",
+        "≥ where nothing",
+        "up to 8 curves",
+    ):
+        assert mark not in one, mark
+    names = ("alibi", "t5", "fox", "none", "sinusoidal", "index", "sine", "rope")
+    many = said("many", {name: Truth(3.7, 0.0) for name in names} | {"learned": Truth(3.7, 0.0, 1)}, 2)
+    for mark in ("stop sign", "grey, in the picture", "of levels over seeds", "† fewer", "up to 8 curves"):
+        assert mark in many, mark
+    assert "‡ one checkpoint" not in many
+
+
+def test_probes_have_plain_names(template: Config, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
+    rows = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    lines = [{**rows[0], "protocol": "task", "task": task} for task in ("shuffle:keep=16", "repeat_control", "mine_x")]
+    (run / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *lines]))
+    (group,) = load.groups([load.read(run)])
+    (table,) = [one for one in tables.more_tables(group, summary.summarise(group)) if "protocol" in one.columns]
+    assert {row[1].text for row in table.rows} == {
+        "far tokens shuffled (keep=16)", "repeated text, control without the copy", "mine x",
+    }  # fmt: skip

@@ -187,6 +187,44 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     )
 
 
+def test_many_curves_have_no_bands_until_few_are_left_and_what_is_off_is_folded(browser: Any, many: Path) -> None:
+    browser.get(many.as_uri())
+    on = browser.find_elements("css selector", ".legend .row > button[aria-pressed=true]")
+    assert len(on) > 8 and browser.find_elements("css selector", "path.band") == []
+    folded = browser.find_elements("css selector", ".legend details:not([open]) button")
+    assert len(folded) == 6 and {button.get_attribute("aria-pressed") for button in folded} == {"false"}
+    click(browser, ".view", "rise against 1x")
+    for button in on[:6]:
+        button.click()
+    assert 0 < len(browser.find_elements("css selector", "path.band")) <= 8
+
+
+def test_names_of_variants_stay_apart_on_a_phone_and_wide_tables_say_so(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
+    for base in (10000, 100000, 1000000):
+        config = configured(demo_config(), "rope", 0, base=base, another_long_option=base)
+        write_run(tmp_path / "fake", config, SCHEMES["rope"])
+    report.main([tmp_path / "fake"])
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    )
+    try:
+        browser.get((tmp_path / "fake" / "report" / "index.html").as_uri())
+        names = [e.text for e in browser.find_elements("css selector", "g.name text")]
+        assert len(names) == 4 and len(set(names)) == 4
+        wide = browser.execute_script("return document.querySelectorAll('.wide.more').length")
+        assert wide >= 2
+        browser.execute_script("for (const one of document.querySelectorAll('.scroll')) one.scrollLeft = 9999")
+        script = "return document.querySelectorAll('.wide.more').length"
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(browser, 5).until(lambda there: there.execute_script(script) == 0)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.parametrize("view", ["level", "rise against 1x"])
 def test_names_and_stop_signs_lie_within_the_chart_and_on_nothing_else(browser: Any, many: Path, view: str) -> None:
     browser.get(many.as_uri())

@@ -88,11 +88,11 @@ class DataConfig:
     dataset: str | None  # hub: its name there, or a local folder with a copy
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
-    column: str  # that holds the text, in .jsonl, .json, .csv, .tsv, .parquet and on the hub
+    column: str  # that holds the text, in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and on the hub
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document
     max_documents: int | None  # per split; None = all
-    tokenizer: str  # bpe, bytes, the path of a tokenizer.json or of a folder with one, or a name on the hub
+    tokenizer: str  # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2, gpt2@revision
     vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
     offset: int = 0  # task: a problem's first token stands at a position from 0 to this

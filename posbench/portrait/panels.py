@@ -1,7 +1,7 @@
 """What there is to see of an encoding, as plain numbers: panels chosen by the hooks it overrides.
 
-Learned tables are drawn from N(0,1), as in `probe`: an untrained table has no shape of its own, but its steps, its end
-and whether it looks at distance or at place are there from the start.
+Learned tables are drawn from N(0,1), as in `codes.build`: an untrained table has no shape of its own, but its steps,
+its end and whether it looks at distance or at place are there from the start.
 """
 
 import dataclasses

@@ -162,7 +162,7 @@ def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Sect
     least = summary.LEAST if wanted.least is None else wanted.least
     summaries = summary.summarise(group, least)
     shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
-    caption, notes = captions.of_text(group), captions.notes_on_text(group)
+    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     behind = " ".join([caption, *notes])
     data = page.curves(group, summaries, figures.baseline(group, summaries))

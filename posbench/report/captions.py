@@ -4,24 +4,27 @@ from typing import Any
 
 from posbench.comparison import load, rates
 from posbench.comparison.load import Group, RunData
+from posbench.comparison.problems import Standing
+from posbench.comparison.summary import Summary
 from posbench.config.elsewhere import TrainedElsewhere
 from posbench.config.schema import Config, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
-from posbench.runs.rows import PLAIN, EvaluationRow
+from posbench.report import families, lines
+from posbench.runs.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # commands that are all named
 
 
-def of_text(group: Group) -> str:
-    """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units."""
+def of_text(group: Group, summaries: list[Summary]) -> str:
+    """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units, marks."""
     config = group.runs[0].config
     data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
     rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
         _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
-        *(_protocol(rows) if rows else []),
+        *([*_protocol(rows), *_marks(group, summaries)] if rows else []),
         _commands(group),
     ]
     return " ".join(sentences)
@@ -52,9 +55,32 @@ def _protocol(rows: list[EvaluationRow]) -> list[str]:
         f"in {_all(rows, 'dtype')}.",
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
         f"original text, {_all(rows, 'n_bytes')}.",
-        "Bands: 95 %; of levels over seeds on this text, which all schemes share; of rises over seeds and documents, "
-        "of a single run over documents. Dashed: attention narrowed to the training length; grey: for comparison; "
-        "arrow: leaves the picture, its highest value is said; stop sign: undefined.",
+    ]
+
+
+def _marks(group: Group, summaries: list[Summary]) -> list[str]:
+    """What the picture's marks mean, of those that it has."""
+    points = [point for one in summaries if not one.bimodal for point in one.plain.points]
+    bands = {
+        "of levels over seeds on this text, which all schemes share": any(point.band for point in points),
+        "of rises over seeds and documents": any(point.rise and point.rise.seeds > 1 for point in points),
+        "of rises of a single run over documents": any(point.rise and point.rise.seeds == 1 for point in points),
+    }
+    curves = [curve for one in summaries for curve in one.curves]
+    windowed, families_apart = any(one.kind == WINDOWED for one in curves), len(families.rows(summaries)) > 1
+    marks = {
+        "dashed: attention narrowed to the training length": windowed,
+        "dotted: with an extension": any(one.kind not in (PLAIN, WINDOWED) for one in curves),
+        "grey, in the picture with a row per family: for comparison": families_apart and (windowed or group.reference),
+        "arrow: leaves the picture, its highest value is said": lines.outside(group, summaries),
+        "stop sign: undefined": any(one.plain.undefined_at for one in summaries),
+    }
+    banded = "; ".join(words for words, there in bands.items() if there)
+    few = f"; the page draws them for up to {families.MOST_TOGETHER} curves at a time" if families_apart else ""
+    said = "; ".join(words for words, there in marks.items() if there)
+    return [
+        *([f"Bands: 95 %, {banded}{few}."] if banded else []),
+        *([f"{said[:1].upper()}{said[1:]}."] if said else []),
     ]
 
 
@@ -116,7 +142,7 @@ def _tuned(group: Group) -> str:
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-def of_task(group: Group) -> str:
+def of_task(group: Group, found: list[Standing]) -> str:
     """What every figure of a task rests on: options, budget, seeds, test problems, precision; what a picture shows."""
     config = group.runs[0].config
     assert isinstance(config, Config)  # a task is trained on here
@@ -128,8 +154,10 @@ def of_task(group: Group) -> str:
         f"{_all(rows, 'n_blocks')} problems of each length, answered in {_all(rows, 'dtype')}.",
         f"{config.training.steps:,} steps of {config.training.batch_size * config.training.accumulation} problems, "
         f"{_trained_by(config, group)}.",
-        "Picture: a dot per seed, a line through the median of those that learned; hollow: did not learn; thin line: "
-        f"the gate, {100 * GATE:g} %; stop sign: undefined.",
+        "Picture: a dot per seed, a line through the median of those that learned; "
+        + ("hollow: did not learn; " if any(one.learned < one.seeds for one in found) else "")
+        + f"thin line: the gate, {100 * GATE:g} %"
+        + ("; stop sign: undefined." if any(one.undefined_at for one in found) else "."),
         _commands(group),
     ]
     return " ".join(sentences)

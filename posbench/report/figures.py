@@ -1,4 +1,4 @@
-"""The curves as a picture: nll against context, its rise, and every seed a point at 4x. PNG and SVG.
+"""The curves as a picture: nll against context, its rise, and every seed a point at 4x. PNG, SVG and PDF.
 
 Up to eight schemes stand in one row of panels; more get a row for each family, beside the reference in grey, on axes
 that all rows share. Names stand beside the panels, never in them.

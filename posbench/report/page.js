@@ -24,6 +24,15 @@ function compare(a, b, up) {
   return up ? x - y : y - x;
 }
 
+// -- a sign beside tables that are wider than the page, until their end is seen ----------------------------------
+
+for (const place of document.querySelectorAll(".scroll")) {
+  const look = () => place.parentElement.classList.toggle(
+    "more", place.scrollWidth - place.clientWidth - place.scrollLeft > 2);
+  place.addEventListener("scroll", look);
+  new ResizeObserver(look).observe(place);
+}
+
 // -- curves --------------------------------------------------------------------------------------------------------
 
 const MARKS = {
@@ -39,6 +48,7 @@ const NARROW_BELOW = 640;
 const NAME = 16, SIGN = 20;  // heights of a name and of a stop sign
 const NAME_AT = 22;  // from the panel to a name
 const LABEL = 38;  // room for a length below the axis
+const MOST = 8;  // curves with bands, beyond which bands hide each other
 const NEAR = { mouse: 28, touch: 90 };  // how far from a point it is read
 
 function element(name, attributes, ...children) {
@@ -85,6 +95,21 @@ function short(name, end, room) {
   return words;
 }
 
+// Short names; where two would read alike, from there on where they differ.
+function distinct(labels, ends, room) {
+  let words = labels.map((label, i) => short(label, ends[i], room));
+  for (const begin of [/[^ =]*$/, /$/]) {
+    words = words.map((word, i) => {
+      const alike = labels.filter((_, j) => words[j] === word);
+      if (alike.length < 2) return word;
+      let same = 0;
+      while (alike.every((label) => label[same] === alike[0][same])) same++;
+      return short(`\u2026${labels[i].slice(alike[0].slice(0, same).search(begin))}`, ends[i], room);
+    });
+  }
+  return words;
+}
+
 class Chart {
   constructor(figure) {
     this.figure = figure;
@@ -104,15 +129,26 @@ class Chart {
 
   // The names, one row for each family where there is more than one.
   legend(place) {
+    const many = this.data.series.filter((series) => !series.on).length > MOST;
     for (const family of new Set(this.data.series.map((series) => series.family))) {
       const members = this.data.series.filter((series) => series.family === family);
       const row = document.createElement("div");
       row.className = "row";
       const entries = members.map((series) => this.entry(series));
       if (family) row.append(this.heading(family, members, entries));
-      row.append(...entries);
+      const off = entries.filter((_, i) => many && !members[i].on);
+      row.append(...entries.filter((entry) => !off.includes(entry)));
+      if (off.length) row.append(this.folded(off));
       place.append(row);
     }
+  }
+
+  // Many curves that are off at first fill no page.
+  folded(entries) {
+    const place = document.createElement("details"), title = document.createElement("summary");
+    title.append(`${entries.length} more, off`);
+    place.append(title, ...entries);
+    return place;
   }
 
   heading(family, members, entries) {
@@ -166,6 +202,7 @@ class Chart {
     this.right = Math.max(this.left + 80, this.width - this.place.right);
     this.bottom = Math.max(this.place.lowest, this.top + NAME * on.length);
     this.spots = [];
+    this.banded = on.length <= MOST;
     this.svg.setAttribute("viewBox", `0 0 ${this.right + this.place.right} ${this.bottom + 56}`);
     const [x, y, width, height] = [this.left, this.top, this.right - this.left, this.bottom - this.top];
     const inside = element("svg", { x, y, width, height, viewBox: `${x} ${y} ${width} ${height}` },
@@ -202,14 +239,18 @@ class Chart {
     const ends = on.map((series) => this.y(this.last(series)[this.view][0]));
     const within = ends.map((y) => Math.min(this.bottom, Math.max(this.top, y)));
     const heights = apart(within, NAME, this.top + NAME / 2, this.bottom - NAME / 2);
-    return on.map((series, i) => this.name(series, ends[i], heights[i]));
+    const labels = on.map((series) => series.label), goTo = on.map((series) => {
+      const most = this.most(series);
+      return most > this.high ? ` \u2191 ${most.toFixed(2)}` : "";
+    });
+    const words = distinct(labels, goTo, this.place.right - NAME_AT - 2);
+    return on.map((series, i) => this.name(series, ends[i], heights[i], words[i]));
   }
 
-  name(series, end, height) {
-    const most = Math.max(...series.points.map((point) => point[this.view]?.[0] ?? -Infinity));
-    const goesTo = most > this.high ? ` \u2191 ${most.toFixed(2)}` : "";
-    const words = short(series.label, goesTo, this.place.right - NAME_AT - 2);
-    const right = this.right;
+  most(series) { return Math.max(...series.points.map((point) => point[this.view]?.[0] ?? -Infinity)); }
+
+  name(series, end, height, words) {
+    const most = this.most(series), right = this.right;
     const group = element("g", { class: "name" }, element("title", {}, series.label),
       element("text", { x: right + NAME_AT, y: height + 4 }, words));
     if (series.mark) group.append(element("path", { class: "point", d: MARKS[series.mark], fill: series.ink,
@@ -231,10 +272,12 @@ class Chart {
   axes() {
     const { left, right, top, bottom } = this, parts = [];
     const text = (x, y, anchor, words) => element("text", { x, y, "text-anchor": anchor }, words);
-    for (const value of ticks(this.low, this.high)) {
+    const values = ticks(this.low, this.high);
+    const digits = Math.max(...values.map((value) => (`${+value.toFixed(4)}`.split(".")[1] ?? "").length));
+    for (const value of values) {
       const y = this.y(value);
       parts.push(element("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }),
-        text(left - 6, y + 4, "end", value.toFixed(2)));
+        text(left - 6, y + 4, "end", value.toFixed(digits)));
     }
     let labelled = -Infinity;
     for (const { ratio, length } of this.data.lengths) {
@@ -262,7 +305,7 @@ class Chart {
     const path = (pairs) => "M" + pairs.map((pair) => pair.join(" ")).join("L");
     const group = element("g", { class: "series", "data-label": series.label });
     const banded = points.filter((point) => point[this.view].length === 3);
-    if (banded.length > 1) {
+    if (this.banded && banded.length > 1) {
       const edge = (i) => banded.map((point) => [this.x(point.ratio), this.y(point[this.view][i])]);
       group.append(element("path", { class: "band", fill: series.ink, d: path([...edge(1), ...edge(2).reverse()]) + "Z" }));
     }

@@ -9,7 +9,7 @@ from posbench.comparison import rates, statistics, summary
 from posbench.comparison.load import Failure, Group, RunData
 from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
-from posbench.evaluation import choices
+from posbench.evaluation import choices, probes
 from posbench.evaluation.headline import REACH_LIMIT
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.portrait.properties import PROPERTIES, Measured, Properties
@@ -18,10 +18,12 @@ from posbench.runs.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
-MARKS = (
-    f"± is half of a paired 95 % interval over seeds and documents: other seeds, other text; {FEW} fewer than "
-    f"{SEEDS_FOR_A_CLAIM} seeds; {ONE} one checkpoint, over documents: it speaks for that checkpoint only."
-)
+# What each sign in a cell means.
+SIGNS = {
+    "±": "± is half of a paired 95 % interval over seeds and documents: other seeds, other text",
+    FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
+    ONE: f"{ONE} one checkpoint, over documents: it speaks for that checkpoint only",
+}
 # Where an interval is over anything else, the cell says so.
 USUAL = ("seeds and documents", "documents")
 
@@ -137,11 +139,12 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
         rises = [rise(by_ratio.get(ratio)) for ratio in ratios]
         level = decimal(one.nll.mean if one.nll else None)
         rows.append([Value(one.scheme.label), level, *rises, learned(one), reach(one)])
-    gated = " and is empty for a scheme that has not learned" if any(one.learned for one in summaries) else ""
+    gated = "; empty for a scheme that has not learned" if any(one.learned for one in summaries) else ""
+    least = "; ≥ where nothing longer was measured" if any("≥" in row[-1].text for row in rows) else ""
     note = (
-        f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. {MARKS} "
-        f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % bound, "
-        f"as are all shorter ones; ≥ where nothing longer was measured{gated}."
+        f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. "
+        f"{_signs(rows)}reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % "
+        f"bound, as are all shorter ones{least}{gated}."
     )
     kept = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else ratios[-1] if ratios else None
     spare = tuple(at for at, ratio in enumerate(ratios, start=2) if ratio != kept)
@@ -241,7 +244,8 @@ def _extensions(group: Group, summaries: list[Summary]) -> Table:
             changes = [_change(one, curve.kind, by_ratio.get(ratio)) for ratio in ratios]
             rows.append([Value(one.scheme.label), Value(curve.kind), *changes])
     columns = ["scheme", "extension", *(f"{ratio:g}x" for ratio in ratios)]
-    note = f"Change of nll by the extension, on the same target tokens; below 0 it helps. Exploratory. {MARKS}"
+    said = "Change of nll by the extension, on the same target tokens; below 0 it helps. Exploratory."
+    note = f"{said} {_signs(rows)}".rstrip()
     return Table(f"Context extensions, trained at {group.train_length} tokens", columns, rows, note)
 
 
@@ -315,7 +319,7 @@ def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[Ev
 
 def _other_name(row: EvaluationRow, split: str) -> str:
     """What tells such rows of one run apart, the text where it is not that of the headline."""
-    parts = [row.task or row.protocol]
+    parts = [probes.plain_name(row.task) if row.task else row.protocol]
     parts += [f"stride {row.stride}"] if row.stride else []
     parts += [row.split] if row.split != split else []
     return ", ".join(parts)
@@ -342,6 +346,13 @@ def not_done(failures: list[Failure]) -> Table:
     return Table(
         "Runs that are not done: counted, and in no average", ["how many", "outcome", "message", "which"], rows
     )
+
+
+def _signs(rows: list[list[Value]]) -> str:
+    """What the signs in these cells mean, a sentence; empty if there are none."""
+    texts = [value.text for row in rows for value in row]
+    said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
+    return f"{said}. " if said else ""
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------

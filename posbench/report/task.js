@@ -24,8 +24,8 @@ class Problems extends Chart {
     return button;
   }
 
-  name(series, end, height) {
-    const group = super.name(series, end, height);
+  name(series, end, height, words) {
+    const group = super.name(series, end, height, words);
     if (series.hollow) {
       group.querySelector("path.lead")?.remove();
       group.querySelector("path.point").replaceWith(this.dot(series, this.right + 13, height, false));

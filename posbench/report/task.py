@@ -12,7 +12,7 @@ def section(group: Group, heading: str, place: Path) -> Section:
     """Everything of one task; its pictures are written into a folder."""
     found = standings(group)
     shown, more = task_tables.main_tables(group, found), task_tables.more_tables(group, found)
-    caption, notes = captions.of_task(group), captions.notes_on_task(group)
+    caption, notes = captions.of_task(group, found), captions.notes_on_task(group)
     said, data = task_tables.answer(found), task_page.curves(group, found)
     part = Part(heading, said, caption, [*shown, *more], notes, data, on_task=True)
     behind = " ".join([caption, *notes])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -26,6 +27,7 @@ class _Scale:
     height: int
     low: float
     span: float
+    digits: int  # decimals of its numbers
 
     def line(self, y: float) -> int:
         return round((y - self.low) / self.span * (self.height - 1))
@@ -47,7 +49,7 @@ def draw(series: Sequence[Series], units: tuple[str, str], width: int, least: fl
     text = Text(f"{units[1]}\n")
     cells = _cells(series, scale, "." if plain else "·")
     for line in reversed(range(scale.height)):
-        label = f"{scale.value(line):7.3f}" if line % 3 == 0 else ""
+        label = f"{scale.value(line):7.{scale.digits}f}" if line % 3 == 0 else ""
         text.append(f"{label:7} {'|' if plain else '│'} ")
         for column in range(max(scale.columns.values()) + 1):
             text.append(*cells.get((column, line), (" ", "")))
@@ -62,13 +64,27 @@ def _scale(series: Sequence[Series], width: int, least: float) -> _Scale:
     known = sorted({x for one in series for x in one.points})
     room = max(NARROWEST, width - LABEL - len(str(known[-1])))
     values = [y for one in series for y in one.points.values()]
-    span = max(max(values) - min(values), least)
+    middle, half = (max(values) + min(values)) / 2, max(max(values) - min(values), least) / 2
+    numbers = min(6, max(2, room // 16))
+    low, step, digits = _round(middle - half, middle + half, numbers)
     return _Scale(
         columns={x: round(place * room / max(1, len(known) - 1)) for place, x in enumerate(known)},
-        height=1 + 3 * min(6, max(2, room // 16)),
-        low=(min(values) + max(values) - span) / 2,
-        span=span,
+        height=1 + 3 * numbers,
+        low=low,
+        span=step * numbers,
+        digits=digits,
     )
+
+
+def _round(low: float, high: float, steps: int) -> tuple[float, float, int]:
+    """Where an axis of so many equal steps begins, the least round step that covers the range, and its decimals."""
+    exponent = math.floor(math.log10((high - low) / steps))
+    for factor, tens in ((1, 0), (2, 0), (2.5, 0), (5, 0), (1, 1), (2, 1), (2.5, 1), (5, 1)):
+        step = factor * 10.0 ** (exponent + tens)
+        start = math.floor(low / step + 1e-9) * step
+        if start + step * (steps + 1e-9) >= high:
+            return start, step, max(0, -exponent - tens + (factor == 2.5))
+    raise AssertionError("a step of ten times the range over the steps covers it")
 
 
 def _cells(series: Sequence[Series], scale: _Scale, dot: str) -> dict[tuple[int, int], tuple[str, str]]:

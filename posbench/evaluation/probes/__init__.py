@@ -110,3 +110,21 @@ def expect(holds: bool, task: str, option: str, value: object, expected: str) ->
 def _rows(name: str) -> Callable[..., list[Probe]]:
     rows: Callable[..., list[Probe]] = importlib.import_module(f"{__name__}.{name}").rows
     return rows
+
+
+_PLAIN_NAMES = {
+    "repeat": "repeated text",
+    "repeat_control": "repeated text, control without the copy",
+    "shuffle": "far tokens shuffled",
+    "key_tokens": "tokens that need far context",
+    "key_tokens_self": "tokens that need far context, by its own choice",
+    "passkey": "key to recall",
+    "induction": "pair to recall",
+}
+
+
+def plain_name(task: str) -> str:
+    """The `task` of a row as a table says it: `far tokens shuffled (keep=16)` for `shuffle:keep=16`."""
+    name, _, options = task.partition(":")
+    said = _PLAIN_NAMES.get(name, name.replace("_", " "))
+    return f"{said} ({options.replace(':', ', ')})" if options else said
