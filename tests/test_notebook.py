@@ -329,8 +329,8 @@ def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
-    assert "training.tokens=200000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
-    notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=200000", "training.tokens=81920")
+    assert "training.tokens=800000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
+    notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=800000", "training.tokens=81920")
     where = {"metadata": {"path": str(tmp_path)}}
     again = "posbench.train(['encoding=rope', *small]); posbench.train(['encoding=roep'])"
     notebook.cells.append(nbformat.v4.new_code_cell(again, metadata={"tags": ["raises-exception"]}))
@@ -342,6 +342,7 @@ def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: p
     assert sum("40/40" in text for text in shown) == 2 and sum("<run " in text for text in shown) == 2
     line, error = cells[-1].outputs  # no bar: the run is finished
     assert "<run rope-" in line.data["text/plain"] and "did you mean 'rope'" in error.evalue
+    assert "learned" in "".join(cells[2].outputs[0].data["text/plain"])
     (figure,) = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
     assert figure.output_type == "execute_result"
     assert {path.name.split("-")[0] for path in (tmp_path / "outputs/example").iterdir()} == {"rope", "alibi"}
