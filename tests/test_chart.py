@@ -42,7 +42,7 @@ def test_the_numbers_stand_in_the_table_and_the_curve_rises_with_them(draw: Any)
     assert "16 (1x)" in out and "64 (4x)" in out and "148.41" in out  # perplexity at 64
     marks = [line for line in out.splitlines() if "●" in line and "│" in line]
     assert [line.index("●") for line in marks] == sorted((line.index("●") for line in marks), reverse=True)
-    assert marks[0].strip().startswith("5.000") and marks[-1].strip().startswith("4.000")
+    assert marks[0].strip().startswith("5.00 ") and marks[-1].strip().startswith("4.00 ")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -57,7 +57,8 @@ def test_every_line_fits_the_console_and_the_chart_fills_it(draw: Any, width: in
     assert len(axis) == width  # the lengths stand on one line, under their marks
     chart = [line for line in lines if line[8:9] == "│"]
     assert max(len(line.rstrip()) for line in chart) == width - len("1024") + 1
-    assert chart[0].rstrip()[-1] == "●" and chart[0][:7].strip() == "4.600"
+    highest = next(line for line in chart if "●" in line)
+    assert highest.rstrip()[-1] == "●" and 4.6 <= float(chart[0][:7]) <= 5.0  # round numbers need some room
 
 
 def test_every_length_stands_under_its_mark_and_those_without_room_are_left_out(draw: Any) -> None:

@@ -269,7 +269,7 @@ def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(templat
         "nonoverlap, validation": "9.500 ±0.707",
         "sliding, stride 8": "8.000 ±0.000",
         "sliding, stride 64": "64.000 ±0.000",
-        "repeat": "other targets per seed",
+        "repeated text": "other targets per seed",
     }
 
 
