@@ -192,7 +192,7 @@ def test_many_curves_have_no_bands_until_few_are_left_and_what_is_off_is_folded(
     on = browser.find_elements("css selector", ".legend .row > button[aria-pressed=true]")
     assert len(on) > 8 and browser.find_elements("css selector", "path.band") == []
     folded = browser.find_elements("css selector", ".legend details:not([open]) button")
-    assert len(folded) == 6 and {button.get_attribute("aria-pressed") for button in folded} == {"false"}
+    assert len(folded) == 9 and {button.get_attribute("aria-pressed") for button in folded} == {"false"}
     click(browser, ".view", "rise against 1x")
     for button in on[:6]:
         button.click()
