@@ -14,10 +14,10 @@ INSTALL := $(PIP) -c constraints.txt
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about 2 minutes)
+demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about two minutes, the environment included)
 	$(BIN)/posbench train
 
-compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about 4 minutes)
+compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about four minutes, the environment included)
 	$(BIN)/posbench sweep sweep=compare --n-jobs 2
 
 install: $(VENV)/.core ## the environment that the commands need

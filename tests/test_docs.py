@@ -63,6 +63,13 @@ def test_links_in_the_documents_lead_somewhere(page: pathlib.Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
 
+def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
+    for name in ("README.md", "Makefile", "docs/quickstart.md"):
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        told = [line for line in lines if "make demo" in line or line.startswith("demo:")]
+        assert any("about two minutes" in line for line in told), name
+
+
 def paths_in_the_readmes_tree() -> set[pathlib.Path]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = re.search(r"## What is where\n.*?```text\n(.*?)```", text, flags=re.S)
