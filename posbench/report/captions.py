@@ -6,8 +6,8 @@ from posbench.comparison import load, rates
 from posbench.comparison.load import Group, RunData
 from posbench.comparison.problems import Standing
 from posbench.comparison.summary import Summary
-from posbench.config.elsewhere import TrainedElsewhere
-from posbench.config.schema import Config, flat
+from posbench.config.elsewhere import ModelElsewhere, TrainedElsewhere
+from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
@@ -43,8 +43,7 @@ def _elsewhere(config: TrainedElsewhere) -> str:
     where = "before each document and first in every window" if reading.first else "before each document"
     return (
         f"{model.name} ({model.kind}, {model.source}{revision}, sha256 {model.sha256[:12]}) was trained elsewhere at "
-        f"{config.training.train_length} tokens of context; {model.n_layers} layers, width {model.d_model}, "
-        f"{model.n_heads} heads; token {reading.separator} {where}."
+        f"{config.training.train_length} tokens of context; {_size(model)}; token {reading.separator} {where}."
     )
 
 
@@ -177,11 +176,16 @@ def notes_on_task(group: Group) -> list[str]:
 
 def _trained_by(config: Config, group: Group) -> str:
     rates = sorted({run.config.training.learning_rate or 0.0 for run in group.runs})
+    seeds = sorted({run.seed for run in group.runs})
     return (
-        f"seeds {_listed(sorted({run.seed for run in group.runs}))}; {config.model.n_layers} layers, width "
-        f"{config.model.d_model}, {config.model.n_heads} heads; initialisation {config.model.init}; "
-        f"learning rate {_listed(rates)}"
+        f"seed{'' if len(seeds) == 1 else 's'} {_listed(seeds)}; {_size(config.model)}; initialisation "
+        f"{config.model.init}; learning rate {_listed(rates)}"
     )
+
+
+def _size(model: ModelConfig | ModelElsewhere) -> str:
+    layers, heads = ("" if number == 1 else "s" for number in (model.n_layers, model.n_heads))
+    return f"{model.n_layers} layer{layers}, width {model.d_model}, {model.n_heads} head{heads}"
 
 
 # -- what both say -----------------------------------------------------------------------------------------------------

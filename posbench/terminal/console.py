@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
@@ -99,7 +100,8 @@ def _handler() -> logging.Handler:
     if cell.is_here():
         handler = cell.LastLine()
     elif stderr.is_terminal:
-        handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=None)
+        plain = NullHighlighter()  # None would colour numbers and paths
+        handler = RichHandler(console=stderr, show_path=False, show_level=False, markup=False, highlighter=plain)
     else:
         handler = logging.StreamHandler(sys.stderr)
         form = exits.SpeltOut("%(asctime)s %(message)s", datefmt="%H:%M:%S")
