@@ -26,6 +26,7 @@ from posbench.errors import UserError, did_you_mean
 SEPARATOR = "<|endoftext|>"
 LARGEST_FILE = 50 * 2**20  # bytes of a tokenizer.json; a larger one is no tokenizer
 _SPARE_IDS = 1024  # without a token, of a small tokenizer
+_MOST_GROWTH = 1000  # of a decoder: how much longer a text it may make of another
 PIECE = 2**16  # characters encoded at a time: bounds memory, and lets one long document use all threads
 _ON_THE_HUB = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)?(?:@[\w./-]+)?")
 # A single space between two other characters: byte-level pre-tokenizers always part words there.
@@ -186,7 +187,9 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
         )
     content = files.read(path, LARGEST_FILE)
     with _library(f"'{path}' is not a tokenizer.json"), _rust_is_quiet():
-        _refuse_holes(json.loads(content))
+        description = json.loads(content)
+        _refuse_holes(description)
+        _refuse_growth(description.get("decoder"))
         return Tokenizer(tokenizers.Tokenizer.from_str(content.decode()), separator)
 
 
@@ -234,6 +237,24 @@ def _refuse_holes(description: Any) -> None:
     highest = max([-1, *ids, *(token["id"] for token in added)])
     if highest > _SPARE_IDS + 2 * (len(vocabulary) + len(added)):
         raise UserError(f"it has id {highest:,} and only {len(vocabulary) + len(added):,} tokens")
+
+
+def _refuse_growth(decoder: Any) -> None:
+    """Tokens are decoded in this process: replacements one after another could write gigabytes for each.
+
+    Raises:
+        UserError: they can lengthen a text by more than `_MOST_GROWTH`, or one has a pattern, which may take for ever.
+    """
+    parts, growth = [decoder or {}], 1
+    while parts:
+        part = parts.pop()
+        parts += part.get("decoders") or []
+        if part.get("type") == "Replace":
+            if "String" not in part["pattern"]:
+                raise UserError("its decoder replaces by a regular expression, which may take for ever")
+            growth *= len(part["content"]) + 1
+    if growth > _MOST_GROWTH:
+        raise UserError(f"its decoder can make a text more than {_MOST_GROWTH:,} times as long")
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -447,6 +447,24 @@ def test_a_tokenizer_that_takes_all_memory_is_ended(
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(before, 2.5 * 2**20)  # KiB
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([({"String": "e"}, "e" * 300)] * 4, "its decoder can make a text more than 1,000 times as long"),
+        ([({"String": "e"}, "x" * 1_000_000)], "its decoder can make a text more than 1,000 times as long"),
+        ([({"Regex": "(a|a)*$"}, "")], "its decoder replaces by a regular expression"),
+    ],
+)
+def test_a_decoder_that_takes_all_memory_or_for_ever_is_refused(
+    run: Path, steps: list[tuple[dict[str, str], str]], said: str
+) -> None:
+    """Encodings that look at the vocabulary have each token decoded, in the process of the run itself."""
+    parts = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in steps]
+    spoilt(run, lambda content: content.update(decoder={"type": "Sequence", "decoders": [*parts, {"type": "Fuse"}]}))
+    with pytest.raises(UserError, match=said):
+        from_file(run / "tokenizer.json")
+
+
 def test_a_tokenizer_apart_gives_what_it_gives_here(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [["héllo \U0001f600", "", "a b" * 50_000], ["last"]]
     found = list(apart.encoded(run / "tokenizer.json", iter(batches)))
