@@ -62,7 +62,7 @@ def each_once(words: Iterable[str]) -> list[str]:
 
 def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
-    given = each_once(arguments) if arguments[0] in ("train", "sweep", "evaluate") else arguments
+    given = each_once(arguments) if {*arguments[:1]} & {"train", "sweep", "evaluate"} else arguments
     before, sys.argv = sys.argv, ["posbench", *given]
     try:
         return main()

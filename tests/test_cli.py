@@ -785,9 +785,10 @@ def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs(mo
     ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)]
 )
 def test_a_signal_ends_a_multirun_at_once_and_the_run_is_saved(number: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-m", "posbench", "train", "-m", *TINY, "data.path=text.txt", "seed=0,1"]
     long = ["training.tokens=100000000", "runtime.log_every_steps=1"]
-    with subprocess.Popen([*command, *long], stderr=subprocess.PIPE, text=True) as running:
+    given = support.each_once([*TINY, "data.path=text.txt", "seed=0,1", *long])
+    command = [sys.executable, "-m", "posbench", "train", "-m", *given]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr
         for line in running.stderr:
             if "step" in line:

@@ -1011,7 +1011,7 @@ def train_with(setting: str, folder: Path, **environment: str) -> subprocess.Com
     support.write_text(folder)
     given = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache"]
     return subprocess.run(
-        [sys.executable, "-m", "posbench", "train", *given, f"data.tokenizer={setting}"],
+        [sys.executable, "-m", "posbench", "train", *support.each_once([*given, f"data.tokenizer={setting}"])],
         cwd=folder,
         env={**os.environ, "HF_HOME": str(folder / "huggingface"), **environment},
         capture_output=True,

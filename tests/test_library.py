@@ -316,7 +316,9 @@ def test_without_it_nothing_is_said_but_to_who_asks(
 @pytest.mark.parametrize("switch", [pytest.param("", marks=needs_it), "0", "a CPU without AVX-512"])
 def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
     support.write_text(tmp_path)
-    small = [*support.TINY, "model.d_model=64", "training.precision=bf16", "training.tokens=640", "runtime.cache=cache"]
+    small = support.each_once(
+        [*support.TINY, "model.d_model=64", "training.precision=bf16", "training.tokens=640", "runtime.cache=cache"]
+    )
     command = [sys.executable, "-m", "posbench"]
     if switch.startswith("a CPU"):
         code = "import sys; from posbench import machine; machine.cpu_flags = lambda: frozenset({'avx2'});"

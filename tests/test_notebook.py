@@ -227,7 +227,7 @@ def test_training_returns_the_run_and_leaves_nothing_else_behind(
     drawn = torch.rand(1)
     torch.manual_seed(5)
     before = _state()
-    run = posbench.train(["encoding=rope", *TINY, "runtime.threads=2"])
+    run = posbench.train(support.each_once(["encoding=rope", *TINY, "runtime.threads=2"]))
     assert _state() == before
     assert torch.equal(torch.rand(1), drawn)  # the caller's random numbers are its own
     assert run.status == "done" and run.record["command"].startswith("posbench train encoding=rope")
@@ -265,7 +265,9 @@ def test_an_interrupt_saves_the_run_and_is_an_exception(tmp_path: Path, monkeypa
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(Stopped, match=r"stopped by SIGINT after step \d+; saved"):
-        posbench.train(["encoding=none", *TINY, "training.tokens=64000000", "runtime.log_every_steps=1"])
+        posbench.train(
+            support.each_once(["encoding=none", *TINY, "training.tokens=64000000", "runtime.log_every_steps=1"])
+        )
     run = posbench.load(next(Path("outputs/demo").iterdir()))
     assert run.status == "stopped"
     assert len(run.metrics()) > 0 and run.curve().empty and not run.model().training

@@ -20,7 +20,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from support import write_text
+from support import each_once, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
@@ -398,7 +398,7 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 def test_jobs_whose_template_dies_save_themselves_and_are_continued(overrides: list[str], tmp_path: Path) -> None:
-    arguments = ["encoding=rope,alibi", *overrides, "training.tokens=32768"]  # 512 updates
+    arguments = each_once(["encoding=rope,alibi", *overrides, "training.tokens=32768"])  # 512 updates
     process = start_sweep(arguments, 2)
     study = tmp_path / "outputs/demo"
     until(lambda: steps(study) > 20)
