@@ -97,22 +97,24 @@ def test_an_offline_run_reads_back(
     at = {"eval/length_ratio": 1, "eval/length": 16}, {"eval/length_ratio": 2, "eval/length": 32}
     assert [row.pop("rows") for row in mirrored.history] == [1, 2, 3, 4, 5, 6, 7]
     assert mirrored.history == [
-        {"step": 1, "tokens": 128, "train/loss": 3.0},
-        {"step": 2, "tokens": 256, "train/loss": 1.5},
-        {"step": 3, "tokens": 384, "train/loss": 1.0},
-        {"step": 3, "tokens": 384, "validation/nll": 2.5},
+        {"step": 1, "tokens": 128, "train/loss": 3.0, "train_step": 1, "validation_step": 0},
+        {"step": 2, "tokens": 256, "train/loss": 1.5, "train_step": 2, "validation_step": 0},
+        {"step": 3, "tokens": 384, "train/loss": 1.0, "train_step": 3, "validation_step": 0},
+        {"step": 3, "tokens": 384, "validation/nll": 2.5, "train_step": 3, "validation_step": 3},
         {**at[0], "eval/line": 1, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
         {**at[1], "eval/line": 2, "eval/fixed_target/nll": 1.0, "eval/fixed_target/perplexity": 2.718},
         {**at[1], "eval/line": 3, "eval/windowed/nll": 0.5, "eval/windowed/perplexity": 1.649},
     ]
     curves = [f"eval/{name}/{value}" for name in ("fixed_target", "windowed") for value in ("nll", "perplexity")]
     assert mirrored.axes == dict.fromkeys(TRAINING, "tokens") | dict.fromkeys(curves, "eval/length_ratio")
-    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", "eval/line", "rows", "seconds", "step"]
+    counters = ["eval/line", "rows", "seconds", "step", "train_step", "validation_step"]
+    assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", *counters]
     assert sorted(mirrored.not_summarised) == sorted(["eval/length", "eval/length_ratio", *curves])
     assert mirrored.summary == {
         "status": "done", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
         "parameters/total": 7, "parameters/encoding": 0, "parameters/non_embedding": 3,
         "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3, "rows": 7,
+        "train_step": 3, "validation_step": 3,
     }  # fmt: skip
     for path in (tmp_path / "run").rglob("*"):
         for secret in SECRETS:
