@@ -331,8 +331,8 @@ def test_the_example_runs_from_training_to_figure(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
-    assert "training.tokens=800000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
-    notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=800000", "training.tokens=81920")
+    assert "training.tokens=400000" in notebook.cells[1].source  # seconds of a reader's time, here less of it
+    notebook.cells[1].source = notebook.cells[1].source.replace("training.tokens=400000", "training.tokens=40960")
     where = {"metadata": {"path": str(tmp_path)}}
     again = "posbench.train(['encoding=rope', *small]); posbench.train(['encoding=roep'])"
     notebook.cells.append(nbformat.v4.new_code_cell(again, metadata={"tags": ["raises-exception"]}))

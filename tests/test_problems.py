@@ -89,7 +89,8 @@ class Knows:
 
 
 def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[EvaluationRow, list[BlockRow]]]:
-    settings = composed("data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides).evaluation
+    words = ["data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides]
+    settings = composed(*support.each_once(words)).evaluation
     return list(evaluate(TaskEvaluation(subject, task, settings, 7, "fp32", torch.device("cpu"))))
 
 

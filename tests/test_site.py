@@ -235,7 +235,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     catalogue = importlib.import_module("catalogue")
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    tiny = ["study=catalogue", *SMALL, "evaluation.ratios=[1,4,16]"]
+    tiny = support.each_once(["study=catalogue", *SMALL, "evaluation.ratios=[1,4,16]"])
     sets = [[*tiny, f"encoding={name}"] for name in ("rope", "learned", "layered/smollm3", "fox")]
     for one in sets[:3]:
         assert support.posbench("train", *one) == 0

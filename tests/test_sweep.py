@@ -83,7 +83,7 @@ def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
     monkeypatch.setattr(sweep, "_run", lambda todo, *_: {job.id: Status("done") for job in todo})
     monkeypatch.setattr(sweep, "_report", lambda *_: None)
     for tracked, times in (("wandb", 1), ("none", 0)):
-        sweep.sweep(["encoding=rope,alibi", *overrides, f"tracking={tracked}"])
+        sweep.sweep(each_once(["encoding=rope,alibi", *overrides, f"tracking={tracked}"]))
         assert capfd.readouterr().err.count("W&B: ") == times
 
 
