@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -52,6 +53,7 @@ from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 
 PRIMARY = "train"  # configs/train.yaml
+_MOST_RUNS = 10_000  # of a sweep
 _MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
 _OWN_FOLDER = "${runtime.outputs}/${study}/${posbench.run_id:}"  # hydra.run.dir of configs/train.yaml
 # Plugins of Hydra's, and posbench's extra that brings each.
@@ -109,7 +111,7 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
     Raises:
         UserError: the first mistake found, in one line.
     """
-    found = []
+    found, runs = [], 0
     with _hydra() as loader:
         search, _ = _parted([], config_dir)
         composed = _composer(search)
@@ -118,6 +120,9 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
             own = _parse_all(overrides, loader)
             own += _source(own, composed, search, loader)
             choices = [_values(override, multirun=True, countable=True) for override in own]
+            runs += math.prod(map(len, choices))
+            if runs > _MOST_RUNS:
+                raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
             for combination in map(list, itertools.product(*choices)):
                 found.append((combination, _checked(*_assigned(combination, composed, search, loader))))
     return found

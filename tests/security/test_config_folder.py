@@ -1,9 +1,11 @@
 """A stranger's configuration folder: each payload works on Hydra alone, and posbench refuses it in one line."""
 
 import dataclasses
+import json
 import logging
 import os
 import pickle
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from omegaconf import DictConfig
 from support import posbench
 
 from posbench.config import compose
+from posbench.errors import UserError
+from posbench.sweep import jobs
 from posbench.training import job
 
 WHOLE = "# @package _global_\n"
@@ -403,3 +407,23 @@ def test_a_strangers_sweep_is_no_link(tmp_path: Path, capsys: pytest.CaptureFixt
     assert posbench("sweep", "sweep=x", "--config-dir", str(tmp_path / "DIR")) == 2
     error = capsys.readouterr().err
     assert "DIR/sweep/x.yaml is a link: refused" in error and "password" not in error
+
+
+SWEEPS = {  # a stranger's sweep file, and what is said of it
+    "encoding=rope +hydra.run.dir=out": "Hydra's own part is set on the command line only",
+    "encoding=rope study=${oc.env:HOME}": "only other keys may be interpolated",
+    "encoding=rope +encoding._target_=os.system": "is not allowed, a configuration is data only",
+    "encoding=rope runtime.outputs=/elsewhere": "runtime.outputs",
+    "encoding=rope seed=range(0,1000000000)": "gives more than 1000 values",
+    "encoding=rope seed=range(0,900) training.learning_rate=range(1,900)": "has 809,100 runs: expected at most 10,000",
+    "encoding=rope seed=1 seed=2": "seed is given twice",
+    f"encoding=rope seed={'9' * 5000}": "has a number of 5,000 digits",
+}
+
+
+@pytest.mark.parametrize("line", SWEEPS, ids=lambda line: line[:40])
+def test_a_strangers_sweep_file_starts_nothing_and_ends_at_once(tmp_path: Path, line: str) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "x.yaml").write_text(f"# A sweep.\nsets: {json.dumps([line])}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(SWEEPS[line])):
+        jobs.expand(jobs.read_sets("x", [], tmp_path), tmp_path)
