@@ -314,6 +314,32 @@ def test_what_a_lock_file_says_keeps_nobody_out(tmp_path: Path, tiny_config: Con
         assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == os.getpid()
 
 
+def test_another_users_folder_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text("{}")
+    (tmp_path / "run" / ".lock").chmod(0o444)
+    (tmp_path / "run").chmod(0o555)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+
+    def take() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with pytest.raises(PermissionError, match="Permission denied: 'run'"):
+            lock.take(Path("run"))
+
+    assert in_child(take) == 0
+    (tmp_path / "run").chmod(0o777)  # a folder that a group shares, with the lock of someone else
+
+    def share() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        lock.take(Path("run"))
+        assert lock.in_use(Path("run"))
+
+    assert in_child(share) == 0
+
+
 def test_a_temporary_left_by_a_kill_goes_at_the_next_start(
     tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

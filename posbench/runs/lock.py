@@ -1,6 +1,7 @@
 """Who owns a run folder: one process at a time, by a lock that the system frees when its holder dies."""
 
 import datetime
+import errno
 import fcntl
 import json
 import logging
@@ -42,7 +43,12 @@ def died(folder: Path) -> bool:
 
 
 def take(folder: Path) -> int:
-    """Own a folder, created if missing: the descriptor of its locked `.lock`. The system frees a dead owner's lock."""
+    """Own a folder, created if missing: the descriptor of its locked `.lock`. The system frees a dead owner's lock.
+
+    Raises:
+        InUse: another process owns it.
+        PermissionError: it cannot be written to, such as another user's.
+    """
     while True:
         with files.full_disk_as_failure(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,11 @@ def take(folder: Path) -> int:
         if _is_still(path, descriptor):
             break
         os.close(descriptor)  # an owner moved the folder aside between opening and locking
+    if not os.access(folder, os.W_OK):
+        os.close(descriptor)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:  # another user's lock in a shared folder
+        return descriptor
     owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": now()}).encode()
     with files.full_disk_as_failure(path, len(owner)):
         os.ftruncate(descriptor, 0)
