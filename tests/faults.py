@@ -8,6 +8,7 @@ that it gave to the system: what a power failure takes with it is not tried here
 import builtins
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import io
 import itertools
@@ -207,7 +208,7 @@ class Boundaries:
 
     Args:
         at: which call, from 0 on; None: none, they are listed.
-        moment: before, half (of a write, after half of its bytes) or after.
+        moment: before, half (of a write, after half of its bytes) or after; "fails": the call fails, nobody dies.
     """
 
     def __init__(self, at: int | None = None, moment: str = "before") -> None:
@@ -230,6 +231,8 @@ class Boundaries:
         """Make a call, or die at it."""
         mine = len(self.calls) == self.at
         self.calls.append(name)
+        if mine and self.moment == "fails":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
         if mine and self.moment != "after":
             if self.moment == "half" and half:
                 half()
@@ -338,7 +341,10 @@ def at_random(case: Case, place: Path, seed: int) -> Iterator[Kill]:
 
 
 def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterator[Kill]:
-    """One kill for each call by which a command changes a disk, each of a run of its own, which is then completed."""
+    """One kill for each call by which a command changes a disk, each of a run of its own, which is then completed.
+
+    At the moment "fails" the call ends with an input/output error instead.
+    """
     every = case.config.runtime.checkpoint_every_steps or 0
     before = place / "before"
     case.run_up_to(before, command)
@@ -354,7 +360,8 @@ def at_boundaries(case: Case, place: Path, command: str, moment: str) -> Iterato
             continue
         folder = place / f"{command}-{moment}-{at}-{name.replace(' ', '-')}"
         child = start(ready(folder), Boundaries(at, moment).install)
-        assert ended(child) == -signal.SIGKILL, f"{folder.name} of {len(calls)} calls was not reached"
+        expected = (0, 1, 2) if moment == "fails" else (-signal.SIGKILL,)
+        assert (status := ended(child)) in expected, f"{folder.name} of {len(calls)} calls ended with {status}"
         kill = Kill(command, faults_of(folder, every))
         kill.differing = case.completed(folder, command)
         yield kill

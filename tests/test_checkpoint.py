@@ -1,6 +1,7 @@
 """Checkpoints survive kills, damage and full disks, and are read without trust."""
 
 import builtins
+import errno
 import hashlib
 import json
 import logging
@@ -154,6 +155,27 @@ def test_one_flipped_bit_is_always_detected(tmp_path: Path, name: str, caplog: p
         damaged[bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
         assert newest_step(tmp_path) == 1, f"bit {bit} of {name}"
+
+
+def test_a_disk_that_fails_for_a_moment_is_no_reason_for_an_older_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    weights = save(tmp_path, 2) / "model.safetensors"
+    opened = os.open
+
+    def fail(name: Any, *given: Any, **named: Any) -> int:
+        if Path(name) == weights:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return opened(name, *given, **named)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "open", fail)
+        message = r"step-00000002/model\.safetensors cannot be read \(Input/output error\): try again, or move step-0+2"
+        for read in (checkpoint.newest, checkpoint.load_model):
+            with pytest.raises(UserError, match=message):
+                read(tmp_path)
+    assert newest_step(tmp_path) == 2
 
 
 def test_where_all_are_damaged_nothing_starts_over_and_nothing_is_written(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def newest(folder: Path) -> Loaded | None:
     """The newest checkpoint of a run that verifies, or None where there are none.
 
     Raises:
-        UserError: there are checkpoints and all are damaged.
+        UserError: there are checkpoints and all are damaged, or the newest cannot be read.
     """
     found = _newest_verified(folder, (_MODEL, _OPTIMIZER, _STATE))
     if found is None:
@@ -97,7 +97,7 @@ def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
     """Step and weights of the newest checkpoint whose weights verify.
 
     Raises:
-        UserError: no checkpoint, none that verifies, or weights for another definition of the model's block.
+        UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of the model's block.
     """
     found = _newest_verified(folder, (_MODEL,))
     if found is None:
@@ -286,13 +286,23 @@ def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]
 
 
 def _read(path: Path, most: int) -> bytes:
-    """At most so many bytes, which is more than there should be or can be held."""
-    if not path.is_file():
-        raise _DamagedError(f"{path.name}: missing")
+    """At most so many bytes, which is more than there should be or can be held.
+
+    Raises:
+        UserError: the disk or its rights keep the file from being read, which says nothing about its contents. An
+            older checkpoint in its place would be another model.
+    """
     try:
+        if not path.is_file():
+            raise _DamagedError(f"{path.name}: missing")
         return files.read(path, most)
+    except FileNotFoundError:
+        raise _DamagedError(f"{path.name}: missing") from None
     except OSError as error:
-        raise _DamagedError(f"{path.name}: {error.strerror}") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): try again, or move {path.parent.name} away to use the"
+            " checkpoint before it"
+        ) from None
     except UserError as error:
         raise _DamagedError(str(error)) from None
 

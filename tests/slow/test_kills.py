@@ -72,6 +72,15 @@ def test_a_kill_at_any_call_that_changes_the_disk_changes_no_number(
     assert kills >= {"train": 100, "evaluate": 20}[command] // (5 if moment == "half" else 1)
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_failure_of_any_call_that_changes_the_disk_changes_no_number(
+    short: Case, tmp_path: Path, command: str
+) -> None:
+    failures, completed, unreadable, differing = tallied(at_boundaries(short, tmp_path, command, "fails"))
+    assert (completed, unreadable, differing) == (failures, [], [])
+    assert failures >= {"train": 100, "evaluate": 20}[command]
+
+
 # -- and where posbench did it worse, this would be seen ---------------------------------------------------------------
 
 
