@@ -17,6 +17,7 @@ from disks import start_child
 from faults import Case, commands, ended, killed, start
 from support import snapshot
 
+from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import InUse
 from posbench.runs import checkpoint
@@ -26,7 +27,7 @@ from posbench.training.train import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
-FLIPS, STOPS, STOPS_ELSEWHERE, RACES = 300, 50, 10, 50
+FLIPS, STOPS, STOPS_ELSEWHERE, READERS, RACES = 300, 50, 10, 10, 50
 WITHIN = 10.0  # seconds from a signal to the end of the process
 
 
@@ -180,6 +181,21 @@ def test_a_run_that_is_told_to_stop_while_it_prepares_its_text_leaves_nothing_an
         stops, longest = stops + 1, max(longest, seconds)
     print(f"{stops} SIGTERMs in data preparation, of {tries} tries; the longest took {longest:.2f} s to end")
     assert stops == STOPS_ELSEWHERE and longest < WITHIN
+
+
+# -- a reader beside the run ------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_run_that_trains_disturbs_nothing(case: Case, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for trial in map(str, range(READERS)):
+        folder = tmp_path / trial
+        child, begun = start(commands(case.config, folder)["train"]), chance.randrange(1, 59)
+        while lines(folder / "metrics.jsonl") < begun:
+            time.sleep(0.001)
+        reader = start(functools.partial(report.main, [folder], tmp_path / f"report-{trial}"))
+        assert ended(reader) == 0 and (tmp_path / f"report-{trial}" / "index.html").exists()
+        assert ended(child) == 0 and case.completed(folder) == []
 
 
 # -- one owner ---------------------------------------------------------------------------------------------------------
