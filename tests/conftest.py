@@ -1,6 +1,7 @@
 """Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,12 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed notes a stack for each device there may once be
+
+
+@pytest.fixture(autouse=True)
+def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sends the log to the stderr of its time, which pytest closes with the test."""
+    monkeypatch.setattr(logging.getLogger("posbench"), "handlers", [])
 
 
 @pytest.fixture(autouse=True, scope="session")
