@@ -3,10 +3,9 @@
 import re
 
 from posbench.errors import UserError
+from posbench.options import LARGEST
 
-MOST = 10**12  # of anything that is counted, such as channels or sequences of a batch: no machine holds as many
 MOST_TOKENS = 10**15  # to be trained on; the largest trainings that are known saw some 10^13
-LARGEST = 1e38  # of a number that is multiplied with weights or gradients: fp32 ends above it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also the name of a folder
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench.config.checks import MOST, plain_name, within
+from posbench.config.checks import plain_name, within
 from posbench.config.schema import (
     Config,
     DataConfig,
@@ -22,6 +22,7 @@ from posbench.config.schema import (
     validate,
 )
 from posbench.errors import UserError
+from posbench.options import MOST
 
 
 @dataclasses.dataclass(frozen=True)

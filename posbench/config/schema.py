@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from posbench.config.checks import LARGEST, MOST, MOST_TOKENS, above_zero, at_most_entries, fraction, plain_name, within
+from posbench.config.checks import MOST_TOKENS, above_zero, at_most_entries, fraction, plain_name, within
 from posbench.config.history import completed
 from posbench.config.messages import in_one_line, strict
 from posbench.errors import UserError
+from posbench.options import LARGEST, MOST
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

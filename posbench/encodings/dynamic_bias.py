@@ -26,7 +26,7 @@ class DynamicBias(Encoding):
     def __init__(self, shape: Shape, log: bool = True, width: int | None = None, depth: int = 2) -> None:
         super().__init__(shape)
         self.expect(width is None or width >= 1, "width", width, "at least 1, or null for a quarter of the model's")
-        self.expect(depth >= 1, "depth", depth, "at least 1 hidden layer")
+        self.expect(1 <= depth <= 100, "depth", depth, "1 to 100 hidden layers")
         self.log = log
         width = width or max(1, shape.d_model // 4)
         widths = [1, *[width] * depth]

@@ -97,7 +97,8 @@ def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
     """Step and weights of the newest checkpoint whose weights verify.
 
     Raises:
-        UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of the model's block.
+        UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of
+            the model's block.
     """
     found = _newest_verified(folder, (_MODEL,))
     if found is None:
