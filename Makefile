@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 PIP := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check)
 INSTALL := $(PIP) -c constraints.txt
+TESTS := POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-all gpu lint format types readme docs build clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-rest test-full test-all gpu lint format types readme docs build clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,11 +35,17 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests
-	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
+test: $(VENV)/.dev ## the tests: each behaviour, in about three minutes on two cores
+	$(TESTS) -m "not full and not slow and not gpu"
+	@echo "Left out: further cases and longer tests (make test-rest), kills and launches (make test-all), a GPU (make gpu)"
 
-test-all: $(VENV)/.dev ## the tests, slow ones too
-	POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not gpu"
+test-rest: $(VENV)/.dev ## what make test leaves out, but the slow ones (ten minutes)
+	$(TESTS) -m "full and not slow and not gpu"
+
+test-full: test test-rest ## both
+
+test-all: $(VENV)/.dev ## all tests, slow ones too (hours)
+	$(TESTS) -m "not gpu"
 
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \

@@ -1,5 +1,6 @@
 """Fixed seeds and one thread: every test gives the same numbers alone, together, and in any order."""
 
+import collections
 import importlib
 import logging
 import os
@@ -23,6 +24,21 @@ def pytest_configure() -> None:
     sys.modules.pop("sitecustomize", None)  # the system's own, if there is one, has done its work
     importlib.import_module("sitecustomize")
     sys.path.remove(str(_OFFLINE))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `sample(n)`, each n-th is a test of `make test`; the others are `full`."""
+    cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    for group in cases.values():
+        (n,) = group[0].get_closest_marker("sample").args
+        kept = group[n - 1 :: n] or group[-1:]
+        for item in group:
+            if item not in kept:
+                item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -36,6 +37,15 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
     for name in NAMES:
         pairs += [(name, case) for case in declared(name, "CASES", [{}])]
     return pairs
+
+
+def parameters() -> list[Any]:
+    """Those cases, for `parametrize`: of each scheme the first is a test of `make test`, the others are `full`."""
+    found, met = [], set()
+    for case in cases():
+        found.append(pytest.param(case, marks=[pytest.mark.full] if case[0] in met else [], id=label(case)))
+        met.add(case[0])
+    return found
 
 
 def label(case: tuple[str, dict[str, Any]]) -> str:

@@ -228,6 +228,7 @@ def names(case: Case) -> list[str]:
 # -- values and gradients ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("window", [None, 1, 5, 70, 1000])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,6 +249,7 @@ def test_so_they_are_beside_sinks(kind: str) -> None:
         assert error(x, y) < 1e-5, name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size: tuple[int, ...]) -> None:
@@ -257,6 +259,7 @@ def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size:
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("window", [None, 1, 70])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
@@ -291,6 +294,7 @@ def test_the_fused_kernel_gives_what_tiles_give_where_no_probabilities_are_kept(
     assert bool(fused) == (size[-2] == size[-1])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
@@ -310,6 +314,7 @@ def test_gradients_agree_with_finite_differences(
             assert float((gradient * direction).sum()) == pytest.approx(expected, 0.0, 1e-8 * max(1.0, scale)), name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("rows", "scores"), [(256, 2**30), (16, 700), (7, 1), (1, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_scores_are_cut_up_changes_nothing(

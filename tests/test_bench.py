@@ -54,6 +54,7 @@ def peers() -> Iterator[ModuleType]:
         yield importlib.import_module(SCRIPT.stem)
 
 
+@pytest.mark.full
 def test_the_command_reports_every_scheme_asked_for(rows: dict[str, dict[str, Any]]) -> None:
     for row in rows.values():
         assert (row["shape"], row["train_length"], row["batch_size"]) == ("demo", 16, 2)
@@ -175,6 +176,7 @@ def test_a_busy_machine_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "busy (load average 2.2, 4 cores, 3 wanted here)" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_peer_runs_beside_posbench(
     quick: None, peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

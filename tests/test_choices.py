@@ -87,6 +87,7 @@ def rows_of(
     return [row for row, _ in pairs if row.task], [blocks for row, blocks in pairs if row.task]
 
 
+@pytest.mark.full
 def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
     tiny_config: Config, tokenizer: Tokenizer
 ) -> None:

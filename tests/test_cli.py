@@ -136,6 +136,7 @@ def completed(line: str) -> list[str]:
     return process("-m", "posbench", _POSBENCH_COMPLETE="complete_fish", **environment).stdout.split()
 
 
+@pytest.mark.full
 def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign() -> None:
     assert completion("posbench train enc", 2) == ["encoding=", "encoding."]
     presets = [f"layered/{path.stem}" for path in sorted((configs_dir() / "encoding/layered").glob("*.yaml"))]
@@ -150,6 +151,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("line", "expected"),
     {
@@ -188,6 +190,7 @@ def test_names_keys_values_and_runs_are_completed(line: str, expected: list[str]
     assert completed(f"posbench {line}") == expected
 
 
+@pytest.mark.full
 def test_every_extension_of_the_list_is_completed() -> None:
     shown = json.loads(process("-m", "posbench", "list", "--json").stdout)["extensions"]
     assert completed("posbench evaluate RUN extension=") == [f"extension={row['name']}" for row in shown]
@@ -311,12 +314,14 @@ def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> No
     assert error_line(capsys) == "error: interrupted"
 
 
+@pytest.mark.full
 def test_a_closed_pipe_is_silent() -> None:
     command = f"'{sys.executable}' -m posbench list --json | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("{", "")
 
 
+@pytest.mark.full
 def test_a_terminal_without_unicode_is_no_error() -> None:
     done = process("-m", "posbench", "list", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
@@ -380,6 +385,7 @@ def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     encodings._installed.cache_clear()
 
 
+@pytest.mark.full
 def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["encoding=wrapper", "encoding.inner=rope", "encoding.inner_options.base=500"]
     layers = "encoding.layers=[{name:rope,window:8},{name:none}]"
@@ -433,6 +439,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.full
 def test_an_installed_encodings_yaml_is_found_in_its_package(
     brought: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -666,6 +673,7 @@ def test_what_is_asked_of_hydra_in_a_single_run_is_done() -> None:
     assert (Path("outputs/demo") / runs()[0] / "asked" / "overrides.yaml").exists()
 
 
+@pytest.mark.full
 def test_a_run_under_its_old_name_is_continued_there() -> None:
     config = compose.check([*TINY, "data.path=text.txt"])[0]
     new, old = run_ids(config)
@@ -680,6 +688,7 @@ def test_a_run_under_its_old_name_is_continued_there() -> None:
     assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == [old, new]
 
 
+@pytest.mark.full
 def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: pytest.CaptureFixture[str]) -> None:
     alone = [setting for setting in TINY if setting != "data=text"]
     command = ["-m", "posbench", "train", *alone]
@@ -699,6 +708,7 @@ def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: py
         assert error_line(capsys) == f"{told}data.path=text.txt"
 
 
+@pytest.mark.full
 def test_a_saved_configuration_is_held_to_its_source_but_a_run_from_before_is_kept() -> None:
     assert train("hydra.run.dir=mine") == 0
     saved = Path("mine/config.yaml").read_text().replace("subset: null", "subset: other")
@@ -758,6 +768,7 @@ def test_the_log_of_a_run_begins_with_what_was_said_of_its_text() -> None:
     assert "preparing the tokens of data 'text'" in (Path("outputs/demo") / name / "log.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("-m", "encoding=none,rope", "training.learning_rate=1e35,1e-3") == 1
     last = capsys.readouterr().err.splitlines()[-1]
@@ -769,6 +780,7 @@ def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.Cap
     assert not list(Path("outputs").glob(".failures*"))
 
 
+@pytest.mark.full
 def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     config_of = compose.config_of
@@ -781,6 +793,7 @@ def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs(mo
     assert runs() == sorted([*first, *(f"{name}.old-1" for name in first)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)]
 )
@@ -827,6 +840,7 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
         assert message in error_line(capsys)
 
 
+@pytest.mark.full
 def test_evaluate_takes_several_runs_a_study_and_a_glob(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0,1", "-m") == 0
     names = runs()
@@ -841,6 +855,7 @@ def test_evaluate_takes_several_runs_a_study_and_a_glob(capsys: pytest.CaptureFi
     assert "from the training length 16 on" in error_line(capsys)
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0,1", "-m") == 0
     broken, whole = (Path("outputs/demo") / name for name in runs())
@@ -862,6 +877,7 @@ def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> N
     assert 48 in {row.length for row in evaluation_rows(folder)}
 
 
+@pytest.mark.full
 def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0,1", "-m", "runtime.checkpoint_every_steps=1") == 0
     cleaned, unfinished = (Path("outputs/demo") / name for name in runs())
@@ -914,6 +930,7 @@ MISTYPED = {
 }
 
 
+@pytest.mark.full
 def test_a_mistyped_evaluation_ends_with_exit_code_2_and_no_row(capsys: pytest.CaptureFixture[str]) -> None:
     for override, message in MISTYPED.items():
         key, _, value = override.partition("=")
@@ -956,6 +973,7 @@ def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() 
     assert refused.stderr == "error: saved.yaml: 'hydra' is not allowed in a saved file, which is data only\n"
 
 
+@pytest.mark.full
 def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
     package = tmp_path / "site"
     (package / "mine-1.0.dist-info").mkdir(parents=True)
@@ -985,6 +1003,7 @@ def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
 # -- output that nobody reads ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_output_that_nobody_reads_stops_no_work(closed: bool) -> None:
     code, said = unread("train", "-m", *TINY, "data.path=text.txt", "seed=0,1", closed=closed)
@@ -998,6 +1017,7 @@ def test_output_that_nobody_reads_stops_no_work(closed: bool) -> None:
     assert unread("list", closed=closed) == (0, "")
 
 
+@pytest.mark.full
 def test_a_log_that_nobody_reads_stops_no_work() -> None:
     command = f"'{sys.executable}' -m posbench train {' '.join(TINY)} data.path=text.txt 2>&1 >/dev/null | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)

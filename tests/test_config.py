@@ -37,6 +37,7 @@ def composed(*overrides: str) -> Config:
     return compose.check(list(overrides))[0]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_of_every_group_composes(choice: str) -> None:
     beside = {"evaluation=problems": ["data=task/copy"]}.get(choice, [])
@@ -571,6 +572,7 @@ def plain() -> Config:
     return composed()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("typed", SETTINGS)
 def test_evaluation_settings_are_typed_alike_in_every_command(plain: Config, typed: str) -> None:
     asked = [composed(typed), compose.check(["encoding=rope,alibi", typed], multirun=True)[1]]

@@ -136,6 +136,7 @@ def test_builtin_corpus_has_text_enough_and_long_test_documents(builtin: corpus.
     assert sum(len(text) > 3.5 * 1100 for text in builtin.documents["test"]) >= 45
 
 
+@pytest.mark.full
 def test_builtin_modules_are_not_mostly_tables() -> None:
     """What follows in a table its own lines tell: html.entities alone was once a sixth of all headline targets."""
 
@@ -431,6 +432,7 @@ def test_max_documents_is_obeyed_and_changes_the_tokens(tmp_path: Path) -> None:
 # --- wrong text ends in one clear line
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -496,6 +498,7 @@ def bomb(folder: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["rows.parquet", "a.txt.gz", "a.txt.bz2", "rows.csv.bz2", "rows.jsonl.bz2"])
 def test_a_small_file_does_not_unpack_to_a_disk_of_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -507,6 +510,7 @@ def test_a_small_file_does_not_unpack_to_a_disk_of_text(
         load(config(path=path), tmp_path)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "rows.jsonl", "rows.json", "rows.csv", "rows.tsv.gz"])
 def test_what_is_held_whole_has_a_size_that_memory_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -789,6 +793,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server: str, network: str) -> None:
     environment = {
@@ -1020,6 +1025,7 @@ def train_with(setting: str, folder: Path, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.full
 def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
     fake_hub: http.server.ThreadingHTTPServer, tmp_path: Path, bpe: tokenizer.Tokenizer
 ) -> None:
@@ -1041,6 +1047,7 @@ def test_a_tokenizer_of_the_hub_is_cached_recorded_and_used_without_network(
     assert downloads == [path for path in fake_hub.asked if path.endswith("tokenizer.json")]  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPServer, tmp_path: Path) -> None:
     there = f"http://127.0.0.1:{fake_hub.server_port}"
     code = (
@@ -1066,6 +1073,7 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPSer
         assert line.startswith(expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
     tmp_path: Path, silent_server: str, network: str
@@ -1160,6 +1168,7 @@ def test_texts_are_written_to_the_table_a_few_at_a_time(tmp_path: Path, monkeypa
     assert most < 20
 
 
+@pytest.mark.full
 def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) -> None:
     folder = write(tmp_path / "many", numbered(30))
     first = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
@@ -1257,6 +1266,7 @@ def test_a_cache_on_a_file_system_without_locks_is_used_with_a_warning(
     assert f"{tmp_path / 'tokens'} cannot be locked (No locks available)" in caplog.text
 
 
+@pytest.mark.full
 def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:
     folder = write(tmp_path / "many", numbered(30))
     code = (
@@ -1284,6 +1294,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert foreign.exists()
 
 
+@pytest.mark.full
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     words = {f"w{i}": i for i in range(70_000)}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({**words, "?": 70_000}, unk_token="?"))
@@ -1440,6 +1451,7 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
     assert told in caplog.text and made.tokenizer.vocab_size < 5000
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789", "+-*/!?", "語言文字"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))

@@ -157,6 +157,7 @@ def run(*arguments: str, folder: pathlib.Path, path: pathlib.Path) -> subprocess
     return done
 
 
+@pytest.mark.full
 def test_the_contributors_example_passes_the_whole_contract_with_three_files(checkout: pathlib.Path) -> None:
     chosen = "log_bias or every_yaml or generated_one"
     files = ["test_encodings", "test_oracles", "test_model", "test_scoring", "test_show", "test_config", "test_docs"]
@@ -187,6 +188,7 @@ def test_the_example_package_is_what_the_contributors_guide_shows(example: Examp
     assert declared in (PACKAGE / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_the_example_package_is_installed_listed_and_trained_with_its_own_yaml(tmp_path: pathlib.Path) -> None:
     site = installed(tmp_path)
     support.write_text(tmp_path)

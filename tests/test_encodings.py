@@ -22,7 +22,7 @@ from posbench.errors import UserError
 from posbench.kernels import tiles
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
-CASES = pytest.mark.parametrize("case", schemes.cases(), ids=schemes.label)
+CASES = pytest.mark.parametrize("case", schemes.parameters())
 NAMES = pytest.mark.parametrize("name", schemes.NAMES)
 Case = tuple[str, dict[str, Any]]
 

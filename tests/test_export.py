@@ -111,6 +111,7 @@ def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None
     return run
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("encoding", "block", "kind"), EXACT)
 def test_logits_are_those_of_the_run(
     encoding: dict[str, Any], block: dict[str, Any], kind: str, tiny_config: Config, tmp_path: Path
@@ -311,6 +312,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("encoding", "block", "said"), REFUSED)
 def test_what_no_architecture_has_is_refused_in_one_line(
     encoding: dict[str, Any],
@@ -450,6 +452,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_the_code_on_the_card_runs_without_posbench(tiny_config: Config, tmp_path: Path) -> None:
     runs = [written(tmp_path, configured(tiny_config, {"name": name})) for name in ("alibi", "rope")]
     folders = [tmp_path / f"out-{run.name}" for run in runs]

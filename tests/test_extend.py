@@ -65,6 +65,7 @@ def transformers_rule(
     return inv_freq, attention_factor
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("factor", [1.0, 2.0, 5.5, 32.0])
 @pytest.mark.parametrize("train_length", [64, 500, 8192])
 @pytest.mark.parametrize(("head_dim", "base"), [(8, 1e4), (32, 1e4), (64, 5e5), (128, 1e4)])
@@ -429,6 +430,7 @@ def test_sinusoidal_interpolation_is_the_code_at_divided_positions(combine: str)
 EVERY = [(name, method) for name in encodings.names() for method in methods_of(encodings.build(name, SHAPE))]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "method"), EVERY)
 def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_was(
     name: str, method: str, tiny_config: Config

@@ -56,6 +56,7 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
     return {key: float((found[key] - expected[key]).norm() / expected[key].norm().clamp(min=1)) for key in found}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [
@@ -84,6 +85,7 @@ def test_what_is_too_large_to_be_laid_out_for_all_layers_is_for_each(
     assert max(differences.values()) < 2e-4, differences
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("window", "sinks"), [(2, 0), (40, 0), (130, 0), (40, 4), (1, 140), (149, 1)])
 @pytest.mark.parametrize("name", ["none", "rope", "t5", "fox"])
 def test_windows_and_sinks_equal_the_definition(eager: list[Any], name: str, window: int, sinks: int) -> None:
@@ -164,6 +166,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == flex.__name__]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", flex.KINDS)
 def test_the_check_passes_what_is_right(

@@ -463,6 +463,7 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
 EVALUATE = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "blocks=16"]
 
 
+@pytest.mark.full
 def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,6 +551,7 @@ def test_without_the_library_one_line_says_how_to_get_it(
     assert "pip install 'posbench[hf]'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_command_in_a_process_of_its_own(shelf: Path, tmp_path: Path) -> None:
     """GPT-2 up to its table and past it: a row that says so, and the process lives."""
     write_text(tmp_path / "text.txt")

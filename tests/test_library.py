@@ -271,6 +271,7 @@ def asking(kernels: Path) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.full
 @needs_compiler
 def test_a_build_that_is_killed_leaves_no_process_and_its_files_go(
     kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,6 +289,7 @@ def test_a_build_that_is_killed_leaves_no_process_and_its_files_go(
     assert again() is not None and not list(kernels.glob(".tmp-*"))  # nothing had to be built
 
 
+@pytest.mark.full
 @needs_compiler
 def test_of_several_processes_one_builds(kernels: Path) -> None:
     several = [subprocess.Popen(asking(kernels), stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -313,6 +315,7 @@ def test_without_it_nothing_is_said_but_to_who_asks(
     assert not said(logging.WARNING) and not list(kernels.glob("*.lib"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("switch", [pytest.param("", marks=needs_it), "0", "a CPU without AVX-512"])
 def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
     support.write_text(tmp_path)

@@ -84,6 +84,7 @@ def fast(case: Case, *inputs: Tensor) -> Tensor:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @needs_it
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(SETTING, support.crossed(KINDS, SIZES, [None, 1, 70], BUILDS), indirect=["build"])
@@ -100,6 +101,7 @@ def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple
         assert torch.equal(fast(case, *case.inputs), found[0])
 
 
+@pytest.mark.sample(3)
 @needs_it
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(SETTING, support.crossed([*BIASES], SIZES, [None, 2, 70], BUILDS), indirect=["build"])
@@ -112,6 +114,7 @@ def test_so_they_are_beside_sinks(kind: str, size: tuple[int, ...], window: int 
         assert error(x, y) < (max(BF16_BIAS, 1.5 * error(z, y)) if "learned" in name else BF16), name
 
 
+@pytest.mark.sample(3)
 @needs_it
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_threads_nor_other_sequences_nor_later_tokens_change_a_bit(kind: str) -> None:
@@ -327,6 +330,7 @@ class Running:
         return sticks(q, k, v, self.scale, "left" in self.kind, self.window)
 
 
+@pytest.mark.sample(3)
 @needs_it
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(SETTING, support.crossed(RUNNING, SIZES, [None, 2, 70], BUILDS), indirect=["build"])

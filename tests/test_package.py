@@ -61,6 +61,7 @@ def test_the_source_archive_carries_what_its_tests_read(tmp_path: pathlib.Path) 
     assert len(there) > 300 and there - carried == set()
 
 
+@pytest.mark.full
 def test_the_wheel_trains_two_steps_from_an_empty_folder(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Installed alone into a fresh environment; its dependencies are lent from this one, so no network is needed."""
     environment, work = tmp_path / "env", tmp_path / "empty"

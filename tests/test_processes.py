@@ -115,6 +115,7 @@ def assert_alike(one: Path, other: Path) -> None:
 # -- the same as one ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("size", "accumulation", "encoding"), [(2, 1, "rope"), (2, 2, "randomized"), (4, 1, "t5")])
 def test_several_processes_give_what_one_gives(
     config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
@@ -132,6 +133,7 @@ def test_several_processes_give_what_one_gives(
     assert record["cpu_seconds"] > 0
 
 
+@pytest.mark.full
 def test_several_processes_train_on_a_task_and_answer_as_one(tiny_config: Config, tmp_path: Path) -> None:
     task = {"name": "copy", "shortest": 2, "longest": 8, "vocabulary": 4}
     config = dataclasses.replace(
@@ -163,6 +165,7 @@ def test_each_process_computes_its_share_of_the_evaluation_and_has_all_of_it(tmp
     assert together(3, tmp_path / "run", work, work) == [0, 0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
     config: Config,
@@ -182,6 +185,7 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> None:
     trained(config, tmp_path / "run", 2)
     train(config, tmp_path / "one", [])
@@ -212,6 +216,7 @@ def at(step: int, patch: pytest.MonkeyPatch, module: Any, event: BaseException |
 FIRST, OTHER = posbench.training.train, posbench.training.follow
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("reason", ["oom", "error"])
 def test_what_fails_in_one_process_ends_all_and_is_the_reason(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
@@ -226,6 +231,7 @@ def test_what_fails_in_one_process_ends_all_and_is_the_reason(
     assert record["message"].startswith("rank 1 of 2: no ") or "KeyError" in record["message"]
 
 
+@pytest.mark.full
 def test_a_failure_of_the_first_ends_the_others(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +251,7 @@ def test_a_process_that_is_killed_ends_the_run(config: Config, tmp_path: Path, m
     assert record_of(tmp_path / "run")["reason"] == "error"
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_is_everyones(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +261,7 @@ def test_a_loss_that_is_not_finite_is_everyones(
     assert record_of(tmp_path / "run")["reason"] == "diverged"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("who", [FIRST, OTHER])
 def test_a_signal_to_one_process_stops_all_after_the_same_update(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: Any
@@ -271,6 +279,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +310,7 @@ def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 10
 
 
+@pytest.mark.full
 def test_a_process_that_is_stopped_is_named_with_what_to_do_and_one_that_works_long_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

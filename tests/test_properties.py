@@ -62,6 +62,7 @@ EXPECTED = {
 COLUMNS = [name for name in properties.PROPERTIES if name not in ("zero_mean", "spread")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_verdicts_are_the_expected_table(measured: Measured, name: str) -> None:
     expected = [word.replace("_", " ") for word in EXPECTED[name].split()]
@@ -75,6 +76,7 @@ def test_every_scheme_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert properties.measure() == posbench.encodings()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_the_overview_fits_80_columns_and_cuts_nothing(
     all_measured: list[properties.Properties], encoding: str, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +92,7 @@ def test_the_overview_fits_80_columns_and_cuts_nothing(
     assert {"max.", "length"} <= set(re.findall(r"[\w.]+", " ".join(lines)))
 
 
+@pytest.mark.full
 def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(
     all_measured: list[properties.Properties],
 ) -> None:
@@ -331,6 +334,7 @@ def test_schemes_run_in_double_precision_within_the_probe_only() -> None:
     assert torch.zeros(1).double().float().dtype == torch.float32
 
 
+@pytest.mark.full
 def test_measuring_twice_gives_the_same_and_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
     first, second = (properties.measure(["learned", "cope"]) for _ in range(2))

@@ -324,6 +324,7 @@ def test_rows_and_blocks_of_other_types_do_not_stop_a_report(template: Config, t
 # -- which runs are compared -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_runs_of_another_corpus_or_initialisation_are_a_set_of_their_own(
     template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,6 +351,7 @@ def test_a_set_of_failed_runs_only_comes_last(template: Config, tmp_path: Path) 
     assert [len(group.runs) for group in (first, last)] == [1, 3]
 
 
+@pytest.mark.full
 def test_runs_from_before_copies_were_recorded_are_compared_with_later_ones(template: Config, tmp_path: Path) -> None:
     before = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
     data = load.read(before).record["data"]
@@ -645,6 +647,7 @@ def printed_at(width: int, table: tables.Table) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(
     found: dict[str, summary.Summary], study: Path, width: int

@@ -187,6 +187,7 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     )
 
 
+@pytest.mark.full
 def test_many_curves_have_no_bands_until_few_are_left_and_what_is_off_is_folded(browser: Any, many: Path) -> None:
     browser.get(many.as_uri())
     on = browser.find_elements("css selector", ".legend .row > button[aria-pressed=true]")
@@ -261,6 +262,7 @@ def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
     assert readout.startswith("sinusoidal at 1024 tokens (16x): 5.") and "95 %" in readout
 
 
+@pytest.mark.full
 def test_a_task_shows_every_seed_and_what_has_not_learned_is_hollow(browser: Any, tasks: Path) -> None:
     browser.get_log("browser")
     browser.get(tasks.as_uri())
@@ -432,6 +434,7 @@ def test_properties_of_the_schemes_are_on_the_page(opened: Any) -> None:
     assert "Measured properties" in all_texts(opened, "h3")
 
 
+@pytest.mark.full
 def test_the_policy_refuses_a_script_that_is_not_ours(opened: Any) -> None:
     opened.execute_script(
         "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s);"

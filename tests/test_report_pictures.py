@@ -226,6 +226,7 @@ def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
 VARIANTS = [("rope", f"rope base={base} rotary_dim={dim} layout=half") for base in (10000, 500) for dim in (32, 16, 8)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "schemes",
     [

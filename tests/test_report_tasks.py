@@ -262,6 +262,7 @@ def test_no_significance_is_claimed_where_so_few_seeds_cannot_reach_it(found: di
         assert (one := against[label]) is not None and one.verdict == verdict
 
 
+@pytest.mark.full
 def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Config, tmp_path: Path) -> None:
     config = task_config(template)
     for seed in range(5):
@@ -306,6 +307,7 @@ def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> N
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_text(written: Path) -> None:
     markdown = (written / "report.md").read_text()
     assert re.findall("^## (.*)", markdown, re.MULTILINE) == ["Task copy", "Task passkey"]
@@ -336,6 +338,7 @@ def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> Non
     assert {row["problem_length"] for row in csv_rows(written / "evaluation.csv")} >= {"16", "32"}
 
 
+@pytest.mark.full
 def test_text_beside_tasks_is_reported_as_it_is_alone(template: Config, study: Path, tmp_path: Path) -> None:
     text = write_study(tmp_path / "text", template, {name: SCHEMES[name] for name in ("rope", "alibi")}, seeds=2)
     report.main([text], tmp_path / "alone")
@@ -397,6 +400,7 @@ def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_l
     ]
 
 
+@pytest.mark.full
 def test_notebooks_have_task_runs_too(study: Path, tmp_path: Path) -> None:
     frame = posbench.runs(study)
     rope = frame[(frame["encoding"] == "rope") & (frame["seed"] == 1) & (frame["task"] == "copy")].iloc[0]

@@ -250,6 +250,7 @@ def test_a_second_process_is_refused_by_name_and_changes_nothing(tmp_path: Path,
         assert snapshot(tmp_path) == before
 
 
+@pytest.mark.full
 def test_of_two_processes_started_at_once_exactly_one_wins(tmp_path: Path, tiny_config: Config) -> None:
     for trial in range(20):
         gate, answers, release = os.pipe(), os.pipe(), os.pipe()

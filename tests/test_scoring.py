@@ -72,6 +72,7 @@ def test_a_position_of_a_long_pass_scores_as_a_window_that_ends_there(name: str,
         np.testing.assert_allclose(whole[:, length - 1], ending[:, 0], atol=TOLERANCE)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", encodings.names())
 @pytest.mark.parametrize("window", [None, 12])
 def test_the_last_rows_alone_are_the_last_rows_of_all(name: str, window: int | None, tiny_config: Config) -> None:

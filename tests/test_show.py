@@ -27,6 +27,7 @@ def _titles(name: str) -> list[str]:
     return [panel.title for panel in panels.picture(Scheme(name)).panels]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", posbench.encodings())
 def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
     picture = panels.picture(Scheme(name))
@@ -99,6 +100,7 @@ def test_attention_without_positions_is_an_even_share() -> None:
     np.testing.assert_allclose(decay.series["mean over heads"], 1, atol=0.15)  # the mean of 4096 random weights
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "stays"),
     [
@@ -190,6 +192,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
+@pytest.mark.full
 def test_png_holds_a_row_of_panels_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
     names = ["sinusoidal", "learned", "none"]
     show.main(names, tmp_path / "a.png")
@@ -209,6 +212,7 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
         np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["t5", "fire", "path", "rope", "index", "shaw"])
 def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: list[Figure], name: str) -> None:
     show.main([name], tmp_path / "a.png")
@@ -228,6 +232,7 @@ def test_nothing_is_cut_off(tmp_path: Path, names: list[str]) -> None:
     assert all((edge == 1).all() for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]))
 
 
+@pytest.mark.full
 def test_many_panels_are_rows_of_equal_length(tmp_path: Path, saved: list[Figure]) -> None:
     show.main(["bipe"], tmp_path / "a.png")
     tops = collections.Counter(round(axis.get_position().y1, 2) for axis in saved[0].axes if axis.get_title())

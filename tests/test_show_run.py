@@ -40,6 +40,7 @@ def drawn(gpt: model.GPT, config: Config) -> dict[str, Curves]:
     return {panel.title: panel for panel in found if isinstance(panel, Curves)}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", posbench.encodings())
 def test_attention_of_every_encoding_is_drawn_at_and_beyond_the_training_length(name: str, tiny_config: Config) -> None:
     options: dict[str, Any] = {"layers": [{"name": "fox"}, {"name": "rope"}]} if name == "layered" else {}
@@ -146,6 +147,7 @@ def test_a_run_is_drawn_in_the_terminal(run: Path, capsys: pytest.CaptureFixture
     assert support.snapshot(run) == before
 
 
+@pytest.mark.full
 def test_runs_and_names_stand_side_by_side_in_one_file(run: Path, tmp_path: Path) -> None:
     assert support.posbench("show", str(run), "rope", "base=100", "t5", "--png", str(tmp_path / "a.png")) == 0
     height, width, _ = imread(tmp_path / "a.png").shape
@@ -161,6 +163,7 @@ def test_the_picture_holds_what_the_run_has_learned(run: Path) -> None:
     np.testing.assert_allclose(np.stack(list(bias.series.values())), expected, atol=1e-5)
 
 
+@pytest.mark.full
 def test_many_panels_fill_a_second_row(run: Path, tmp_path: Path) -> None:
     one = trained.picture(run)
     plots.save_pictures([dataclasses.replace(one, panels=one.panels * 3)], tmp_path / "a.png")

@@ -172,6 +172,7 @@ def carry_out(command: str, run: Path) -> None:
         assert support.posbench(*expanded) == 0, command
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("command", [line for line in SHOWN if not line.startswith(tuple(NOT_RUN))])
 def test_every_command_of_the_pages_runs(command: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
@@ -197,6 +198,7 @@ def test_nothing_is_left_out_without_a_command_of_its_kind() -> None:
         assert reason and any(line.startswith(prefix) for line in SHOWN), f"no page shows {prefix}"
 
 
+@pytest.mark.full
 def test_commands_of_the_pages_made_from_code_compose(written: Path) -> None:
     made = [*(written / "pages" / "encodings").glob("*.md"), *(written / "pages" / "reference").glob("*.md")]
     shown = {line for page in made for line in commands_of(page.read_text(encoding="utf-8"))}
@@ -229,6 +231,7 @@ def test_every_encoding_has_a_picture_of_posbenchs_own(site: Any, tmp_path: Path
     assert (tmp_path / "alibi.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_say(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +341,7 @@ def built(written: Path) -> Path:
     return written / "site"
 
 
+@pytest.mark.full
 def test_the_site_is_complete(built: Path, written: Path) -> None:
     pages = {path.relative_to(written / "pages").with_suffix("") for path in (written / "pages").rglob("*.md")}
     html = {path.relative_to(built).with_suffix("") for path in built.rglob("*.html")}
@@ -360,6 +364,7 @@ def test_the_site_asks_for_nothing_from_the_network(built: Path) -> None:
         assert re.findall(r"@import[^;]*//|url\(\s*[\"']?(?:https?:)?//[^)]*", text) == [], sheet
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and os.environ.get("POSBENCH_REQUIRE_CHROMIUM") != "1",
     reason="chromium and chromedriver are not installed (apt-get install chromium-driver)",

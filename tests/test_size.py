@@ -146,6 +146,7 @@ def test_limits_of_control_groups_count(tmp_path: pathlib.Path) -> None:
     assert sorted(machine._cgroup_limits(tmp_path, own)) == [2000, 3000, 5000]
 
 
+@pytest.mark.full
 def test_a_limit_of_the_process_counts(tiny_config: Config) -> None:
     code = "from posbench import machine; print(machine.memory_limit('cpu'))"
     command = f"ulimit -v 8000000; exec '{sys.executable}' -c \"{code}\""
@@ -153,6 +154,7 @@ def test_a_limit_of_the_process_counts(tiny_config: Config) -> None:
     assert told.strip() == f"({8_000_000 * 1024}, 'ulimit -v')"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -178,6 +180,7 @@ def test_train_answers_at_once(override: str, told: str, tmp_path: pathlib.Path)
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "cache").exists()
 
 
+@pytest.mark.full
 def test_a_strangers_run_of_a_huge_model_is_not_built(tiny_config: Config, tmp_path: pathlib.Path) -> None:
     config = to_container(with_model(tiny_config, n_layers=1_000_000))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -259,6 +259,7 @@ def test_two_processes_end_with_the_weights_of_one(tiny_config: Config, tmp_path
 SWIGLU = {"norm": "rmsnorm", "mlp": "swiglu"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("encoding", "block"), [("rope", SWIGLU), ("t5", {}), ("cope", {})])
 def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothing_to(
     tiny_config: Config, block: dict[str, str], encoding: str

@@ -102,6 +102,7 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
     assert found[0].folder == found[0].saved.parent.parent / found[0].id
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml")))
 def test_every_sweep_file_composes(name: str) -> None:
     found = jobs.expand(jobs.read_sets(name, ["tracking=none"]))
@@ -109,6 +110,7 @@ def test_every_sweep_file_composes(name: str) -> None:
     assert {job.config.study for job in found} == {name}
 
 
+@pytest.mark.full
 def test_the_catalogue_has_every_encoding_and_every_pattern_of_layers() -> None:
     found = compose.combinations(jobs.read_sets("catalogue", ["tracking=none"]))  # as above, so composed already
     chosen = [word.removeprefix("encoding=") for overrides, _ in found for word in overrides if "encoding=" in word]
@@ -302,6 +304,7 @@ def crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     encodings._installed.cache_clear()
 
 
+@pytest.mark.full
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     overrides: list[str], crash: Path, reports: list[list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,6 +360,7 @@ def steps(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/metrics.jsonl"))
 
 
+@pytest.mark.full
 def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_process(
     overrides: list[str], tmp_path: Path
 ) -> None:
@@ -381,6 +385,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         assert result(job.folder) == result(tmp_path / "single" / job.id), moments
 
 
+@pytest.mark.full
 def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path) -> None:
     arguments = ["encoding=rope,alibi", *(o for o in overrides if "training.tokens" not in o)]  # 15,625 updates
     process = start_sweep(arguments, 1)
@@ -414,6 +419,7 @@ def test_jobs_whose_template_dies_save_themselves_and_are_continued(overrides: l
         assert result(job.folder) == result(tmp_path / "single" / job.id)
 
 
+@pytest.mark.full
 def test_where_nothing_can_be_forked_each_job_is_a_python_of_its_own(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +430,7 @@ def test_where_nothing_can_be_forked_each_job_is_a_python_of_its_own(
     assert jobs.status(job) == Status("done")
 
 
+@pytest.mark.full
 def test_a_forked_job_has_its_variables_its_output_and_its_exit_code(tmp_path: Path) -> None:
     output = tmp_path / "output"
     with template.opened() as opened, open(output, "xb") as file:
@@ -668,6 +675,7 @@ def runs_in(study: Path) -> set[str]:
     return {path.name for path in study.glob("*-s*")}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_processes")
 def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_path: Path) -> None:
     sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])

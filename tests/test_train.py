@@ -334,6 +334,7 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert torch.equal(*(model(ids) for model in models))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
@@ -478,6 +479,7 @@ def test_less_text_than_a_block_is_one_line(config: Config, tmp_path: pathlib.Pa
     assert "\n" not in str(error.value) and "16" in str(error.value)
 
 
+@pytest.mark.full
 def test_a_second_process_on_one_folder_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=16 * 8 * 5000))
     first = start(longer, tmp_path / "run")
@@ -635,6 +637,7 @@ def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(
     assert "run.json still says 'running': no room to write run.json" in caplog.text
 
 
+@pytest.mark.full
 def test_a_loss_that_stays_above_twice_its_best_is_said_once(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -164,6 +164,7 @@ def test_online_every_step_arrives_once_though_a_run_was_stopped_and_continued(
     assert (served.summary["status"], served.summary["nll_1x"], served.exit_code) == ("done", 1.0, 0)
 
 
+@pytest.mark.full
 def test_offline_parts_of_a_run_all_arrive_by_wandb_sync(server: Server, config: Config, tmp_path: Path) -> None:
     """In order; steps that were taken twice, since the last checkpoint, are there twice, with equal values."""
     attempt(tmp_path / "run", offline(config), range(1, 8))

@@ -465,7 +465,7 @@ def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same
         ("shape", {"shift": 0}, "encoding.shift is 0 for 'shape': expected a number of tokens from 1 to 16,777,216"),
         ("shape", {"inner": "randomized"}, "encoding.inner is 'randomized', which chooses positions itself: expected"),
         ("cape", {"global_shift": -1.0}, "encoding.global_shift is -1 for 'cape': expected a number of tokens of at"),
-        ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': expected 0, or an absolute value"),
+        ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': expected 0, or an absolute"),
         ("cape", {"scaling": 0.5}, "encoding.scaling is 0.5 for 'cape': expected a number of at least 1 (default"),
         ("cape", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected one that"),
         ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which has whole positions alone: expected one,"),
@@ -714,6 +714,7 @@ class Decoupled(Encoding):
         return q, k + torch.einsum("btd,hde->bhte", x, self.mix)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("build", [Decoupled, lambda shape: encodings.build("layered", shape, {"layers": MIXED[::-1]})])
 def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_first_layer(
     build: Any, monkeypatch: pytest.MonkeyPatch

@@ -175,6 +175,7 @@ def harmed(effects: dict[str, Any], before: dict[str, str]) -> bool:
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore")  # of what a payload returns in the place of a formatter or callback
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: payload.name)
 def test_the_payload_is_real(payload: Payload, effects: dict[str, Any]) -> None:
@@ -203,6 +204,7 @@ def test_a_strangers_folder_sets_nothing_of_hydras(
     assert not harmed(effects, before) and not effects
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: payload.name)
 def test_the_second_line_holds_alone(
     payload: Payload, effects: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -358,6 +360,7 @@ def test_a_strangers_sweep_chooses_nothing_of_hydras(
 ELSEWHERE = ["/tmp/elsewhere", "~/x", "../x", "a/../../x", "'${study}/x'", "'a${oc.env:HOME}'", "['x']", "''"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("key", ["outputs", "cache"])
 @pytest.mark.parametrize("place", ELSEWHERE)
 def test_a_strangers_file_does_not_say_where_is_written(

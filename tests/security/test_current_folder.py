@@ -38,6 +38,7 @@ def test_the_payload_is_real(module: str, folder: Path) -> None:
     assert (folder / "canary").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -122,6 +122,7 @@ def test_who_only_looks_follows_no_link_and_waits_at_no_pipe(run: Path, victim: 
     in_use(run), died(run), jobs.progress(job)  # a plain open would wait for a writer
 
 
+@pytest.mark.full
 def test_a_report_replaces_links_and_does_not_follow_them(run: Path, victim: Path) -> None:
     report = run.parent / "report"
     report.mkdir()
@@ -133,6 +134,7 @@ def test_a_report_replaces_links_and_does_not_follow_them(run: Path, victim: Pat
     assert not any((report / name).is_symlink() for name in names)
 
 
+@pytest.mark.full
 def test_a_report_does_not_go_into_a_linked_folder(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_report_does_not_go_into_a_linked_folder(
     assert (elsewhere / "index.html").is_file()
 
 
+@pytest.mark.full
 def test_the_output_of_a_sweeps_job_replaces_a_link(run: Path, victim: Path) -> None:
     saved = run.parent / ".cells" / f"{run.name}.yaml"
     job = Job((), load_saved(run / "config.yaml"), saved)
@@ -282,6 +285,7 @@ def evil(run: Path) -> Path:
     return run.rename(run.parent / f"{EVIL}\nReport: forged".replace("/", "|"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command",
     [
@@ -302,6 +306,7 @@ def test_a_strangers_texts_and_paths_do_not_act_on_the_terminal(
     assert not any(text.startswith(("Report: forged", "error: ")) for text in (out + err).splitlines())
 
 
+@pytest.mark.full
 def test_on_a_terminal_the_log_is_spelt_out_too(evil: Path) -> None:
     code = "import sys; from posbench.cli.app import main; sys.exit(main())"
     parent, child = pty.openpty()
@@ -434,6 +439,7 @@ def test_a_pattern_that_takes_for_ever_is_ended(
     assert "panicked" not in capfd.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no count of a process's memory")
 @pytest.mark.parametrize("normalizers", [[("e", "x" * 1_000_000)], [("e", "e" * 300)] * 4], ids=["one", "nested"])
 def test_a_tokenizer_that_takes_all_memory_is_ended(
@@ -523,6 +529,7 @@ NO_WEIGHTS: list[tuple[Callable[[bytes], bytes], str]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("change", "said"), NO_WEIGHTS, ids=[said for _, said in NO_WEIGHTS])
 def test_weights_that_are_none_are_one_line(
     run: Path, capfd: pytest.CaptureFixture[str], change: Callable[[bytes], bytes], said: str
@@ -580,6 +587,7 @@ def test_weights_that_are_not_finite_give_rows_that_say_so(run: Path, capfd: pyt
 # -- anything at all ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", mutations.FILES)
 def test_a_run_changed_at_random_is_used_or_refused_in_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
