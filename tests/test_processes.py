@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 import posbench.processes
-import posbench.training.follow
 import posbench.training.train
 from posbench import files, machine
 from posbench.config.schema import Config
@@ -32,8 +31,8 @@ from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import evaluation_rows
 from posbench.terminal import exits
 from posbench.training import launch
-from posbench.training.follow import follow
-from posbench.training.train import train
+from posbench.training.step import Learner
+from posbench.training.train import train, train_beside
 
 STEPS = 12
 
@@ -88,7 +87,7 @@ def together(
 
 def trained(config: Config, folder: Path, size: int) -> list[int]:
     return together(
-        size, folder, lambda world: train(config, folder, [], world=world), lambda world: follow(config, world)
+        size, folder, lambda world: train(config, folder, [], world=world), lambda world: train_beside(config, world)
     )
 
 
@@ -177,7 +176,7 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
 ) -> None:
     train(config, tmp_path / "one", [])
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the lights"):
-        at(7, patch, posbench.training.train, RuntimeError("the lights went out"))
+        at(7, patch, 0, RuntimeError("the lights went out"))
         trained(config, tmp_path / "run", before)
     assert trained(config, tmp_path / "run", after) == [0] * (after - 1)
     assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
@@ -198,22 +197,18 @@ def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> N
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
-def at(step: int, patch: pytest.MonkeyPatch, module: Any, event: BaseException | signal.Signals) -> None:
-    """Let an update of the first process (module train) or of the others (module follow) fail, or a signal come."""
-    name = "begin_update" if module is FIRST else "update"
-    plain = getattr(module, name)
+def at(step: int, patch: pytest.MonkeyPatch, rank: int, event: BaseException | signal.Signals) -> None:
+    """Let an update of one process fail, or send it a signal there."""
+    plain = posbench.training.train.begin_update
 
-    def update(learner: Any, batch: Any, number: int, rate: float) -> Any:
-        if number == step and isinstance(event, BaseException):
-            raise event
-        if number == step:
+    def update(learner: Learner, batch: Any, number: int, rate: float) -> Any:
+        if (number, learner.world.rank) == (step, rank):
+            if isinstance(event, BaseException):
+                raise event
             os.kill(os.getpid(), event)
         return plain(learner, batch, number, rate)
 
-    patch.setattr(module, name, update)
-
-
-FIRST, OTHER = posbench.training.train, posbench.training.follow
+    patch.setattr(posbench.training.train, "begin_update", update)
 
 
 @pytest.mark.sample(3)
@@ -221,7 +216,7 @@ FIRST, OTHER = posbench.training.train, posbench.training.follow
 def test_what_fails_in_one_process_ends_all_and_is_the_reason(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    at(7, monkeypatch, OTHER, RunFailed("no room", reason="oom") if reason == "oom" else KeyError("no key"))
+    at(7, monkeypatch, 1, RunFailed("no room", reason="oom") if reason == "oom" else KeyError("no key"))
     began = time.monotonic()
     with pytest.raises(RunFailed, match=r"^rank 1 of 2: (no room|KeyError: 'no key')$"):
         trained(config, tmp_path / "run", 2)
@@ -236,7 +231,7 @@ def test_a_failure_of_the_first_ends_the_others(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
-    at(7, monkeypatch, FIRST, RunFailed("disk full", reason="disk"))
+    at(7, monkeypatch, 0, RunFailed("disk full", reason="disk"))
     with pytest.raises(RunFailed, match=r"^disk full$"):
         codes += trained(config, tmp_path / "run", 4)
     assert record_of(tmp_path / "run")["reason"] == "disk"
@@ -245,7 +240,7 @@ def test_a_failure_of_the_first_ends_the_others(
 
 def test_a_process_that_is_killed_ends_the_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posbench.processes, "_TELL_SECONDS", 0.1)
-    at(7, monkeypatch, OTHER, signal.SIGKILL)
+    at(7, monkeypatch, 1, signal.SIGKILL)
     with pytest.raises(RunFailed, match="another process of this run has ended without a word"):
         trained(config, tmp_path / "run", 2)
     assert record_of(tmp_path / "run")["reason"] == "error"
@@ -262,13 +257,13 @@ def test_a_loss_that_is_not_finite_is_everyones(
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("who", [FIRST, OTHER])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_stops_all_after_the_same_update(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: Any
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     train(config, tmp_path / "one", [])
     with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
-        at(7, patch, who, signal.SIGTERM)
+        at(7, patch, rank, signal.SIGTERM)
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
     assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
@@ -283,7 +278,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
 def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OTHER, "evaluated", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(posbench.training.train, "evaluated", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match="stopped by SIGTERM; what was computed is kept") as stopped:
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143

@@ -27,8 +27,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.processes import Store, World, backends, joined
 from posbench.terminal import exits
 from posbench.terminal.signals import end_with
-from posbench.training.follow import follow
-from posbench.training.train import train
+from posbench.training.train import train, train_beside
 
 _CONFIG, _STORE = "config.yaml", "store"  # in the folder that processes started here share
 _END_SECONDS = 5.0  # that they have to end in once the first has; nothing is theirs
@@ -54,7 +53,7 @@ def train_together(config: Config, folder: Path, command: list[str], restart: bo
             if first:
                 train(config, folder, command, restart, world)
             else:
-                follow(config, world)
+                train_beside(config, world)
     except PosbenchError as error:
         if own_rank() == 0:
             raise
@@ -215,7 +214,7 @@ def _end(others: "dict[int, subprocess.Popen[bytes]]") -> None:
 
 
 def _command_line() -> None:
-    parser = argparse.ArgumentParser(prog="python -m posbench.training.launch", description=follow.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m posbench.training.launch", description=train_beside.__doc__)
     parser.add_argument("place", type=Path, help="folder with the configuration and the store")
     for name in ("rank", "size", "threads", "parent"):
         parser.add_argument(name, type=int)
@@ -225,7 +224,7 @@ def _command_line() -> None:
     config = load_saved(given.place / _CONFIG)
     store = _file_store(given.place, given.size)
     with joined(store, given.rank, given.size, given.rank, given.threads) as world:
-        follow(config, world)
+        train_beside(config, world)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ import contextlib
 import logging
 import math
 import signal
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
-from posbench.evaluation.job import evaluate_into
+from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of
 from posbench.evaluation.sync import send
 from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
@@ -36,20 +35,15 @@ from posbench.model import GPT, build, parameter_counts
 from posbench.processes import World
 from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, held_config
-from posbench.runs.jsonl import number
 from posbench.runs.log import kept
 from posbench.runs.names import TOKENIZER
-from posbench.runs.tracking import Tracker
-from posbench.runs.trained import give_weights
 from posbench.runs.wandb_session import Target, in_sweep
-from posbench.terminal import console
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.compilation import is_compiled
-from posbench.training.step import Learner, LossScale, Outcome, begin_update, learner_for, learning_rate, tell_progress
+from posbench.training.journal import Journal, RunJournal, Where
+from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
-
-_SPENT = ("train_seconds", "cpu_seconds", "peak_memory_bytes")  # what a checkpoint knows of the attempts before it
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
@@ -59,7 +53,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         folder: the run folder; an unfinished run in it is continued.
         command: the command line, for the record.
         restart: move an existing run aside and begin anew.
-        world: the processes that train it together, of which this is the first; in the others `follow.follow` runs.
+        world: the processes that train it together, of which this is the first; in the others `train_beside` runs.
 
     Raises:
         UserError: the data or the configuration cannot be used, the run in the folder was trained on another text, or
@@ -89,7 +83,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        where = _Where(
+        where = Where(
             device=str(chosen),
             dtype=machine.dtype_name(dtype),
             threads=threads,
@@ -111,7 +105,8 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         for remark in [*model.encoding.remarks(), *problems.remarks(config)]:
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            step = _fit(learner_for(model, config, device, dtype, world), batches, tokens, config, run, tracker, where)
+            learner = learner_for(model, config, device, dtype, world)
+            step = _fit(learner, batches, tokens, config, RunJournal(run, tracker, config.training, where))
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
         run.finish("done")
         if config.runtime.clean:
@@ -122,6 +117,32 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
                 _tell_the_agent(config, run)
 
 
+def train_beside(config: Config, world: World) -> None:
+    """What the processes beyond the first do: their share of every update and of the evaluation, and nothing else.
+
+    They make the calls of `train` that concern all processes, in its order. The run folder, the tracker and the
+    terminal are the first one's.
+
+    Raises:
+        Stopped: a signal asked one of the processes for an end.
+        PosbenchError: what ended another process, or this one, which the first then says.
+    """
+    logging.getLogger("posbench").handlers = [logging.NullHandler()]
+    device = world.device(machine.resolve(config.runtime.device))
+    dtype = machine.resolve_precision(config.training.precision, device)
+    machine.set_threads(config.runtime.threads or world.threads)
+    with ended_in_words():
+        world.from_first()  # the first has made what the others read
+        tokens = prepare(config.data, config.runtime.cache)
+        batches = tokens.batches(config.training, config.seed)
+        model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+        with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
+            step = _fit(learner_for(model, config, device, dtype, world), batches, tokens, config, Journal())
+        asked = evaluation_of("", model, tokens, config, step, device, world)
+        for _ in evaluated(asked, world.from_first()):
+            pass
+
+
 def _tell_the_agent(config: Config, run: Run) -> None:
     """A sweep of W&B's chose a run that was finished before: what it came to belongs to the run of the sweep, too."""
     try:
@@ -130,7 +151,7 @@ def _tell_the_agent(config: Config, run: Run) -> None:
         logger.warning("W&B's sweep does not learn of it: %s", error)
 
 
-def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
+def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
     """Whether what is left of the training is computed as what was done of it; where it is not, a warning says so.
 
     Raises:
@@ -157,120 +178,61 @@ def _goes_on_exactly(run: Run, config: Config, here: "_Where") -> bool:
     return not changed
 
 
-class _Where(TypedDict):
-    """What an attempt computes on and in."""
-
-    device: str
-    dtype: str
-    threads: int  # of each process
-    processes: int
-    compiled: bool  # what lies between attention layers
-    native: bool  # by the kernels in C++ what they take
-
-
 def _fit(
     learner: Learner,
     batches: TrainingBatches | ProblemBatches,
     tokens: Tokens | TaskData,
     config: Config,
-    run: Run,
-    tracker: Tracker,
-    where: _Where,
+    journal: Journal,
 ) -> int:
-    """Train to the token budget from wherever the run stands; returns the number of updates made in all."""
+    """Train to the token budget from wherever the run stands; returns the number of updates made in all.
+
+    All processes of a run make these calls, in this order; what is written down is the journal's.
+    """
     training, runtime = config.training, config.runtime
-    per_step = training.tokens_per_step
     total, world = training.steps, learner.world
-    trained = checkpoint.weights_at(run.folder, total)
-    if trained is not None:
-        give_weights(learner.model, trained, run.folder)
-        _complete_record(run, checkpoint.state_at(run.folder, total))
-        world.from_first(Standing(total, trained))
+    step = journal.resume(learner)
+    if step == total:
         return total
-    step, spent = _resume(run, learner)
-    if step:
-        logger.info("continuing from step %d", step)
-    elif training.warmup_tokens > training.tokens:
-        logger.info(
-            "training.tokens=%d is less than training.warmup_tokens=%d: the learning rate rises over the first %d of "
-            "%d updates instead",
-            *(training.tokens, training.warmup_tokens, training.warmup_steps, total),
-        )
-    tracker.begin()
-    first = step
-    speed, diverging = _Speed(step * per_step), _Diverging(total)
     every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
-    begun: list[Outcome] = []  # and not looked at: on a CUDA device the newest update, while the host prepares the next
+    launched: list[Outcome] = []  # and not yet read: on a CUDA device the newest, while the host prepares the next
     ahead = int(learner.device.type == "cuda")
 
-    def look(left: int) -> tuple[float, float]:
-        """Loss and gradient norm of the newest update that is looked at, when but so many are left for later."""
-        seen = (math.nan, math.nan)
-        while len(begun) > left:
-            outcome = begun.pop(0)
-            seen = outcome.read()
-            diverging.look(outcome.step + 1, seen[0])
-            progress.advance(seen[0], (outcome.step + 1) * per_step)
-        return seen
+    def read(left: int) -> tuple[float, float]:
+        """Loss and gradient norm of the newest update that is read, where so many stay unread."""
+        newest = (math.nan, math.nan)
+        while len(launched) > left:
+            outcome = launched.pop(0)
+            newest = outcome.read()
+            journal.made(outcome.step + 1, newest[0])
+        return newest
 
-    def log(row: dict[str, Any]) -> None:
-        row = {"step": step, "tokens": step * per_step, **row}
-        run.log_metrics(row)
-        tracker.metrics(row)
-
-    def save() -> None:
-        state: dict[str, Any] = {"tokens": step * per_step, "metrics_offset": run.metrics_offset(), **spent.so_far()}
-        state |= where
-        if learner.scale is not None:
-            state |= learner.scale.so_far()
-        state["peak_memory_bytes"] = spent.most_memory(learner.device)
-        checkpoint.save(run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
-        run.update_attempt(steps=step - first)
-
-    with stop_signals(second_interrupts=True) as world.received, console.progress(total, start=step) as progress:
+    with stop_signals(second_interrupts=True) as world.received, journal.progress(step):
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
-            begun.append(begin_update(learner, batches.batch(step), step, rate))
+            launched.append(begin_update(learner, batches.batch(step), step, rate))
             step += 1
             stopped = world.stopped_by()
             wanted = stopped or any(due(number, step, total) for number in every)
-            loss, norm = look(0 if wanted else ahead)
+            loss, norm = read(0 if wanted else ahead)
             if due(runtime.log_every_steps, step, total):
-                log(
-                    {
-                        "train/loss": loss,
-                        "train/grad_norm": norm,
-                        "train/learning_rate": rate,
-                        "train/tokens_per_second": speed.at(step * per_step),
-                        "seconds": spent.so_far()["train_seconds"],
-                    }
-                )
+                journal.log_update(step, loss, norm, rate)
             if due(runtime.validate_every_steps, step, total):
-                log({f"validation/{name}": value for name, value in validate(learner, tokens, training).items()})
+                validation = validate(learner, tokens, training)
+                journal.log(step, {f"validation/{name}": value for name, value in validation.items()})
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
-                save()
+                journal.save(step, learner)
             if stopped and step < total:
                 raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     tell_progress(learner.model, 1.0)
-    run.update(tokens=total * per_step, peak_memory_bytes=spent.most_memory(learner.device), **spent.so_far())
+    journal.finish(learner)
     return total
 
 
 def due(every: int | None, step: int, total: int) -> bool:
     """Whether something is to be done after an update that is done every so many updates, and after the last."""
     return every is not None and (step % every == 0 or step == total)
-
-
-def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
-    """Give `run.json` what training took, where a kill after the last checkpoint kept it from being written."""
-    missing = {
-        name: state[name]
-        for name in ("tokens", *_SPENT)
-        if run.record[name] is None and number(state.get(name)) is not None
-    }
-    if missing:
-        run.update(**missing)
 
 
 @torch.inference_mode()
@@ -313,109 +275,6 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
     nll, right, whole = torch.stack(learner.world.mapped(counted, batches)).sum(0).tolist()
     tokens, rows = sum(batch.n_scored for batch in batches), sum(len(batch.ids) for batch in batches)
     return {"nll": nll / tokens, "accuracy": right / tokens, "exact_match": whole / rows}
-
-
-class Standing(NamedTuple):
-    """Where training goes on from: what the first process read, for the others."""
-
-    step: int = 0
-    weights: dict[str, Tensor] | None = None  # None: those it begins with
-    optimizer: dict[str, Any] | None = None
-    scale: dict[str, float] | None = None  # of losses, in fp16
-
-
-def _resume(run: Run, learner: Learner) -> "tuple[int, _Spent]":
-    loaded = checkpoint.newest(run.folder)
-    if loaded is None:
-        run.cut_metrics(0)
-        learner.world.from_first(Standing())
-        return 0, _Spent({}, learner.world)
-    give_weights(learner.model, loaded.model, run.folder)
-    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
-    known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
-    if learner.scale is not None:
-        learner.scale.resume(known)
-    if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
-        learner.optimizer, loaded.optimizer
-    ):
-        raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
-    run.cut_metrics(int(known["metrics_offset"]))
-    learner.world.from_first(Standing(loaded.step, loaded.model, loaded.optimizer, known))
-    return loaded.step, _Spent(known, learner.world)
-
-
-def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
-    """Whether a saved state is of this optimizer, which then has it: averages as its parameters, and its settings."""
-    before = [{**group} for group in optimizer.param_groups]
-    try:
-        optimizer.load_state_dict(saved)
-        averages = [
-            (parameter, value)
-            for parameter, state in optimizer.state.items()
-            for name, value in state.items()
-            if name != "step"
-        ]
-        fit = all(value.shape == parameter.shape and value.dtype == parameter.dtype for parameter, value in averages)
-        return fit and all(
-            group[name] == known[name]
-            for group, known in zip(optimizer.param_groups, before, strict=True)
-            for name in ("betas", "eps", "weight_decay")
-        )
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False
-
-
-class _Speed:
-    """Tokens per second since it was last asked."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens, self.since = tokens, time.monotonic()
-
-    def at(self, tokens: int) -> float:
-        before, began = self.tokens, self.since
-        self.tokens, self.since = tokens, time.monotonic()
-        return (tokens - before) / (self.since - began)
-
-
-class _Diverging:
-    """Warns once of a loss that stays above twice its best: it is finite, and the run is lost all the same."""
-
-    def __init__(self, total: int) -> None:
-        self.patience = max(20, total // 100)  # updates
-        self.best, self.above, self.told = math.inf, 0, False
-
-    def look(self, step: int, loss: float) -> None:
-        """After an update: its loss in nats per token."""
-        self.best = min(self.best, loss)
-        self.above = self.above + 1 if loss > 2 * self.best else 0
-        if self.above == self.patience and not self.told:
-            self.told = True
-            told = (
-                "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly; a lower "
-            )
-            logger.warning(told + "training.learning_rate usually helps", loss, step, self.best, self.patience)
-
-
-class _Spent:
-    """Wall and CPU seconds of training over all attempts, and the most memory that one of them had.
-
-    The CPU seconds are of all processes of an attempt, the memory is that of the first.
-    """
-
-    def __init__(self, before: Mapping[str, Any], world: World) -> None:
-        self.world = world
-        self.wall_from = time.monotonic() - before.get("train_seconds", 0.0)
-        self.cpu_from = world.cpu_seconds() - before.get("cpu_seconds", 0.0)
-        self.memory_before = int(before.get("peak_memory_bytes", 0))
-
-    def most_memory(self, device: torch.device) -> int:
-        return max(self.memory_before, machine.peak_memory(device))
-
-    def so_far(self) -> dict[str, float]:
-        return {
-            "train_seconds": round(time.monotonic() - self.wall_from, 3),
-            "cpu_seconds": round(self.world.cpu_seconds() - self.cpu_from, 3),
-        }
 
 
 @contextlib.contextmanager

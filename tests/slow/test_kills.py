@@ -103,7 +103,7 @@ def half_lines_kept(file: Any) -> int:
 
 WORSE: dict[str, tuple[str, Any]] = {
     "a checkpoint is written in place": ("posbench.runs.checkpoint.save", saved_in_place),
-    "the optimizer begins anew": ("posbench.training.train._took", lambda *_: True),
+    "the optimizer begins anew": ("posbench.training.journal._took", lambda *_: True),
     "metrics are not cut on resuming": ("posbench.runs.folder.Run.cut_metrics", lambda *_: None),
     "half lines stay": ("posbench.runs.jsonl.drop_half_line", half_lines_kept),
     "blocks without their row stay": ("posbench.runs.folder.Run.whole_rows", lambda run: evaluation_rows(run.folder)),

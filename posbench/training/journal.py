@@ -1,0 +1,260 @@
+"""What a run writes down while it trains: metrics, checkpoints, times, and what the terminal and W&B show.
+
+All processes of a run make the same calls of a `Journal`. That of the first writes into the run folder; those of the
+others write nothing, and learn from the first where training stands.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from posbench import machine
+from posbench.config.schema import TrainingConfig
+from posbench.errors import UserError
+from posbench.processes import World
+from posbench.runs import checkpoint
+from posbench.runs.folder import Run
+from posbench.runs.jsonl import number
+from posbench.runs.tracking import Tracker
+from posbench.runs.trained import give_weights
+from posbench.terminal import console
+from posbench.training.step import Learner, LossScale
+
+logger = logging.getLogger(__name__)
+
+_SPENT = ("train_seconds", "cpu_seconds", "peak_memory_bytes")  # in a checkpoint: of this attempt and those before it
+
+
+class Journal:
+    """The journal of a process beyond the first: it writes nothing."""
+
+    def resume(self, learner: Learner) -> int:
+        """Give the learner the state that training continues from; returns the updates made so far."""
+        step, weights, optimizer, scale = learner.world.from_first()
+        if weights is not None:
+            learner.model.load_state_dict(weights)
+        if optimizer is not None:
+            learner.optimizer.load_state_dict(optimizer)
+        if learner.scale is not None:
+            learner.scale.resume(scale or {})
+        return int(step)
+
+    def progress(self, step: int) -> contextlib.AbstractContextManager[object]:
+        """Show progress from that step on while this lasts."""
+        return contextlib.nullcontext()
+
+    def made(self, step: int, loss: float) -> None:
+        """Take note of an update whose loss, in nats per token, is known."""
+
+    def log_update(self, step: int, loss: float, norm: float, rate: float) -> None:
+        """Log an update: loss in nats per token, gradient norm before clipping, learning rate."""
+
+    def log(self, step: int, row: Mapping[str, Any]) -> None:
+        """Append a row to the metrics."""
+
+    def save(self, step: int, learner: Learner) -> None:
+        """Write a checkpoint."""
+
+    def finish(self, learner: Learner) -> None:
+        """Record what training took."""
+
+
+class Where(TypedDict):
+    """What an attempt computes on and with."""
+
+    device: str
+    dtype: str
+    threads: int  # of each process
+    processes: int
+    compiled: bool  # what lies between attention layers
+    native: bool  # whether the kernels in C++ compute what they take
+
+
+class RunJournal(Journal):
+    """The journal of the first process, in its run folder."""
+
+    def __init__(self, run: Run, tracker: Tracker, training: TrainingConfig, where: Where) -> None:
+        self.run, self.tracker, self.training, self.where = run, tracker, training, where
+        self.total = training.steps
+
+    def resume(self, learner: Learner) -> int:
+        folder, world = self.run.folder, learner.world
+        trained = checkpoint.weights_at(folder, self.total)
+        if trained is not None:
+            give_weights(learner.model, trained, folder)
+            _complete_record(self.run, checkpoint.state_at(folder, self.total))
+            world.from_first(_Standing(self.total, trained))
+            return self.total
+        standing = _resumed(self.run, learner)
+        world.from_first(standing)
+        self.first = standing.step
+        if self.first:
+            logger.info("continuing from step %d", self.first)
+        elif self.training.warmup_tokens > self.training.tokens:
+            logger.info(
+                "training.tokens=%d is less than training.warmup_tokens=%d: the learning rate rises over the first %d "
+                "of %d updates instead",
+                *(self.training.tokens, self.training.warmup_tokens, self.training.warmup_steps, self.total),
+            )
+        self.spent = _Spent(standing.numbers or {}, world)
+        self.speed = _Speed(self._tokens(self.first))
+        self.divergence = _Divergence(self.total)
+        self.tracker.begin()
+        return self.first
+
+    @contextlib.contextmanager
+    def progress(self, step: int) -> Iterator[None]:
+        with console.progress(self.total, start=step) as self._bar:
+            yield
+
+    def made(self, step: int, loss: float) -> None:
+        self.divergence.look(step, loss)
+        self._bar.advance(loss, self._tokens(step))
+
+    def log_update(self, step: int, loss: float, norm: float, rate: float) -> None:
+        row = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
+        row["train/tokens_per_second"] = self.speed.at(self._tokens(step))
+        self.log(step, {**row, "seconds": self.spent.so_far()["train_seconds"]})
+
+    def log(self, step: int, row: Mapping[str, Any]) -> None:
+        row = {"step": step, "tokens": self._tokens(step), **row}
+        self.run.log_metrics(row)
+        self.tracker.metrics(row)
+
+    def save(self, step: int, learner: Learner) -> None:
+        state = {
+            "tokens": self._tokens(step),
+            "metrics_offset": self.run.metrics_offset(),
+            **self.spent.so_far(),
+            **self.where,
+            **(learner.scale.so_far() if learner.scale is not None else {}),
+            "peak_memory_bytes": self.spent.most_memory(learner.device),
+        }
+        checkpoint.save(self.run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+        self.run.update_attempt(steps=step - self.first)
+
+    def finish(self, learner: Learner) -> None:
+        memory = self.spent.most_memory(learner.device)
+        self.run.update(tokens=self._tokens(self.total), peak_memory_bytes=memory, **self.spent.so_far())
+
+    def _tokens(self, step: int) -> int:
+        return step * self.training.tokens_per_step
+
+
+class _Standing(NamedTuple):
+    """Where training continues from: what the first process read, for the others."""
+
+    step: int = 0
+    weights: dict[str, Tensor] | None = None  # None: the initial ones
+    optimizer: dict[str, Any] | None = None
+    numbers: dict[str, float] | None = None  # of a checkpoint's state: times, and the scale of losses
+
+
+def _resumed(run: Run, learner: Learner) -> _Standing:
+    """Give the learner the state of the newest checkpoint, if there is one, and cut the metrics back to it."""
+    loaded = checkpoint.newest(run.folder)
+    if loaded is None:
+        run.cut_metrics(0)
+        return _Standing()
+    give_weights(learner.model, loaded.model, run.folder)
+    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
+    known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
+    if learner.scale is not None:
+        learner.scale.resume(known)
+    if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
+        learner.optimizer, loaded.optimizer
+    ):
+        raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
+    run.cut_metrics(int(known["metrics_offset"]))
+    return _Standing(loaded.step, loaded.model, loaded.optimizer, known)
+
+
+def _complete_record(run: Run, state: Mapping[str, Any]) -> None:
+    """Write into `run.json` what training took, if a kill after the last checkpoint kept that from being written."""
+    missing = {
+        name: state[name]
+        for name in ("tokens", *_SPENT)
+        if run.record[name] is None and number(state.get(name)) is not None
+    }
+    if missing:
+        run.update(**missing)
+
+
+def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
+    """Load a saved state into the optimizer; return whether it fits: shapes and types of averages, and settings."""
+    before = [{**group} for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(saved)
+        averages = [
+            (parameter, value)
+            for parameter, state in optimizer.state.items()
+            for name, value in state.items()
+            if name != "step"
+        ]
+        fit = all(value.shape == parameter.shape and value.dtype == parameter.dtype for parameter, value in averages)
+        return fit and all(
+            group[name] == known[name]
+            for group, known in zip(optimizer.param_groups, before, strict=True)
+            for name in ("betas", "eps", "weight_decay")
+        )
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+class _Speed:
+    """Tokens per second since the last call."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.since = tokens, time.monotonic()
+
+    def at(self, tokens: int) -> float:
+        before, began = self.tokens, self.since
+        self.tokens, self.since = tokens, time.monotonic()
+        return (tokens - before) / (self.since - began)
+
+
+class _Divergence:
+    """Warn once if the loss stays above twice its best: it is finite, and the run is lost all the same."""
+
+    def __init__(self, total: int) -> None:
+        self.patience = max(20, total // 100)  # updates
+        self.best, self.above, self.told = math.inf, 0, False
+
+    def look(self, step: int, loss: float) -> None:
+        """After an update: its loss in nats per token."""
+        self.best = min(self.best, loss)
+        self.above = self.above + 1 if loss > 2 * self.best else 0
+        if self.above == self.patience and not self.told:
+            self.told = True
+            told = (
+                "the loss is %.3f at step %d, above twice its best (%.3f) for %d updates: it diverges slowly; a lower "
+            )
+            logger.warning(told + "training.learning_rate usually helps", loss, step, self.best, self.patience)
+
+
+class _Spent:
+    """Wall and CPU seconds of training over all attempts, and the most memory that one of them had.
+
+    The CPU seconds are of all processes of an attempt, the memory is that of the first.
+    """
+
+    def __init__(self, before: Mapping[str, Any], world: World) -> None:
+        self.world = world
+        self.wall_from = time.monotonic() - before.get("train_seconds", 0.0)
+        self.cpu_from = world.cpu_seconds() - before.get("cpu_seconds", 0.0)
+        self.memory_before = int(before.get("peak_memory_bytes", 0))
+
+    def most_memory(self, device: torch.device) -> int:
+        return max(self.memory_before, machine.peak_memory(device))
+
+    def so_far(self) -> dict[str, float]:
+        return {
+            "train_seconds": round(time.monotonic() - self.wall_from, 3),
+            "cpu_seconds": round(self.world.cpu_seconds() - self.cpu_from, 3),
+        }
