@@ -392,3 +392,18 @@ def test_queries_and_keys_in_bf16_may_meet_values_in_fp32(name: str) -> None:
     found = attention(encoding, q.bfloat16(), k.bfloat16(), v, x, positions, 0, consecutive=True)
     expected = attention(encoding, q, k, v, x, positions, 0, consecutive=True)
     assert found.dtype == torch.float32 and error(found, expected) < BF16
+
+
+@needs_it
+@pytest.mark.parametrize("name", ["cope", "stick_breaking"])
+def test_without_gradients_running_sums_are_computed_by_the_kernel_on_any_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows, every number of every pair would be written down several times."""
+    monkeypatch.setattr(machine, "has_amx", lambda: False)
+    shape = Shape(d_model=64, n_heads=2, n_layers=1, train_length=32)
+    encoding = schemes.build(name, {}, shape)
+    q, k, v, x = schemes.layer_inputs(shape, 40)
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    with torch.no_grad():
+        assert encoding.additions(q, k, x, torch.arange(40)[None], 0) is not None

@@ -41,7 +41,8 @@ class CoPE(Encoding):
         return by_count
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Counts | None:
-        return Counts(self.table[layer]) if takes(q, k, k, None) else None
+        counts = Counts(self.table[layer])
+        return counts if takes(q, k, k, counts) else None
 
 
 class _ByCount(torch.autograd.Function):

@@ -56,9 +56,8 @@ class StickBreaking(Encoding):
         return out + rest * rows.v[:, :, own : own + out.shape[2]] if self.remainder else out
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Sticks | None:
-        if self.attend_current or not takes(q, k, k, None):
-            return None
-        return Sticks(self.remainder)
+        sticks = Sticks(self.remainder)
+        return sticks if takes(q, k, k, sticks) and not self.attend_current else None
 
 
 class _Broken(torch.autograd.Function):

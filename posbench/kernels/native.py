@@ -56,19 +56,19 @@ def takes_text(q: Tensor, k: Tensor) -> bool:
     return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k) and holds_pairs(q)
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | Sticks | Counts | None) -> bool:
     """Whether the kernel computes such attention, with queries, keys and values as for `native_attention`.
 
-    Where no gradient is wanted, tiles of a library's products are as fast without AMX, or faster, unless the bias takes
-    them long.
+    Where no gradient is wanted and there is no AMX, tiles of torch's products are as fast or faster, except for FIRE's
+    lines; sticks and counts have no tiles.
     """
     return (
         q.shape[3] == k.shape[3]
         and fits(q, k, v)
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes))
+        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes, Sticks, Counts))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
-        and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines))
+        and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines | Sticks | Counts))
     )
 
 
