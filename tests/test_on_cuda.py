@@ -13,7 +13,7 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import cope, stick_breaking
 from posbench.encodings.base import Shape
-from posbench.kernels import on_cuda, scans
+from posbench.kernels import on_cuda
 
 CPU = torch.device("cpu")
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
@@ -45,7 +45,6 @@ def test_what_is_compiled_gives_the_values_and_gradients_of_what_is_not(
         return {key: value.clone() for key, value in given.items()}
 
     expected = [found(length) for length in (9, 24, 40)]
-    monkeypatch.setattr(scans, "scans", lambda scores: False)  # what CPUs may have in C++
     counting = [CompileCounterWithBackend(backend) for _ in functions]
     for function, counted in zip(functions, counting, strict=True):
         plain: Callable[..., Any] = getattr(module, function).__wrapped__

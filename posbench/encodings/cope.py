@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels import scans
 from posbench.kernels.bias import Counts
 from posbench.kernels.native import takes
 from posbench.kernels.on_cuda import fused_on_cuda
@@ -54,20 +53,13 @@ class _ByCount(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, at_whole: Tensor, visible: Tensor) -> Tensor:
         ctx.positions = at_whole.shape[-1]
-        ctx.in_one_pass = scans.scans(logits)
-        if ctx.in_one_pass:
-            biased, *kept = scans.count(logits, at_whole, visible)
-            kept = [at_whole, *kept]
-        else:
-            biased, *kept = _counted(logits, at_whole, visible)
+        biased, *kept = _counted(logits, at_whole, visible)
         ctx.save_for_backward(*kept)
         return biased
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        if ctx.in_one_pass:
-            return *scans.uncount(gradient, *ctx.saved_tensors), None
         return *_uncounted(gradient, ctx.positions, *ctx.saved_tensors), None
 
 
@@ -76,7 +68,7 @@ def _counted(logits: Tensor, at_whole: Tensor, visible: Tensor) -> tuple[Tensor,
     """The result, then per pair: its gate, the whole position below its count, the rest, and the slope there."""
     gates = logits.sigmoid().mul(visible)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
-    below, part = count.long(), count.frac()
+    below, part = count.long().clamp(min=0), count.frac()  # NaN becomes a whole number below 0
     slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)  # none beyond the last
     return torch.addcmul(logits + at_whole.gather(-1, below), part, slope), gates, below, part, slope
 

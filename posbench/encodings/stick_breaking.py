@@ -34,7 +34,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.kernels import scans
 from posbench.kernels.bias import Sticks
 from posbench.kernels.native import takes
 from posbench.kernels.on_cuda import fused_on_cuda
@@ -68,15 +67,14 @@ class _Broken(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
-        weights, rest = (scans.broken if scans.scans(z) else _broken)(z)
+        weights, rest = _broken(z)
         ctx.save_for_backward(z, weights, rest)
         return weights, rest
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_weights: Tensor, of_rest: Tensor) -> Tensor:
-        unbroken = scans.unbroken if scans.scans(of_weights) else _unbroken
-        return unbroken(of_weights, of_rest, *ctx.saved_tensors)
+        return _unbroken(of_weights, of_rest, *ctx.saved_tensors)
 
 
 @fused_on_cuda

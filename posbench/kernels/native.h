@@ -71,14 +71,13 @@ inline Floats log_above(Floats x) {
   return 2 * s * p;
 }
 
-// ln(1 + e^z), its slope sigmoid(z), and what that leaves of 1, sigmoid(-z), as exact as it
+// ln(1 + e^z) and its slope sigmoid(z)
 struct Softplus {
-  Floats height, slope, left;
+  Floats height, slope;
   explicit Softplus(Floats z) {
     const Floats e = exponential(z < 0 ? z : -z), larger = 1 / (1 + e), smaller = e * larger;
     height = (z > 0 ? z : Floats{}) + log_above(e);
     slope = z < 0 ? smaller : larger;
-    left = z < 0 ? larger : smaller;
   }
 };
 
