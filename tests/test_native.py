@@ -18,8 +18,7 @@ from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import library
-from posbench.kernels.bias import Bias, Counts, Curves, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
-from posbench.kernels.curves import laid_out
+from posbench.kernels.bias import Bias, Counts, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
 from posbench.kernels.native import (
     native_attention,
     native_banded_attention,
@@ -39,8 +38,6 @@ BIASES: dict[str, Callable[..., Bias]] = {
     "lines": lines,
     "decay": Decay,
     "slopes": Slopes,
-    "curves": lambda *mixed: LaidOut(laid_out(Curves(*mixed))),
-    "curves of both": lambda *mixed: LaidOut(laid_out(Curves(*mixed))),
 }
 KINDS = [*BIASES, "banded", "banded keys"]
 BUILDS = ["as built here", "without AMX"]

@@ -7,11 +7,10 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
 from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
-from posbench.kernels import curves, flex
+from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
-from posbench.kernels.bias import Added, Bias, Counts, Curves, LaidOut, Near, Sticks, Sunk
+from posbench.kernels.bias import Added, Bias, Counts, LaidOut, Near, Sticks, Sunk
 from posbench.kernels.native import (
-    holds_pairs,
     native_attention,
     native_banded_attention,
     native_running_attention,
@@ -99,8 +98,6 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, w
         return sunk(q, k, v, scale, added.added, window, added.sinks)
     if isinstance(added, Sticks | Counts):  # declared only where q and k are taken; v may be of another dtype
         return native_running_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), scale, added, window)
-    if isinstance(added, Curves) and holds_pairs(q) and takes(q, k, v, None):
-        added = LaidOut(curves.laid_out(added))
     if takes(q, k, v, added):
         return native_attention(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -38,12 +38,6 @@ inline Floats widened(Halves x) { return (Floats)(__builtin_convertvector(x, Wor
 inline Halves rounded(Floats x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
 // The first `count` of them
 inline __mmask16 lanes(int64_t count) { return count >= LANES ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1; }
-inline Floats load_some(const float* from, int64_t n, float beyond = 0) {
-  return (Floats)_mm512_mask_loadu_ps(_mm512_set1_ps(beyond), lanes(n), from);
-}
-inline void store_some(float* to, int64_t n, Floats x) {
-  _mm512_mask_storeu_ps(to, lanes(n), (__m512)x);
-}
 inline float sum(Floats x) { return _mm512_reduce_add_ps((__m512)x); }
 inline float most(Floats x) { return _mm512_reduce_max_ps((__m512)x); }
 

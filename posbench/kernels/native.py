@@ -9,7 +9,6 @@ batch, and a query's output not on the tokens after it.
 
 import ctypes
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -402,10 +401,10 @@ class Sizes(ctypes.Structure):
         ("scale", ctypes.c_float),
     ]
 
-    def run(self, name: str, *arguments: Any, sized_by: Sequence[Any] = ()) -> None:
-        """A call of the library with memory for all threads, as much as these sizes, and what else is said, ask for."""
+    def run(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library, with as much memory for all threads as these sizes ask for."""
         self.threads = torch.get_num_threads()
-        self.scratch_stride = getattr(built(), f"scratch_of_{name}")(at(self), *sized_by)
+        self.scratch_stride = getattr(built(), f"scratch_of_{name}")(at(self))
         scratch = torch.empty(self.threads * self.scratch_stride, dtype=torch.uint8)
         self.scratch = scratch.data_ptr()
         getattr(built(), name)(at(self), *arguments)
