@@ -28,10 +28,8 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
-from posbench.kernels.bias import LaidOut
 from posbench.kernels.convolution import causal_convolution
-from posbench.kernels.native import takes_text
-from posbench.kernels.reflections import change_by_reflections, change_in_text
+from posbench.kernels.reflections import change_by_reflections
 
 EPS = 1e-12  # the least length that a vector is divided by
 
@@ -51,11 +49,6 @@ class PaTH(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
-        w, *others = self._of_tokens(x, layer)
-        return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), *others
-
-    def _of_tokens(self, x: Tensor | None, layer: int) -> tuple[Tensor, ...]:
-        """Vectors (B, H, T, Dh) of any length, and strengths beta (B, H, T), fp32."""
         if x is None:
             raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):
@@ -64,7 +57,7 @@ class PaTH(Encoding):
             w = causal_convolution(self.up[layer](self.down[layer](x)), weights)
             w = F.silu(w) if self.silu else w
             w = w.view(*x.shape[:2], self.shape.n_heads, self.shape.head_dim).transpose(1, 2)
-            return w, 2 * self.beta[layer](x).sigmoid().mT
+            return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer](x).sigmoid().mT
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         assert isinstance(rows.keys, slice)  # as it is for who has `scores`
@@ -72,12 +65,3 @@ class PaTH(Encoding):
         before = rows.queries.start - rows.keys.start
         with torch.autocast(logits.device.type, enabled=False):
             return logits + change_by_reflections(rows.q, rows.k, w, beta, before, self.logit_scale)
-
-    def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> LaidOut | None:
-        if not takes_text(q, k):
-            return None
-        return LaidOut(self._added(q, k, *self._of_tokens(x, layer)))
-
-    def _added(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-        """What is added to the logits of consecutive tokens, (B, H, T, T), of what `_of_tokens` returns."""
-        return change_in_text(q, k, w, beta, self.logit_scale)

@@ -30,9 +30,9 @@ class PaTHFoX(PaTH):
         self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
-    def _of_tokens(self, x: Tensor | None, layer: int) -> tuple[Tensor, ...]:
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """The reflections' vectors and strengths, and running sums of the log gates (B, H, T), fp32."""
-        reflections = super()._of_tokens(x, layer)
+        reflections = super().prepare(q, k, x, positions, layer)
         assert x is not None  # else it was refused just now
         with torch.autocast(x.device.type, enabled=False):
             kept = F.logsigmoid(F.linear(x.float(), self.gate[layer], self.gate_bias[layer]))
@@ -41,7 +41,3 @@ class PaTHFoX(PaTH):
     def bias(self, rows: Rows) -> Tensor:
         total = rows.state[-1]
         return self.logit_scale * (total[:, :, rows.queries, None] - total[:, :, None, rows.keys])
-
-    def _added(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, *sums: Tensor) -> Tensor:
-        total = self.logit_scale * sums[0]
-        return super()._added(q, k, w, beta).add_(total[..., None]).sub_(total[..., None, :])

@@ -197,16 +197,16 @@ class Scratch {
   char* next;
 };
 
-// Memory that is made of sizes, perhaps of more, and a scratch memory: that of this thread, and bytes that it needs.
-template <class Memory, class... More>
-Memory memory_of_thread(const Sizes& sizes, More... more) {
+// Memory that is made of sizes and a scratch memory: that of this thread, and bytes that it needs.
+template <class Memory>
+Memory memory_of_thread(const Sizes& sizes) {
   Scratch from(sizes.scratch + omp_get_thread_num() * sizes.scratch_stride);
-  return Memory(sizes, more..., from);
+  return Memory(sizes, from);
 }
-template <class Memory, class... More>
-int64_t memory_needed(const Sizes& sizes, More... more) {
+template <class Memory>
+int64_t memory_needed(const Sizes& sizes) {
   Scratch from(nullptr);
-  Memory(sizes, more..., from);
+  Memory(sizes, from);
   return from.next - (char*)nullptr;
 }
 

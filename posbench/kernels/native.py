@@ -24,7 +24,6 @@ from posbench.kernels.library import binary, built
 LANES, BLOCK = 16, 32
 KINKS, LINES = 32, 48  # between straight lines, and numbers that slopes or intercepts of these take
 MARGIN = 128  # keys of the largest block: it reads a table that far beyond its beginning, and a block beyond its end
-_PAIRS = 2**25  # numbers that are laid out for a batch, at most
 # A bias that sequences share has its gradient summed by head and group of sequences. There are at least this many of
 # them, if there are sequences enough, so that threads have something to do each; and no more for more threads.
 GROUPS = 16
@@ -43,16 +42,6 @@ def reads(x: Tensor) -> bool:
 def fits(q: Tensor, *others: Tensor) -> bool:
     """Whether queries (B, H, T, Dq) and what is as many, of any width, are for the library: in bf16, on a CPU."""
     return all(x.shape[:3] == q.shape[:3] and x.dtype == torch.bfloat16 for x in (q, *others)) and reads(q)
-
-
-def holds_pairs(q: Tensor) -> bool:
-    """Whether queries (B, H, T, Dh) are few enough to hold a number for each of their pairs."""
-    return q.shape[:2].numel() * q.shape[2] ** 2 <= _PAIRS
-
-
-def takes_text(q: Tensor, k: Tensor) -> bool:
-    """Whether kernels that compute a number for each pair of a text's tokens are for queries and keys (B, H, T, Dh)."""
-    return q.shape == k.shape and q.shape[3] % BLOCK == 0 and fits(q, k) and holds_pairs(q)
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | Sticks | Counts | None) -> bool:

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.native import Sizes, by_channel, like_by_token, pointer, strided
 from posbench.kernels.tiles import flat, product, unflat
 
 # Fewer make the products slim; with more, more of what is multiplied is zeros above a diagonal.
@@ -46,46 +45,6 @@ def change_by_reflections(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before:
         k, w, beta = F.pad(k, (0, 0, 0, short)), F.pad(w, (0, 0, 0, short)), F.pad(beta, (0, short))
     change: Tensor = _Change.apply(q, k, w, beta, before, size, scale)  # type: ignore[no-untyped-call]
     return change[..., :keys]
-
-
-def change_in_text(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float = 1.0) -> Tensor:
-    """The same by the kernel in C++, and its gradient, too, all of it in fp32, for what `takes_text` says.
-
-    Args:
-        q, k: (B, H, T, Dh) in bf16.
-        w: (B, H, T, Dh) fp32, of any length: unit vectors are made of them.
-        beta: (B, H, T) fp32.
-
-    Returns:
-        (B, H, T, T) fp32.
-    """
-    change: Tensor = _ChangeInText.apply(q, k, w, beta, scale)  # type: ignore[no-untyped-call]
-    return change
-
-
-class _ChangeInText(torch.autograd.Function):
-    """Nothing is kept but what is given."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, scale: float) -> Tensor:
-        q, k, w, beta = by_channel(q), by_channel(k), by_channel(w), beta.contiguous()
-        ctx.save_for_backward(q, k, w, beta)
-        ctx.scale = scale
-        change = w.new_empty(*beta.shape, beta.shape[2])
-        sizes = Sizes(*q.shape, scale=scale)
-        sizes.run("change", strided(q), strided(k), strided(w), pointer(beta), pointer(change))
-        return change
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, w, beta = ctx.saved_tensors
-        above = above.contiguous()
-        dq, dk, dw, dbeta = like_by_token(q), like_by_token(k), like_by_token(w), torch.empty_like(beta)
-        sizes = Sizes(*q.shape, scale=ctx.scale)
-        results = strided(dq), strided(dk), strided(dw), pointer(dbeta)
-        sizes.run("unchange", strided(q), strided(k), strided(w), pointer(beta), pointer(above), *results)
-        return dq, dk, dw, dbeta, None
 
 
 class _Change(torch.autograd.Function):
