@@ -76,23 +76,17 @@ struct Softplus {
 };
 
 template <int STEP>
-inline Floats shifted(Floats x, Floats beyond) {  // lane l as lane l + STEP was, or from the other side l - STEP
+inline Floats shifted(Floats x) {  // lane l as lane l + STEP was, 0 beyond the last
   Words which;
-  for (int l = 0; l < LANES; l++) which[l] = l + STEP >= 0 && l + STEP < LANES ? l + STEP : LANES;
-  return __builtin_shuffle(x, beyond, which);
+  for (int l = 0; l < LANES; l++) which[l] = std::min<int>(l + STEP, LANES);
+  return __builtin_shuffle(x, Floats{}, which);
 }
-// Each lane with all to its left, or to its right.
-inline Floats sums_from_left(Floats x) {
-  x += shifted<-1>(x, Floats{});
-  x += shifted<-2>(x, Floats{});
-  x += shifted<-4>(x, Floats{});
-  return x + shifted<-8>(x, Floats{});
-}
+// Each lane with all to its right.
 inline Floats sums_from_right(Floats x) {
-  x += shifted<1>(x, Floats{});
-  x += shifted<2>(x, Floats{});
-  x += shifted<4>(x, Floats{});
-  return x + shifted<8>(x, Floats{});
+  x += shifted<1>(x);
+  x += shifted<2>(x);
+  x += shifted<4>(x);
+  return x + shifted<8>(x);
 }
 
 inline Floats gathered(const float* from, __m512i where) { return (Floats)_mm512_i32gather_ps(where, from, 4); }
