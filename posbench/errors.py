@@ -67,11 +67,31 @@ def named(name: str, choices: Iterable[str]) -> str | None:
     return next((choice for choice in choices if _bare(choice) == _bare(name)), None)
 
 
-def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
+def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The choice that is spelt most like a name; None if none is similar enough."""
     by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
     close = difflib.get_close_matches(_bare(name), by_bare, n=1, cutoff=cutoff)
-    return f": did you mean '{by_bare[close[0]]}'?" if close else ""
+    return by_bare[close[0]] if close else None
+
+
+def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `": did you mean 'rope'?"` for the nearest choice, or an empty string if none is near."""
+    close = nearest(name, choices, cutoff)
+    return f": did you mean '{close}'?" if close else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listed: str = "", near: str | None = None) -> UserError:
+    """The error about a name that does not exist: the nearest one that does, and where all are listed.
+
+    Args:
+        kind: what was expected, such as `encoding`.
+        listed: what stands in brackets at the end; all that are known unless it is given.
+        near: a suggestion, as the middle of the sentence; the nearest known name unless it is given.
+    """
+    known = list(known)
+    near = did_you_mean(name, known) if near is None else near
+    listed = listed or f"there are {', '.join(known)}"
+    return UserError(f"unknown {kind} '{name}'{near} ({listed})")
 
 
 def _bare(name: str) -> str:

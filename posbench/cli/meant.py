@@ -1,4 +1,4 @@
-"""Hints of the command line: what a line may mean that Typer refuses."""
+"""Suggestions for a command line that Typer refuses: another tool's command, or a setting written as an option."""
 
 import shlex
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ _OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter is the first of these 
 
 
 def hint(arguments: list[str], error: Any) -> str:
-    """What a command line may mean, as a whole message; empty if nothing is known.
+    """What a command line may mean, as a whole message; empty if there is no suggestion.
 
     Args:
-        error: Typer's own, with the context of the command that it is about.
+        error: Typer's exception; its context names the command.
     """
     said: str = error.format_message()
     first, *rest = arguments
@@ -51,9 +51,14 @@ def _settings(arguments: list[str], error: Any) -> str:
     command, *rest = arguments if not arguments[0].startswith("-") else ["train", *arguments]
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
     of_a_run = [*_OF_A_RUN, *WORDS, *settings()]
-    of_a_sync = [key for key in settings() if key.startswith("tracking.")]
-    taken = {"train": of_a_run, "sweep": [*of_a_run, *OF_A_SWEEP], "bench": of_a_run, "evaluate": OF_A_FINISHED_RUN}
-    if command not in (taken := {**taken, "sync": of_a_sync}):
+    taken = {
+        "train": of_a_run,
+        "sweep": [*of_a_run, *OF_A_SWEEP],
+        "bench": of_a_run,
+        "evaluate": OF_A_FINISHED_RUN,
+        "sync": [key for key in settings() if key.startswith("tracking.")],
+    }
+    if command not in taken:
         return ""
     line, words = ["posbench", command], iter(rest)
     for text in words:
@@ -62,21 +67,15 @@ def _settings(arguments: list[str], error: Any) -> str:
             line.append(text)
             continue
         name = option.lstrip("-").replace("-", "_")
-        key, otherwise = _key(name, taken[command])
+        key, explanation = _key(name, taken[command])
         if not key:
-            return otherwise and f"no option '{option}': settings are key=value{otherwise}"
+            return explanation and f"no option '{option}': settings are key=value{explanation}"
         line.append(f"{key}={value if equals else next(words, '...')}")
     return f"settings are key=value, without dashes: did you mean '{shlex.join(line)}'?"
 
 
 def _key(name: str, taken: Iterable[str]) -> tuple[str, str]:
-    """The key that an option's name stands for; if there is none, what is said of such a key."""
-    taken = list(taken)
+    """The key that an option's name stands for (`seed` for `s`), or an explanation, as `keys.meant`."""
     if len(name) == 1:
         return next((key for key in _OF_A_RUN if key in taken and key.startswith(name)), ""), ""
-    if name in taken:
-        return name, ""
-    if said := keys.explained(name):
-        return "", said
-    _, _, key = keys.nearest(name, taken).partition(": did you mean '")
-    return key.removesuffix("'?"), ""
+    return (name, "") if name in taken else keys.meant(name, taken)

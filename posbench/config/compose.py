@@ -50,7 +50,7 @@ from posbench.config.shape import shape_of
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import ASKS_FOR, named, refuse_other_text, refuse_unread
 from posbench.config.users_files import refuse_all_but_settings
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError, did_you_mean, unknown
 
 PRIMARY = "train"  # configs/train.yaml
 _MOST_RUNS = 10_000  # of a sweep
@@ -486,7 +486,7 @@ def _check_group(override: Override, options: list[str]) -> None:
             raise UserError(f"{group}={value} is not installed: it comes with posbench[{_EXTRAS[str(value)]}]")
         near = keys.choice(group, str(value), options)
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
-        raise UserError(f"unknown {group} '{override.get_value_element_as_str()}'{near} ({listed})")
+        raise unknown(group, override.get_value_element_as_str(), options, listed, near)
 
 
 def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
@@ -505,7 +505,7 @@ def _check_key(override: Override, cfg: DictConfig, groups: list[str]) -> None:
         return
     section, _, option = key.partition(".")
     if section != "encoding" or not option:
-        raise UserError(f"unknown key '{key}'{keys.nearest(key, dict.fromkeys([*_keys_of(cfg), *groups]), WORDS)}")
+        raise UserError(f"unknown key '{key}'{keys.suggestion(key, dict.fromkeys([*_keys_of(cfg), *groups]), WORDS)}")
     _check_option(str(cfg.encoding.name), option, added)
 
 

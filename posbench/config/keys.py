@@ -1,15 +1,15 @@
 """Hints: which key, choice or word was meant, as the end of a message about one that does not exist."""
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from posbench.config.settings import key_of
 from posbench.config.shipped import GROUPS, choices, nested
 from posbench.errors import UserError, did_you_mean, named
+from posbench.errors import nearest as nearest_spelling
 
-_SIMILAR = 0.75  # below it, a suggestion misleads more often than it helps
+SIMILAR = 0.75  # below it, a suggestion misleads more often than it helps
 # What other trainers call a key, or have and posbench has not.
 _ELSEWHERE = {
     "a budget is in tokens: training.tokens; a step has training.batch_size x training.train_length of them": "steps "
@@ -26,8 +26,23 @@ _ELSEWHERE = {
 }
 
 
-def nearest(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
-    """What an unknown key may mean, or what there is, as the end of a message.
+def suggestion(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
+    """What an unknown key may mean, or else which keys there are, as the end of a message.
+
+    Args:
+        keys, words: as of `meant`.
+    """
+    keys = list(keys)
+    found, explanation = meant(key, keys, words)
+    if found or explanation:
+        return f": did you mean '{found}'?" if found else explanation
+    section = _section(key) if any(_section(known) == _section(key) for known in keys) else ""
+    own = [_name(known) for known in keys if _section(known) == section]
+    return f" ({section or 'the configuration'} has {', '.join(own)})"
+
+
+def meant(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> tuple[str, str]:
+    """The key that an unknown one stands for, or an explanation of what posbench has instead; one of them is empty.
 
     Args:
         keys: all that there are, `section.key`. A key of the same section comes first, of another one next.
@@ -35,28 +50,26 @@ def nearest(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
     """
     keys = list(keys)
     section, _, name = key.rpartition(".")
-    beside = [known for known in keys if known.rpartition(".")[0] == section]
-    unknown_section = bool(section and not beside)
-    for is_meant in (_has_name(name), _has_initials(name), _has_word(name)):
-        meant = [known for known in [*beside, *keys] if is_meant(_name(known))]
-        if unknown_section and len(meant) > 1:  # such as `name`, which many sections have
-            meant = difflib.get_close_matches(key, meant, n=1, cutoff=_SIMILAR)
-        if meant:
-            return f": did you mean '{meant[0]}'?"
-        if said := explained(name):  # `steps`, before the keys that have the word
-            return said
-    if said := explained(key.partition(".")[0]):
-        return said
+    beside = [known for known in keys if _section(known) == section]
+    spelling = str if section and not beside else _name  # of keys in an unknown section, all is compared
+    for is_meant in (_has_name, _has_initials, _has_word):
+        found = [known for known in [*beside, *keys] if is_meant(name, _name(known))]
+        if len(found) > 1 and spelling is str:  # such as `name`, which many sections have
+            found = list(filter(None, [nearest_spelling(key, found, SIMILAR)]))
+        if found:
+            return found[0], ""
+        if explanation := _explanation(name):  # `steps`, before the keys that have the word
+            return "", explanation
+    if explanation := _explanation(key.partition(".")[0]):
+        return "", explanation
     for known_keys in (beside, keys, words):
-        spellings = {known if unknown_section else _name(known): known for known in reversed(list(known_keys))}
-        if close := difflib.get_close_matches(key if unknown_section else name, spellings, n=1, cutoff=_SIMILAR):
-            return f": did you mean '{spellings[close[0]]}'?"
-    owner = section if beside else ""
-    own = [_name(known) for known in keys if known.rpartition(".")[0] == owner]
-    return f" ({owner or 'the configuration'} has {', '.join(own)})"
+        spelt = {spelling(known): known for known in reversed(list(known_keys))}
+        if close := nearest_spelling(spelling(key), spelt, SIMILAR):
+            return spelt[close], ""
+    return "", ""
 
 
-def explained(name: str) -> str:
+def _explanation(name: str) -> str:
     """What posbench has in place of a key of other trainers, as the end of a message; empty if nothing is known."""
     return next((f" ({said})" for said, names in _ELSEWHERE.items() if name in names.split()), "")
 
@@ -120,19 +133,23 @@ def _text(value: str) -> str:
     return f": a data set of the hub is data.dataset={value}" if _ON_THE_HUB.fullmatch(value) else ""
 
 
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
 def _name(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _has_name(name: str) -> Callable[[str], bool]:
-    return lambda known: known == name
+def _has_name(name: str, known: str) -> bool:
+    return known == name
 
 
-def _has_initials(name: str) -> Callable[[str], bool]:
+def _has_initials(name: str, known: str) -> bool:
     """`lr` for learning_rate."""
-    return lambda known: "_" in known and "".join(word[:1] for word in known.split("_")) == name
+    return "_" in known and "".join(word[:1] for word in known.split("_")) == name
 
 
-def _has_word(name: str) -> Callable[[str], bool]:
+def _has_word(name: str, known: str) -> bool:
     """`batch` for batch_size, `layer` for n_layers."""
-    return lambda known: name.rstrip("s") in [word.rstrip("s") for word in known.split("_") if len(word) > 2]
+    return name.rstrip("s") in [word.rstrip("s") for word in known.split("_") if len(word) > 2]

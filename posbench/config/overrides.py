@@ -16,7 +16,7 @@ from typing import Any
 
 from posbench.config import keys
 from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig, validate
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError, did_you_mean, unknown
 
 LENGTH = "evaluation.length"  # no key of the configuration: it sets evaluation.ratios
 _LISTS = {f"evaluation.{f.name}" for f in dataclasses.fields(EvaluationConfig) if typing.get_origin(f.type) is tuple}
@@ -186,8 +186,8 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
         key, typed = parted(text, "length=128,256")
         section, _, field = key.partition(".")
         if key not in map(WORDS.get, OF_A_FINISHED_RUN):
-            near = did_you_mean(key, OF_A_FINISHED_RUN, cutoff=0.75)
-            raise UserError(f"unknown key '{key}'{near} (evaluate takes {', '.join(OF_A_FINISHED_RUN)})")
+            near = did_you_mean(key, OF_A_FINISHED_RUN, keys.SIMILAR)
+            raise unknown("key", key, (), f"evaluate takes {', '.join(OF_A_FINISHED_RUN)}", near)
         if not typed:
             raise UserError(f"cannot read '{text}': expected key=value, such as length=128,256")
         if key == LENGTH:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import unknown
 
 GROUPS = ("encoding", "model", "data", "training", "evaluation", "tracking", "experiment")  # of a run's configuration
 
@@ -39,5 +39,5 @@ def chosen(group: str, name: str, own: Path | None = None) -> Path:
     """
     found = choices(group, own)
     if name not in found:
-        raise UserError(f"unknown {group} '{name}'{did_you_mean(name, found)} (choices: {', '.join(found)})")
+        raise unknown(group, name, found, f"choices: {', '.join(found)}")
     return found[name]

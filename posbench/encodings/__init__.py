@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError, did_you_mean, unknown
 from posbench.options import checked, reject
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def load(name: str) -> "type[Encoding]":
     from posbench.encodings.base import Encoding
 
     if name not in names():
-        raise UserError(f"unknown encoding '{name}'{did_you_mean(name, names())} ('posbench list' shows all)")
+        raise unknown("encoding", name, names(), "'posbench list' shows all")
     if name in _installed():
         cls = _installed()[name].load()
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):

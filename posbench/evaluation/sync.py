@@ -7,7 +7,7 @@ from typing import Any
 
 from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import Config, TrackingConfig, validate
-from posbench.errors import PosbenchError, UserError, did_you_mean
+from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
 from posbench.runs.folder import Run, load_config
@@ -86,8 +86,8 @@ def _given(overrides: list[str]) -> dict[str, Any]:
         key, typed = parted(text, "tracking.mode=offline")
         name = key.removeprefix("tracking.")
         if name not in names:
-            near = did_you_mean(name, names)
-            raise UserError(f"unknown key '{key}'{near} (sync takes {', '.join(f'tracking.{n}' for n in names)})")
+            taken = f"sync takes {', '.join(f'tracking.{n}' for n in names)}"
+            raise unknown("key", key, (), taken, did_you_mean(name, names))
         given[name] = [value(typed)] if name == "tags" and not isinstance(value(typed), list) else value(typed)
     return given
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding
-from posbench.errors import Undefined, UserError, did_you_mean
+from posbench.errors import Undefined, UserError, unknown
 from posbench.extend import NAMES
 from posbench.extend.stretch import Stretch
 from posbench.options import checked
@@ -76,7 +76,7 @@ def extended(
         Undefined: the encoding does not support the method, or the method without options does not exist here.
     """
     if method not in METHODS:
-        raise UserError(f"unknown extension '{method}'{did_you_mean(method, METHODS)} ('posbench list' shows all)")
+        raise unknown("extension", method, METHODS, "'posbench list' shows all")
     hints = typing.get_type_hints(METHODS[method].apply)
     options = checked(options, hints, METHODS[method].options, method)
     return _extended(encoding, METHODS[method], Stretch(train_length, length), options)

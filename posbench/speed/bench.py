@@ -22,7 +22,7 @@ from posbench.config.overrides import LENGTH, names_and_overrides, parted, refus
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import UserError, unknown
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
@@ -210,9 +210,8 @@ def find_shape(name: str, length: int | None = None) -> Sizes:
         if millions := re.fullmatch(r"0*([1-9]\d*)m", name.lower()):  # 125m is nearer to 124m than to 12m
             name_of = {1: "demo"} | {int(known[:-1]): known for known in SHAPES if known != "demo"}
             near = f": did you mean '{name_of[min(name_of, key=lambda each: abs(math.log(each / int(millions[1]))))]}'?"
-        else:
-            near = did_you_mean(name, SHAPES)
-        raise UserError(f"unknown shape '{name}'{near} (there are {', '.join(SHAPES)})")
+            raise unknown("shape", name, SHAPES, near=near)
+        raise unknown("shape", name, SHAPES)
     return SHAPES[name] if length is None else SHAPES[name].at(length)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench.errors import UserError, did_you_mean
+from posbench.errors import unknown
 from posbench.options import checked
 from posbench.tasks.base import Task
 
@@ -24,7 +24,7 @@ def load(name: str) -> type[Task]:
         UserError: no task of that name.
     """
     if name not in names():
-        raise UserError(f"unknown task '{name}'{did_you_mean(name, names())} (there are {', '.join(names())})")
+        raise unknown("task", name, names())
     module = importlib.import_module(f"{__name__}.{name}")
     (found,) = (
         value

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.errors import OptionError, UserError, did_you_mean
+from posbench.errors import OptionError, unknown
 from posbench.evaluation.variants import parse_choice
 from posbench.options import checked
 
@@ -92,7 +92,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     """
     name, given = parse_choice(text, "shuffle:keep=16")
     if name not in names():
-        raise UserError(f"unknown task '{name}'{did_you_mean(name, names())} (there are {', '.join(names())})")
+        raise unknown("task", name, names())
     rows = _rows(name)
     return rows(lengths, targets, train_length, **checked(given, typing.get_type_hints(rows), options_of(name), name))
 
