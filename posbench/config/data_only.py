@@ -1,4 +1,4 @@
-"""A configuration is data only: what would call code or read the environment is refused before Hydra sees it."""
+"""A configuration is data only: overrides and files must not call code, read the environment or steer Hydra."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def refuse_resolvers(key: str, value: Any) -> None:
 
 
 def refuse_other_hydra(cfg: DictConfig, without: DictConfig) -> None:
-    """Refuse files that change Hydra's own part, whatever way they found.
+    """Refuse files that change Hydra's own part in a way that `users_files` did not foresee.
 
     Args:
         cfg: composed with them.
@@ -57,7 +57,7 @@ def refuse_other_hydra(cfg: DictConfig, without: DictConfig) -> None:
 
 
 def refuse_elsewhere(cfg: DictConfig) -> None:
-    """Refuse files that have posbench write outside of the folder it is called in, or where they do not plainly say.
+    """Refuse files that make posbench write outside the current folder, or to a path that is not spelt out.
 
     Args:
         cfg: composed with them, without what is typed.
@@ -73,7 +73,7 @@ def refuse_elsewhere(cfg: DictConfig) -> None:
 
 
 def refuse_elsewhere_typed(override: str, key: str, path: Path) -> None:
-    """The same of an override that stands in a file.
+    """Refuse an override in a sweep file that makes posbench write outside the current folder.
 
     Raises:
         UserError: it does.
@@ -88,7 +88,7 @@ def _stays_below(place: str) -> bool:
 
 
 def _hydras_keys(value: Any, key: str = "hydra") -> dict[str, Any]:
-    """Each key and its value, without what says which files were read."""
+    """Each key and its value, without the keys that record which files were read."""
     if key in ("hydra.runtime", "hydra.overrides", "hydra.searchpath", "hydra.job.override_dirname"):
         return {}
     if isinstance(value, dict) and value:

@@ -1,8 +1,11 @@
-"""The files of a user's own folder (`--config-dir`, `hydra.searchpath`), which may be a stranger's.
+"""Check the files of a user's own folder (`--config-dir`, `hydra.searchpath`), which may be a stranger's.
 
-What Hydra could be made to do is not listed: such a file sets posbench's own keys and nothing of Hydra's, and what it
-cannot say (tags, aliases, calls, links, ways out of the folder) it cannot do. Everything that Hydra could read is
-looked at before Hydra reads anything.
+A file may set posbench's own keys and nothing of Hydra's. Tags, aliases, calls, links and paths out of the folder are
+refused. Every file that Hydra could read is checked before Hydra reads any.
+
+This check and `data_only.refuse_other_hydra` are both needed. Only this one stops links, FIFOs, huge files and YAML
+bombs, since the other one lets Hydra read first. Only the other one stops a file that Hydra reads in a way this one
+does not foresee, such as a package line that Hydra cuts at 512 characters (found in 2026).
 """
 
 import itertools
@@ -28,11 +31,11 @@ _WHOLE = "# @package _global_"
 
 
 def refuse_all_but_settings(folder: Path) -> None:
-    """Look at every file that Hydra could read in a folder.
+    """Check every file that Hydra could read in a folder.
 
     Raises:
-        UserError: the first that does more than set posbench's keys, with its line; more or larger files than
-            configurations are; no such folder.
+        UserError: a file does more than set posbench's keys (the first one, with its line), there is too much to be
+            configurations, or there is no such folder.
     """
     if not folder.is_dir():
         raise UserError(f"no folder '{folder}' to read configurations from")
@@ -51,7 +54,7 @@ def refuse_all_but_settings(folder: Path) -> None:
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
-    """Those below a folder, without following links; what is in a hidden folder cannot be named by a file."""
+    """The YAML files below a folder. Links are refused. Hidden folders are skipped: no defaults list can name them."""
     waiting, seen = [folder], 0
     while waiting:
         try:
@@ -82,7 +85,7 @@ def _refuse_more_than_settings(path: Path, text: str) -> None:
             found = _PACKAGE.fullmatch(line.strip())
             if not found:
                 raise UserError(f"{path}, line {number}: cannot read '{line.strip()}', expected '{_WHOLE}'")
-            if "hydra" in found[1].lower().split("."):
+            if "hydra" in found[1].lower():  # anywhere: Hydra reads 512 characters, which can end within the name
                 raise UserError(f"{path}, line {number}: {_not_hydras('a package')}")
     for event, is_key, of_defaults in _scalars(path, text):
         where, value = f"{path}, line {event.start_mark.line + 1}", event.value
@@ -104,10 +107,11 @@ def _scalars(path: Path, text: str) -> Iterator[tuple[yaml.ScalarEvent, bool, bo
     """Every scalar of a file, whether it is a key, and whether it stands in a defaults list.
 
     Raises:
-        UserError: YAML of another kind than mappings and lists of plain scalars, written out.
+        UserError: anything but mappings and lists of plain scalars: tags, aliases, a second document, a key that is a
+            collection.
     """
-    open_ones: list[tuple[bool, bool]] = []  # collections that we are in: whether a mapping, whether of a defaults list
-    is_key, of_defaults = False, False  # of what comes next
+    open_ones: list[tuple[bool, bool]] = []  # enclosing collections: (is a mapping, is in a defaults list)
+    is_key, of_defaults = False, False  # of the next event
     documents = 0
     for event in plain_yaml.events(path, text):
         where = f"{path}, line {event.start_mark.line + 1}"
@@ -133,7 +137,7 @@ def _scalars(path: Path, text: str) -> Iterator[tuple[yaml.ScalarEvent, bool, bo
 
 
 def _refuse_no_settings(path: Path, text: str, experiment: bool) -> None:
-    """Say which file it is that sets nothing; Hydra would name a key."""
+    """Refuse a file that sets nothing, by its name; Hydra would only name a missing key."""
     if path.read_bytes().startswith(b"\xef\xbb\xbf"):
         raise UserError(f"{path} begins with a byte order mark, which hides its first line: save it as UTF-8 without")
     kinds = [type(event) for event in itertools.islice(plain_yaml.events(path, text), 3)]

@@ -82,6 +82,12 @@ PAYLOADS = [
         files={"DIR/pay/lg.yaml": f"# @package hydra.job_logging\n{LOGGING}"},
     ),
     in_experiment(
+        "package line that Hydra reads 512 characters of",
+        "defaults: [/pay/lg]",
+        "a package is Hydra's own",
+        files={"DIR/pay/lg.yaml": f"{'# @package hydra':\n>512}x\njob_logging: {LOGGING}"},
+    ),
+    in_experiment(
         "package by folder",
         "defaults: [/hydra/pay]",
         "pay.yaml: the name is Hydra's own",
@@ -209,7 +215,7 @@ def test_a_strangers_folder_sets_nothing_of_hydras(
 def test_the_second_line_holds_alone(
     payload: Payload, effects: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nobody looks at the files, what they make of Hydra's part is noticed."""
+    """Without the check of the files, the comparison of Hydra's part refuses each payload."""
     monkeypatch.setattr(compose, "refuse_all_but_settings", lambda folder: None)
     before = dict(os.environ)
     assert posbench("train", *written(payload)) == 2
