@@ -78,7 +78,7 @@ def _placed(starts: NDArray[np.int64], longest: int) -> Iterator[NDArray[np.int6
 def _subject(folder: Path, tokens: Tokens) -> TrainedGPT:
     config = load_config(folder)
     model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts)
-    model.load_state_dict(checkpoint.load_model(folder)[1])
+    model.load_state_dict(checkpoint.trained(folder).weights())
     device = machine.resolve("auto")
     dtype = machine.resolve_precision(config.training.precision, device)
     return TrainedGPT(model.to(device).eval(), folder.name, config.training.train_length, device, dtype, config.seed)

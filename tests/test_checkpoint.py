@@ -39,11 +39,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = save(tmp_path, 3)
     loaded = checkpoint.newest(tmp_path)
     assert loaded is not None and (loaded.step, loaded.path) == (3, path)
-    assert torch.equal(loaded.model["a"], torch.full((64,), 3.0)) and loaded.model["b"].dtype == torch.int64
-    assert torch.equal(loaded.optimizer["state"][0]["exp_avg"], torch.full((4,), 1.5))
-    assert loaded.state == {"tokens": 30, "rng": [1, [2, 3], None]}
-    step, model = checkpoint.load_model(tmp_path)
-    assert step == 3 and torch.equal(model["a"], loaded.model["a"])
+    assert torch.equal(loaded.weights()["a"], torch.full((64,), 3.0)) and loaded.weights()["b"].dtype == torch.int64
+    assert torch.equal(loaded.optimizer()["state"][0]["exp_avg"], torch.full((4,), 1.5))
+    assert loaded.state() == {"tokens": 30, "rng": [1, [2, 3], None]}
+    trained = checkpoint.trained(tmp_path)
+    assert trained.step == 3 and torch.equal(trained.weights()["a"], loaded.weights()["a"])
     assert path.name == "step-00000003"
     assert {file.name for file in path.iterdir()} == {
         "model.safetensors",
@@ -72,7 +72,7 @@ def test_equal_content_gives_bit_identical_files(tmp_path: Path) -> None:
 def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(UserError, match="has no checkpoint"):
-        checkpoint.load_model(tmp_path)
+        checkpoint.trained(tmp_path)
 
 
 def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_disk_that_fails_for_a_moment_is_no_reason_for_an_older_model(
     with monkeypatch.context() as failing:
         failing.setattr(os, "open", fail)
         message = r"step-00000002/model\.safetensors cannot be read \(Input/output error\): try again, or move step-0+2"
-        for read in (checkpoint.newest, checkpoint.load_model):
+        for read in (checkpoint.newest, checkpoint.trained):
             with pytest.raises(UserError, match=message):
                 read(tmp_path)
     assert newest_step(tmp_path) == 2
@@ -190,7 +190,18 @@ def test_where_all_are_damaged_nothing_starts_over_and_nothing_is_written(tmp_pa
 def test_evaluation_needs_the_weights_only(tmp_path: Path) -> None:
     shutil.rmtree(save(tmp_path, 1))
     (save(tmp_path, 2) / "optimizer.pt").unlink()
-    assert checkpoint.load_model(tmp_path)[0] == 2
+    assert checkpoint.trained(tmp_path).step == 2
+
+
+def test_what_is_damaged_after_it_was_found_is_not_used(tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    found = checkpoint.newest(tmp_path, (checkpoint.STATE,))
+    assert found is not None and found.state()["tokens"] == 20
+    for name, read in (("state.json", found.state), ("model.safetensors", found.weights)):
+        (path / name).write_bytes((path / name).read_bytes()[:-1] + b"?")
+        with pytest.raises(UserError, match=f"step-00000002 is incomplete .*{name}: checksum differs"):
+            read()
+        assert checkpoint.at(tmp_path, 2, name) is None
 
 
 def test_a_run_that_continued_from_before_a_damaged_checkpoint_keeps_its_own(tmp_path: Path) -> None:
@@ -218,8 +229,10 @@ def test_a_pickle_that_calls_a_function_is_refused(tmp_path: Path, flag: str, mo
 
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload()}, {})
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
     with pytest.raises(UserError, match=r"optimizer\.pt is not an optimizer state"):
-        checkpoint.newest(tmp_path)
+        newest.optimizer()
     assert not (tmp_path / "executed").exists()
 
 

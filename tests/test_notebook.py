@@ -156,7 +156,7 @@ def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
     run = posbench.load(trained)
     model = run.model()
     assert not model.training
-    _, weights = checkpoint.load_model(trained)
+    weights = checkpoint.trained(trained).weights()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     ids = run.ids("word1 follows")
     assert ids[0, 0] == run.tokenizer.separator and run.tokenizer.decode(ids[0, 1:].tolist()) == "word1 follows"

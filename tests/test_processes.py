@@ -267,8 +267,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
     assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
-    state = checkpoint.newest_state(tmp_path / "run")
-    assert state is not None and state[0] == 8
+    newest = checkpoint.newest(tmp_path / "run")
+    assert newest is not None and newest.step == 8
     assert trained(config, tmp_path / "run", 2) == [0]
     assert record_of(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
     assert_alike(tmp_path / "one", tmp_path / "run")

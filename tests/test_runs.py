@@ -177,7 +177,7 @@ def test_a_run_of_another_definition_of_the_block_is_refused(
     monkeypatch.setattr(model, "BLOCK", 3)
     before = (folder / "run.json").read_bytes()
     message = "was trained with definition 2 of the model's block, here is 3"
-    for refused in (lambda: Run.open(folder, tiny_config, COMMAND), lambda: checkpoint.load_model(folder)):
+    for refused in (lambda: Run.open(folder, tiny_config, COMMAND), lambda: checkpoint.trained(folder)):
         with pytest.raises(UserError, match=re.escape(message)):
             refused()
     assert (folder / "run.json").read_bytes() == before
@@ -197,10 +197,10 @@ def test_runs_from_before_the_block_was_recorded_have_the_first(
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.begin_attempt("cpu", "fp32", 1)
         assert run.record["block"] == 1
-    assert checkpoint.load_model(folder)[0] == 1
+    assert checkpoint.trained(folder).step == 1
     monkeypatch.setattr(model, "BLOCK", 2)
     with pytest.raises(UserError, match="definition 1"):
-        checkpoint.load_model(folder)
+        checkpoint.trained(folder)
 
 
 def test_restart_moves_the_old_folder_aside(tmp_path: Path, tiny_config: Config) -> None:

@@ -33,8 +33,7 @@ from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
 from posbench.kernels import native
 from posbench.model import GPT, build
-from posbench.runs import tracking
-from posbench.runs.checkpoint import load_model
+from posbench.runs import checkpoint, tracking
 from posbench.runs.folder import Run, held_config
 from posbench.runs.jsonl import read_jsonl
 from posbench.runs.rows import EvaluationRow, evaluation_rows
@@ -325,7 +324,7 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
     assert first[: STEPS // 2] == second[: STEPS // 2] and first[STEPS // 2][1] != second[STEPS // 2][1]
     # What the run evaluated is what is read from its checkpoint, a model without positions.
-    _, weights = load_model(tmp_path / "whole")
+    weights = checkpoint.trained(tmp_path / "whole").weights()
     tokens = prepare(config.data, pathlib.Path(config.runtime.cache))
     models = [build(made, tokens.tokenizer.vocab_size).eval() for made in (drope, with_encoding("none"))]
     for model in models:
@@ -391,8 +390,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
         train(config, tmp_path / "run", [])
     record = record_of(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "diverged")
-    step, weights = load_model(tmp_path / "run")
-    assert step == 5 and all(torch.isfinite(weight).all() for weight in weights.values())
+    saved = checkpoint.trained(tmp_path / "run")
+    assert saved.step == 5 and all(torch.isfinite(weight).all() for weight in saved.weights().values())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_update(
@@ -418,7 +417,7 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Co
     found = [row["validation/nll"] for row in read_jsonl(folder / "metrics.jsonl") if "validation/nll" in row]
     tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
     model = build(config, tokens.tokenizer.vocab_size)
-    model.load_state_dict(load_model(folder)[1])
+    model.load_state_dict(checkpoint.trained(folder).weights())
     (batch,) = validation_batches(tokens.validation, 16, 256, VALIDATION_BLOCKS)
     assert len(found) == STEPS and len(batch.ids) % config.training.batch_size  # the last batch is a smaller one
     assert found[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
@@ -520,7 +519,7 @@ def test_a_run_does_not_go_on_in_another_precision(
     ):
         patch.setattr(machine, "bf16_is_fast", lambda device: True)
         if before == "attempt":  # a checkpoint of an earlier version
-            patch.setattr("posbench.runs.checkpoint.newest_state", lambda folder: (5, {}))
+            patch.setattr(checkpoint.Checkpoint, "state", lambda self: {})
         train(config, folder, [])
     assert "\n" not in str(caught.value) and snapshot(folder / "checkpoint") == kept
     train(config, folder, [])

@@ -83,7 +83,7 @@ def evaluate_run(
     chosen = machine.resolve(device or config.runtime.device)
     size.refuse_too_large(config, str(chosen), "evaluate")
     check(config)
-    step, weights = checkpoint.load_model(folder)
+    trained = checkpoint.trained(folder)
     machine.set_threads(threads or config.runtime.threads)
     with (
         Run.open(folder, config, command=None) as run,
@@ -92,13 +92,13 @@ def evaluate_run(
         ended_in_words(),
     ):
         run.log_to_file()
-        if step < config.training.steps:
+        if trained.step < config.training.steps:
             told = "%s is not finished: it is evaluated as it stands after step %d of %d"
-            logger.warning(told, run.folder, step, config.training.steps)
+            logger.warning(told, run.folder, trained.step, config.training.steps)
         tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        model = with_weights(folder, config, tokens.tokenizer, weights).to(chosen)
-        if not evaluate_into(run, tracker, model, tokens, config, step, chosen):
+        model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(chosen)
+        if not evaluate_into(run, tracker, model, tokens, config, trained.step, chosen):
             logger.info("all of it is there; nothing to do: %s", run.folder)
 
 
@@ -219,10 +219,10 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
     if record["tokenizer_sha256"] != tokens.tokenizer.sha256:
         raise UserError(f"evaluation.reference {folder} was trained with another tokenizer than this run")
     size.refuse_too_large(config, str(subject.device), "build")
-    step, weights = checkpoint.load_model(folder)
+    trained = checkpoint.trained(folder)
     return dataclasses.replace(
         subject,
-        model=with_weights(folder, config, tokens.tokenizer, weights).to(subject.device).eval(),
-        name=f"{record['id']} at step {step}",
+        model=with_weights(folder, config, tokens.tokenizer, trained.weights()).to(subject.device).eval(),
+        name=f"{record['id']} at step {trained.step}",
         train_length=config.training.train_length,
     )

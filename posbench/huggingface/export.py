@@ -56,8 +56,8 @@ def export(run: Path, folder: Path) -> list[Agreement]:
     files.remove_stale_beside(folder)
     transformers()
     size.refuse_too_large(config, "cpu", "build")
-    step, weights = checkpoint.load_model(run)
-    model = with_weights(run, config, tokenizer, weights).eval()
+    trained = checkpoint.trained(run)
+    model = with_weights(run, config, tokenizer, trained.weights()).eval()
     made = stock(model, config)
     length = config.training.train_length
     with _aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
@@ -68,8 +68,8 @@ def export(run: Path, folder: Path) -> list[Agreement]:
         parity.refuse_other_ids(new, tokenizer)
         record, known = load_record(run), evaluation_rows(run)
         rows = newest_of_split(known, headline_split(known, config))
-        _write_json(new / PARITY, _parity(record, config, made, step, found))
-        page = card(config, record, made, step, rows, found, SEPARATOR, transformers().__version__)
+        _write_json(new / PARITY, _parity(record, config, made, trained.step, found))
+        page = card(config, record, made, trained.step, rows, found, SEPARATOR, transformers().__version__)
         files.write_new(new / "README.md", page.encode())
     return found
 

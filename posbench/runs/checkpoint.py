@@ -1,8 +1,8 @@
 """Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain state, and their digests.
 
-Neither format notices damage by itself, so a manifest holds a sha256 of each file and nothing is used unverified.
-A checkpoint is written beside its place and renamed into it: it is there as a whole or not at all. Bytes are made
-in memory first (one transient copy of the checkpoint), so that what is hashed is what is written and what is read.
+Neither format notices damage by itself, so a manifest holds a sha256 of each file, and nothing is used unverified.
+A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all. All bytes are made in
+memory first (one transient copy of the checkpoint), so the bytes that are hashed are those written.
 """
 
 import dataclasses
@@ -30,18 +30,67 @@ _KEEP = 2
 _LARGEST_MANIFEST = 2**20  # bytes
 _MOST_TENSORS = 50_000
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
-_MODEL, _OPTIMIZER, _STATE, _MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
+_MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A checkpoint whose every file verified; tensors are on the CPU."""
+class Checkpoint:
+    """A checkpoint of a run. Each part is read when it is asked for, and used only if its digest is the manifest's.
+
+    Raises:
+        UserError: a part is damaged, cannot be read, or is not what posbench writes.
+    """
 
     step: int
     path: Path
-    model: dict[str, "Tensor"]
-    optimizer: dict[str, Any]
-    state: dict[str, Any]
+    _contents: dict[str, bytes] = dataclasses.field(repr=False)  # verified and not yet used, by file
+
+    def weights(self) -> dict[str, "Tensor"]:
+        """The model's weights, on the CPU."""
+        import safetensors
+        import safetensors.torch
+
+        data = self._take(WEIGHTS)
+        _refuse_many(self.path / WEIGHTS, data)
+        try:
+            return safetensors.torch.load(data)
+        except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
+            raise UserError(f"{self.path / WEIGHTS} is not a safetensors file: {error}") from None
+
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer's state dict; its tensors are on the CPU."""
+        import torch
+
+        data = io.BytesIO(self._take(OPTIMIZER))
+        try:  # weights_only spelt out: an environment variable can turn the default off
+            loaded = torch.load(data, map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception:  # torch's own message suggests disabling weights_only: not shown
+            loaded = None
+        if not isinstance(loaded, dict):
+            raise UserError(
+                f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
+            )
+        return loaded
+
+    def state(self) -> dict[str, Any]:
+        """What else was saved; plain JSON types."""
+        try:
+            state = json.loads(self._take(STATE))
+        except (ValueError, RecursionError):
+            state = None
+        if not isinstance(state, dict):
+            raise UserError(f"{self.path / STATE} is not the state of a run: expected an object")
+        return state
+
+    def _take(self, name: str) -> bytes:
+        """A file's verified content, which is not kept."""
+        try:
+            return self._contents.pop(name, None) or _verified(self.path, self.step, (name,))[name]
+        except _DamagedError as damage:
+            raise UserError(f"{self.path} is incomplete ({damage})") from None
 
 
 def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
@@ -73,94 +122,73 @@ def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[st
         except BaseException:
             files.delete(new)
             raise
-    # A later step than this one is damaged: it was passed over when the run continued from before it.
+    # A later checkpoint than this one is damaged: the run skipped it when it resumed from an earlier one.
     steps = _steps(folder)
     kept = [at for at in steps if at <= step][:_KEEP]
     _remove(steps[at] for at in steps if at not in kept)
     return path
 
 
-def newest(folder: Path) -> Loaded | None:
-    """The newest checkpoint of a run that verifies, or None where there are none.
+def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
+    """The newest checkpoint of a run whose parts verify; None if there are no checkpoints.
 
     Raises:
         UserError: there are checkpoints and all are damaged, or the newest cannot be read.
     """
-    found = _newest_verified(folder, (_MODEL, _OPTIMIZER, _STATE))
-    if found is None:
+    skipped: list[str] = []
+    for step, path in _steps(folder).items():
+        try:
+            found = Checkpoint(step, path, _verified(path, step, parts))
+        except _DamagedError as damage:
+            skipped.append(f"{path.name} is incomplete ({damage})")
+            continue
+        for line in skipped:
+            logger.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
+        return found
+    if skipped:
+        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
+    return None
+
+
+def at(folder: Path, step: int, part: str) -> Checkpoint | None:
+    """The checkpoint after that many steps; None if it is missing or the part does not verify.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = _steps(folder).get(step)
+    try:
+        return None if path is None else Checkpoint(step, path, _verified(path, step, (part,)))
+    except _DamagedError:
         return None
-    step, path, contents = found
-    return Loaded(step, path, _tensors(path, contents), _optimizer(path, contents), _state(path, contents))
 
 
-def load_model(folder: Path) -> tuple[int, dict[str, "Tensor"]]:
-    """Step and weights of the newest checkpoint whose weights verify.
+def trained(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run whose weights verify, to evaluate or to export.
 
     Raises:
         UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of
             the model's block.
     """
-    found = _newest_verified(folder, (_MODEL,))
+    found = newest(folder, (WEIGHTS,))
     if found is None:
         raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
     refuse_other_block(folder)
-    step, path, contents = found
-    return step, _tensors(path, contents)
-
-
-def newest_weights(folder: Path) -> Path:
-    """The file with the weights of the newest checkpoint that verifies.
-
-    Raises:
-        UserError: there is none.
-    """
-    found = _newest_verified(folder, (_MODEL,))
-    if found is None:
-        raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
-    return found[1] / _MODEL
-
-
-def weights_at(folder: Path, step: int) -> "dict[str, Tensor] | None":
-    """The weights after that many steps; None where that checkpoint is not there or does not verify."""
-    path = _steps(folder).get(step)
-    try:
-        return None if path is None else _tensors(path, _verified(path, step, (_MODEL,)))
-    except _DamagedError:
-        return None
-
-
-def state_at(folder: Path, step: int) -> dict[str, Any]:
-    """What was saved beside the weights after that many steps; empty where that is not there or does not verify."""
-    path = _steps(folder).get(step)
-    try:
-        state = {} if path is None else json.loads(_verified(path, step, (_STATE,))[_STATE])
-    except (_DamagedError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def newest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """Step and state of the newest checkpoint whose state verifies; None where there are no checkpoints.
-
-    Raises:
-        UserError: there are checkpoints and all are damaged, or what was saved is not the state of a run.
-    """
-    found = _newest_verified(folder, (_STATE,))
-    return None if found is None else (found[0], _state(*found[1:]))
+    return found
 
 
 def keep_weights(folder: Path) -> int:
-    """Of a finished run's checkpoints keep the weights of the newest that verifies; they are all that is still read.
+    """Delete all of a finished run's checkpoints but the newest verified weights; nothing else is read any more.
 
     Returns:
         Bytes freed.
     """
-    found = _newest_verified(folder, (_MODEL,))
+    found = newest(folder, (WEIGHTS,))
     if found is None:
         return 0
     before = _size(folder / "checkpoint")
-    _remove(path for path in _steps(folder).values() if path != found[1])
-    (found[1] / _OPTIMIZER).unlink(missing_ok=True)
+    _remove(path for path in _steps(folder).values() if path != found.path)
+    (found.path / OPTIMIZER).unlink(missing_ok=True)
     return before - _size(folder / "checkpoint")
 
 
@@ -168,49 +196,14 @@ def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
-def _tensors(path: Path, contents: dict[str, bytes]) -> dict[str, "Tensor"]:
-    import safetensors
-    import safetensors.torch
-
-    _refuse_many(path / _MODEL, contents[_MODEL])
-    try:
-        return safetensors.torch.load(contents[_MODEL])
-    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
-        raise UserError(f"{path / _MODEL} is not a safetensors file: {error}") from None
-
-
 def _refuse_many(path: Path, data: bytes) -> None:
-    """A model has some tensors per block; a file of a few megabytes can name hundreds of thousands.
+    """Refuse a file that names more tensors than any model has: a few megabytes can name hundreds of thousands.
 
     Raises:
-        UserError: it does.
+        UserError: more than `_MOST_TENSORS`.
     """
     if (number := data[8 : 8 + int.from_bytes(data[:8], "little")].count(b'"dtype"')) > _MOST_TENSORS:
         raise UserError(f"{path} holds {number:,} tensors: expected at most {_MOST_TENSORS:,}")
-
-
-def _optimizer(path: Path, contents: dict[str, bytes]) -> dict[str, Any]:
-    import torch
-
-    try:  # weights_only spelt out: an environment variable can turn the default off
-        loaded = torch.load(io.BytesIO(contents[_OPTIMIZER]), map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    except Exception:  # torch's words name the way round: to let the file run code
-        loaded = None
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path / _OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values")
-    return loaded
-
-
-def _state(path: Path, contents: dict[str, bytes]) -> dict[str, Any]:
-    try:
-        state = json.loads(contents[_STATE])
-    except (ValueError, RecursionError):
-        state = None
-    if not isinstance(state, dict):
-        raise UserError(f"{path / _STATE} is not the state of a run: expected an object")
-    return state
 
 
 def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> dict[str, bytes]:
@@ -221,9 +214,9 @@ def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: di
     torch.save(optimizer, buffer)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
     return {
-        _MODEL: safetensors.torch.save(weights, metadata={"format": "pt"}),
-        _OPTIMIZER: buffer.getvalue(),
-        _STATE: json.dumps(state).encode(),
+        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
+        OPTIMIZER: buffer.getvalue(),
+        STATE: json.dumps(state).encode(),
     }
 
 
@@ -237,7 +230,7 @@ def _entry(data: bytes) -> dict[str, Any]:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """Checkpoint folders by step, newest first: by number, since clocks jump. Links and foreign names are not ours."""
+    """Checkpoint folders by step, newest first: by number, since clocks jump. Links and other names are skipped."""
     parent = folder / "checkpoint"
     found = {}
     for path in parent.iterdir() if parent.is_dir() else ():
@@ -247,24 +240,8 @@ def _steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _newest_verified(folder: Path, names: tuple[str, ...]) -> tuple[int, Path, dict[str, bytes]] | None:
-    skipped: list[str] = []
-    for step, path in _steps(folder).items():
-        try:
-            contents = _verified(path, step, names)
-        except _DamagedError as damage:
-            skipped.append(f"{path.name} is incomplete ({damage})")
-            continue
-        for line in skipped:
-            logger.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
-        return step, path, contents
-    if skipped:
-        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
-    return None
-
-
 class _DamagedError(Exception):
-    """Which file of a checkpoint cannot be used, and why."""
+    """Which file of a checkpoint is damaged, and how."""
 
 
 def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]:
@@ -287,11 +264,11 @@ def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]
 
 
 def _read(path: Path, most: int) -> bytes:
-    """At most so many bytes, which is more than there should be or can be held.
+    """A file's content, of at most so many bytes.
 
     Raises:
-        UserError: the disk or its rights keep the file from being read, which says nothing about its contents. An
-            older checkpoint in its place would be another model.
+        UserError: the disk fails or access is denied. That says nothing about the content, so no older checkpoint is
+            used instead: it would be another model.
     """
     try:
         if not path.is_file():

@@ -37,8 +37,7 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
             this machine cannot hold.
     """
     size.refuse_too_large(config, "cpu", "build")
-    _, weights = checkpoint.load_model(folder)
-    return with_weights(folder, config, tokenizer, weights).eval()
+    return with_weights(folder, config, tokenizer, checkpoint.trained(folder).weights()).eval()
 
 
 def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> GPT:
@@ -61,9 +60,7 @@ def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
     known = model.state_dict()
     for name in known.keys() & weights.keys():  # torch would cast them
         if known[name].is_floating_point() != weights[name].is_floating_point():
-            raise UserError(
-                f"the weights in {folder} are none: {name} is {weights[name].dtype}, not {known[name].dtype}"
-            )
+            raise UserError(f"the weights in {folder}: {name} is {weights[name].dtype}, expected {known[name].dtype}")
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:  # torch's list of what does not fit

@@ -275,10 +275,10 @@ class Session:
         self._send("evaluation", [Path(shutil.copy(self._target.folder / n, copies / n)) for n in (EVALUATION, BLOCKS)])
 
     def _send_weights(self) -> None:
-        from posbench.runs.checkpoint import newest_weights
+        from posbench.runs.checkpoint import WEIGHTS, trained
 
         folder = self._target.folder
-        self._send("model", [newest_weights(folder), folder / CONFIG, folder / "tokenizer.json"])
+        self._send("model", [trained(folder).path / WEIGHTS, folder / CONFIG, folder / "tokenizer.json"])
 
     def _send_code(self) -> None:
         """posbench, and the file of an encoding from elsewhere."""

@@ -85,11 +85,12 @@ class RunJournal(Journal):
 
     def resume(self, learner: Learner) -> int:
         folder, world = self.run.folder, learner.world
-        trained = checkpoint.weights_at(folder, self.total)
-        if trained is not None:
-            give_weights(learner.model, trained, folder)
-            _complete_record(self.run, checkpoint.state_at(folder, self.total))
-            world.from_first(_Standing(self.total, trained))
+        if trained := checkpoint.at(folder, self.total, checkpoint.WEIGHTS):
+            weights = trained.weights()
+            give_weights(learner.model, weights, folder)
+            saved = checkpoint.at(folder, self.total, checkpoint.STATE)
+            _complete_record(self.run, saved.state() if saved else {})
+            world.from_first(_Standing(self.total, weights))
             return self.total
         standing = _resumed(self.run, learner)
         world.from_first(standing)
@@ -162,17 +163,18 @@ def _resumed(run: Run, learner: Learner) -> _Standing:
     if loaded is None:
         run.cut_metrics(0)
         return _Standing()
-    give_weights(learner.model, loaded.model, run.folder)
-    numbers = {name: number(loaded.state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
+    weights, optimizer, state = loaded.weights(), loaded.optimizer(), loaded.state()
+    give_weights(learner.model, weights, run.folder)
+    numbers = {name: number(state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}
     known = {name: value for name, value in numbers.items() if value is not None and value >= 0}
     if learner.scale is not None:
         learner.scale.resume(known)
     if not {"metrics_offset", "train_seconds", "cpu_seconds"} <= known.keys() or not _took(
-        learner.optimizer, loaded.optimizer
+        learner.optimizer, optimizer
     ):
         raise UserError(f"{loaded.path} does not hold the state of this run: --restart trains it anew")
     run.cut_metrics(int(known["metrics_offset"]))
-    return _Standing(loaded.step, loaded.model, loaded.optimizer, known)
+    return _Standing(loaded.step, weights, optimizer, known)
 
 
 def _complete_record(run: Run, state: Mapping[str, Any]) -> None:

@@ -152,22 +152,21 @@ def _tell_the_agent(config: Config, run: Run) -> None:
 
 
 def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
-    """Whether what is left of the training is computed as what was done of it; where it is not, a warning says so.
+    """Whether resuming reproduces an uninterrupted run exactly; warns if it does not.
 
     Raises:
-        UserError: it would go on in another precision.
+        UserError: the precision would change.
     """
-    found = checkpoint.newest_state(run.folder)
-    if found is None or found[0] >= config.training.steps:
+    found = checkpoint.newest(run.folder, (checkpoint.STATE,))
+    if found is None or found.step >= config.training.steps:
         return True
-    step, state = found
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = {"processes": 1, "native": False, **next(trained, {}), **state}  # earlier versions did not say it
+    before = {"processes": 1, "native": False, **next(trained, {}), **found.state()}  # earlier versions did not say it
     was, now = before.get("dtype", here["dtype"]), here["dtype"]
     if was != now:
         raise UserError(
-            f"{run.folder} was trained in {was} up to step {step}, here it would go on in {now}: continue it on a "
-            f"machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
+            f"{run.folder} was trained in {was} up to step {found.step}, here it would go on in {now}: continue it on "
+            f"a machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
         )
     names: list[Literal["device", "processes", "compiled", "native", "threads"]]
     names = ["device", "processes", "compiled", "native"]

@@ -163,8 +163,9 @@ def test_a_run_goes_on_where_it_stopped(
     train(config, tmp_path / "parts", [])
     found, expected = (newest(tmp_path / name) for name in ("parts", "whole"))
     assert found is not None and expected is not None and found.step == expected.step
-    for name, weight in expected.model.items():
-        torch.testing.assert_close(found.model[name], weight, atol=1e-5, rtol=1e-4)
+    weights = found.weights()
+    for name, weight in expected.weights().items():
+        torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-4)
 
 
 # -- what is measured and printed --------------------------------------------------------------------------------------

@@ -516,8 +516,8 @@ def pickled(value: object) -> bytes:
 
 
 NO_WEIGHTS: list[tuple[Callable[[bytes], bytes], str]] = [
-    (weights(lambda known: {n: one.to(torch.int8) for n, one in known.items()}), "is torch.int8, not torch.float32"),
-    (weights(lambda known: {name: one + 0j for name, one in known.items()}), "is torch.complex64, not"),
+    (weights(lambda known: {n: one.to(torch.int8) for n, one in known.items()}), "is torch.int8, expected torch."),
+    (weights(lambda known: {name: one + 0j for name, one in known.items()}), "is torch.complex64, expected"),
     (weights(lambda known: dict(list(known.items())[1:])), "are not of its configuration: Missing key"),
     (
         weights(lambda known: {name: one[..., :1].contiguous() for name, one in known.items()}),
