@@ -1,8 +1,8 @@
-"""From overrides to configurations, and everything a user can get wrong in them, said in one line.
+"""From overrides to configurations. Every mistake in them is an error of one line.
 
-Hydra names no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So overrides are
-parsed and composed here, each value of a sweep on its own. Nothing composes a single run again; a multirun, a launcher
-and `--cfg` are Hydra's own, after this check.
+Hydra suggests no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So overrides are
+parsed and composed here, each value of a sweep separately. A single run is composed only here; Hydra itself runs a
+multirun, a launcher and `--cfg` after this check.
 """
 
 import contextlib
@@ -66,9 +66,9 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
     """The configuration of one run and its folder, composed once.
 
     Returns:
-        The folder is None where Hydra itself must start the run, since more is asked of it than the folder's name
-        (hydra.job.chdir, hydra.job.env_set, hydra.output_subdir, hydra.verbose, hydra.mode, a hydra/job_logging, or
-            ${hydra:...} in hydra.run.dir).
+        The folder is None if Hydra itself must start the run, because an override uses more of Hydra than the
+        folder's name (hydra.job.chdir, hydra.job.env_set, hydra.output_subdir, hydra.verbose, hydra.mode, a
+        hydra/job_logging, or ${hydra:...} in hydra.run.dir).
 
     Raises:
         UserError: the first mistake found, in one line.
@@ -129,7 +129,7 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
 
 
 def for_hydra(overrides: list[str], configs: list[Config], config_dir: Path | None = None) -> list[str]:
-    """Overrides as Hydra's own main reads them, and those that they leave unsaid.
+    """Overrides as Hydra's own main reads them, with those that they imply (`data=text` for data.path).
 
     Args:
         configs: what `check` made of them.
@@ -178,10 +178,10 @@ def launcher_config(overrides: list[str]) -> DictConfig:
 
 
 def config_of(cfg: DictConfig, study: Path | None = None) -> Config:
-    """The configuration that a composed one stands for.
+    """The validated configuration of a composed one.
 
     Args:
-        study: the folder that its run is looked for in, its own unless another is given.
+        study: the folder in which its run is looked for; its own study's unless given.
 
     Raises:
         UserError: a value is missing or does not fit, or a key is given that the chosen source of text does not read.
@@ -212,7 +212,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_of_a_multirun(overrides: list[str]) -> None:
-    """What starts the runs of a multirun starts nothing where there is one run.
+    """Refuse a launcher or a sweeper for a single run, which would ignore it.
 
     Raises:
         UserError: a launcher or a sweeper, or a setting of one.
@@ -228,7 +228,7 @@ def _refuse_of_a_multirun(overrides: list[str]) -> None:
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[ConfigLoader]:
-    """Hydra's reader of our configurations; what whoever calls us has set up with Hydra stands again afterwards."""
+    """Hydra's reader of our configurations; restores a caller's own Hydra setup afterwards."""
     theirs = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -257,7 +257,7 @@ def _parse(text: str, loader: ConfigLoader) -> Override:
 
 
 def _composer(search: list[str]) -> Compose:
-    """Composes each choice of groups once; what is returned is to be copied before it is changed."""
+    """A function that composes each choice of groups once. Copy its result before changing it."""
 
     @functools.cache
     def composed(chosen: tuple[str, ...]) -> DictConfig:
@@ -278,10 +278,10 @@ def _composer(search: list[str]) -> Compose:
 
 @functools.lru_cache(maxsize=128)  # all encodings
 def _of_ours(chosen: tuple[str, ...], stamps: tuple[tuple[str, int], ...]) -> DictConfig:
-    """What our own files give, kept for the next call: Hydra takes a tenth of a second to read them again.
+    """Compose our own files, cached: Hydra takes a tenth of a second to read them.
 
     Args:
-        stamps: of the files as they are now.
+        stamps: of the files, so that a change to one misses the cache.
     """
     return _compose([*chosen])
 
@@ -299,7 +299,7 @@ def _searchpath(sources: list[str]) -> list[str]:
 
 
 def _is_folder(source: str) -> bool:
-    """Other sources are Python packages, which are installed and no stranger's."""
+    """Whether a source is a folder, not an installed Python package, which is trusted."""
     return not source.startswith("pkg://")
 
 
@@ -311,7 +311,7 @@ def _compose(overrides: list[str], primary: str = PRIMARY) -> DictConfig:
 
 
 def _first_line(error: BaseException) -> str:
-    """Hydra and OmegaConf explain themselves over several lines; the first of the innermost says what is wrong."""
+    """The first line of the innermost error: Hydra and OmegaConf write several, and this one says what is wrong."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
@@ -325,7 +325,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str], list[Override]]:
-    """Where further YAML files are, and all other overrides. The files are looked at here."""
+    """Where further YAML files are, and all other overrides. Checks those files (`users_files`)."""
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
@@ -339,7 +339,7 @@ def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str],
 
 
 def _folder(cfg: DictConfig, config: Config) -> Path | None:
-    """The run folder, or None where Hydra must start the run."""
+    """The run folder, or None if Hydra must start the run."""
     hydra = cfg.hydra
     if hydra.job.chdir or hydra.job.env_set or hydra.output_subdir is not None or hydra.verbose:
         return None
@@ -368,7 +368,7 @@ def _combinations(parsed: list[Override], multirun: bool) -> list[list[str]]:
 
 
 def _values(override: Override, multirun: bool, countable: bool = False) -> list[str]:
-    """The overrides that one sweep stands for; of an interval only its start, unless all must be `countable`."""
+    """The overrides that one sweep expands to. An interval gives its start, or is refused if `countable`."""
     line, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [line]
@@ -393,7 +393,7 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 
 
 def _source(own: list[Override], composed: Compose, search: list[str], loader: ConfigLoader) -> list[Override]:
-    """`data=text` where data.path is given alone, `data=hub` for data.dataset; nothing where it is read anyhow."""
+    """`data=text` if data.path is given alone, `data=hub` for data.dataset; empty if the chosen data reads the key."""
     values = {override.key_or_group: override.value() for override in own}
     asked = [choice for key, choice in ASKS_FOR.items() if values.get(key) is not None]
     asked += [str(values["data.source"])] if "data.source" in values else []
@@ -440,7 +440,7 @@ def _is_group(override: Override, groups: list[str]) -> bool:
 
 
 def _data(cfg: DictConfig) -> Any:
-    """The section as it is written, whether or not it is whole."""
+    """The section `data` as it is written, even if values are missing."""
     return OmegaConf.to_container(cfg.data) if OmegaConf.is_config(cfg.get("data")) else {}
 
 
@@ -521,9 +521,9 @@ def _keys_of(cfg: DictConfig, prefix: str = "") -> list[str]:
 
 
 def _check_option(name: str, path: str, added: bool) -> None:
-    """An option that the encoding's YAML does not have: the constructor knows whether it exists at all.
+    """Check an option that the encoding's YAML does not list against the encoding's constructor.
 
-    What stands below an option (`inner_options.base`) is the encoding's own to judge.
+    The encoding itself checks what is nested in an option (`inner_options.base`).
     """
     option, _, below = path.partition(".")
     if option not in encodings.options_of(name):

@@ -1,8 +1,16 @@
-"""The properties that tutorials ask of a positional encoding, measured on every encoding and laid beside their verdict.
+"""The properties that tutorials ask of a positional encoding, measured on every encoding, beside their verdicts.
 
 Everything is computed in fp64 with fixed seeds through the public functions (`embed`, `rotate`, `distance_bias`,
-`attention_logits`, `attention_output`), so an encoding that did not exist yesterday is measured as it stands. Learned
-tables are drawn from N(0,1) first: a table of zeros would measure as no encoding at all.
+`attention_logits`, `attention_output`), so a new encoding needs nothing of its own here. Learned tables are drawn from
+N(0,1) first: a table of zeros would measure as no encoding at all.
+
+Sources of the properties:
+- "Positional Encodings of Attention Mechanisms: Sinusoidal, Rotary Positional Encodings (Part 2)": order, uniqueness,
+  relative and continuous, invariance, purpose.
+- "Evolution of Positional Encoding in the Transformer Module" (fun ai course, slides): zero mean, spread, and that
+  scores depend on relative distance.
+- "Rotary Position Embedding": shift linearity, PE(pos + k) = T^k PE(pos).
+- "A Brief Summary on Positional Encoding Methods" (2024-08-22): no embeddings beyond a learned table's length.
 """
 
 import dataclasses
@@ -50,8 +58,8 @@ class Measured:
 
     verdict: str
     figures: dict[str, float | int | None] = dataclasses.field(default_factory=dict)
-    tutorials: str | None = None  # their verdict; None where they are silent
-    explanation: str | None = None  # where the two disagree
+    tutorials: str | None = None  # the tutorials' verdict; None if they give none
+    explanation: str | None = None  # why the two disagree, if they do
 
     @property
     def disagrees(self) -> bool:
@@ -86,7 +94,7 @@ def _said(verdicts: str, **more: str) -> dict[str, str]:
     return {name: word.replace("_", " ") for name, word in (words | more).items() if word != "-"}
 
 
-# What the tutorials say, or what follows from what they say; "-" where they are silent.
+# Verdicts that the tutorials give, or that follow from them (sources above); "-": they give none.
 TUTORIALS: dict[str, dict[str, str]] = {
     "none": _said("no no yes - n/a yes neither any", relative_logit="yes"),
     "index": _said("partial yes yes - yes yes both any"),
