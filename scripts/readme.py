@@ -1,4 +1,4 @@
-"""Write README's table of encodings from the encodings themselves:  make readme"""
+"""Write README's folded table of encodings from the encodings themselves:  make readme"""
 
 import logging
 import pathlib
@@ -20,7 +20,9 @@ def written(text: str) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"{README.name} lacks the lines that the table goes between: {BEGIN.strip()} {END.strip()}")
-    return before + begin + table() + end + after
+    names = table()
+    summary = f"<summary>All {names.count('`') // 2} names, by where they act</summary>"
+    return f"{before}{begin}<details>\n{summary}\n\n{names}\n</details>\n{end}{after}"
 
 
 def table() -> str:

@@ -63,6 +63,38 @@ def test_links_in_the_documents_lead_somewhere(page: pathlib.Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
 
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of all rows of the text's tables, without emphasis."""
+    lines = [line.replace("**", "") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results() -> None:
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("docs/results.md", "README.md", "docs/index.md")]
+    results, readme, home = pages
+    texts = re.split(r"^## Six schemes|^### WikiText-2|^### Nine novels|^### Where conclusions", results, flags=re.M)[
+        1:4
+    ]
+    levels, against = (
+        [{row[0]: row[1:] for row in rows_of(re.split(heading, text)[1].partition("\n#")[0])} for text in texts]
+        for heading in ("# Beyond the training length", "# Against rope")
+    )
+    shown = [row for row in rows_of(readme) if "±0." in "".join(row)]
+    for name, level, at_1x, rise, at_4x, verdict in shown:
+        assert [level, rise] == [levels[0][name][column] for column in (0, 2)], name
+        expected = [against[0][name][column] for column in (0, 3, 5)] if name != "rope" else ["", "", "the reference"]
+        assert [at_1x, at_4x, verdict] == expected, name
+    rows = [row for row in rows_of(home) if "±0." in "".join(row)]
+    names = [row[0] for row in rows if row[0]]
+    assert (len(shown), len(rows), names) == (6, 10, ["Python's library", "WikiText-2", "nine novels"])
+    text = -1
+    for row in rows:
+        text += bool(row[0])
+        assert row[2:] == [levels[text][row[1]][column] for column in (0, 2, 4, 5)], row
+    quoted = " ".join(line.removeprefix("> ") for line in readme.splitlines() if line.startswith("> "))
+    assert f"> {quoted}\n" in results
+
+
 def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
     for name in ("README.md", "Makefile", "docs/quickstart.md"):
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
@@ -70,8 +102,8 @@ def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
         assert any("about two minutes" in line for line in told), name
 
 
-def paths_in_the_readmes_tree() -> set[pathlib.Path]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def paths_in_the_tree() -> set[pathlib.Path]:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = re.search(r"## What is where\n.*?```text\n(.*?)```", text, flags=re.S)
     assert tree
     parents: list[str] = []
@@ -93,15 +125,22 @@ def test_every_test_that_the_page_on_reliability_names_exists_and_is_slow_where_
         assert bool(slow) == file.startswith("slow/"), name
 
 
-def test_every_path_in_the_readmes_tree_exists() -> None:
-    assert {path for path in paths_in_the_readmes_tree() if not path.exists()} == set()
+def test_every_path_in_the_tree_exists() -> None:
+    assert {path for path in paths_in_the_tree() if not path.exists()} == set()
 
 
-def test_the_readmes_tree_has_every_room_and_every_group_of_configurations() -> None:
+def test_the_drawing_of_the_code_has_at_most_twelve_boxes_each_with_an_existing_path() -> None:
+    (drawing,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.S)
+    boxes = re.findall(r'\["[^"]+<br/>([^"]+)"\]', drawing)
+    assert 8 <= len(boxes) == drawing.count("[") <= 12
+    assert [path for box in boxes for path in box.split(", ") if not (ROOT / path).exists()] == []
+
+
+def test_the_tree_has_every_package_and_every_group_of_configurations() -> None:
     rooms = {path for path in (ROOT / "posbench").iterdir() if path.is_dir() or path.suffix == ".py"}
     rooms |= {path for path in (ROOT / "configs").iterdir()}
     unnamed = {path for path in rooms if path.name.startswith(("_", "."))}
-    assert rooms - unnamed - paths_in_the_readmes_tree() == set()
+    assert rooms - unnamed - paths_in_the_tree() == set()
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
@@ -128,7 +167,7 @@ class Example(NamedTuple):
 @pytest.fixture(scope="module")
 def example() -> Example:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^( *)```(\w+)\n(.*?)^\1```$", text, flags=re.S | re.M)
+    blocks = re.findall(r"^( *)```(python|yaml|toml)\n(.*?)^\1```$", text, flags=re.S | re.M)
     assert [language for _, language, _ in blocks] == ["python", "yaml", "python", "toml"]
     return Example(*(textwrap.dedent(block) for _, _, block in blocks))
 
