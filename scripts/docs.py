@@ -1,7 +1,7 @@
 """Write the pages of the documentation site:  make docs
 
-Those of docs/ and of the root are copied. Those of encodings, of the configuration and of the commands are made from
-what is there: docstrings, YAML files and their comments, the command line itself.
+The pages of docs/, CONTRIBUTING.md and CHANGELOG.md are copied; docs/index.md is the front page. The pages of
+encodings, configuration and commands are made from docstrings, YAML files with their comments and the command line.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import encoding_pages
 import yaml
 
 ROOT = Path(__file__).parents[1]
-# What the site calls files that stand outside of docs/. It has a page for each of these.
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# Files outside of docs/ that have a page on the site, and its name.
+PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # A link to code or to configuration leads to the page that was made from it.
 MADE_FROM = {
     r"configs(/.*)?": "reference/configuration.md",
@@ -32,6 +32,7 @@ MADE_FROM = {
     r"posbench/__init__\.py": "reference/python.md",
 }
 _ARXIV = re.compile(r"(?<![\w/\[`])arXiv:(\d{4}\.\d{4,5})(?![\w\]`])")
+_MERMAID = re.compile(r"```mermaid\n(.*?)```\n", flags=re.S)
 _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -57,6 +58,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         (pages / name).write_text(text, encoding="utf-8")
     for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as what a command printed
         text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
+        text = _MERMAID.sub(lambda found: boxes(found[1]), text)
         page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
     (folder / "mkdocs.yml").write_text(_site(sorted(made)), encoding="utf-8")
 
@@ -81,6 +83,12 @@ def relinked(text: str, name: str) -> str:
         return f"{image}[{words}]({posixpath.relpath(there, here or '.')}{anchor})" if there else words
 
     return _LINK.sub(link, text)
+
+
+def boxes(drawing: str) -> str:
+    """A Mermaid drawing as a numbered list of its boxes: the site would have to load Mermaid from the network."""
+    found = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
+    return "".join(f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(found, 1))
 
 
 def commands() -> str:

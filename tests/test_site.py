@@ -314,6 +314,11 @@ def test_the_folder_of_encodings_opens_with_the_list_and_every_page_is_in_the_na
     assert site.relinked("[all](posbench/encodings)", "README.md") == "[all](encodings/index.md)"
 
 
+def test_the_drawing_of_the_code_is_a_list_on_the_site(written: Path) -> None:
+    text = (written / "pages" / "contributing.md").read_text(encoding="utf-8")
+    assert "mermaid" not in text and "\n12. report: `posbench/report/`\n" in text
+
+
 def test_papers_are_links(site: Any, written: Path) -> None:
     link = "[arXiv:2104.09864](https://arxiv.org/abs/2104.09864)"
     assert link in (written / "pages" / "encodings" / "rope.md").read_text(encoding="utf-8")
@@ -339,6 +344,14 @@ def built(written: Path) -> Path:
     done = subprocess.run([*command, str(config)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return written / "site"
+
+
+def test_the_front_page_has_four_cards(built: Path) -> None:
+    text = (built / "index.html").read_text(encoding="utf-8")
+    (cards,) = re.findall(r'<div class="grid cards">(.*?)</div>', text, flags=re.S)
+    assert re.findall(r'href="([^"]+)"', cards) == [
+        f"{page}.html" for page in ("which_encoding", "how_far", "your_model", "contributing")
+    ]
 
 
 @pytest.mark.full
