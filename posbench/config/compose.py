@@ -46,7 +46,7 @@ from posbench.config.overrides import (
     translated,
 )
 from posbench.config.schema import Config, from_container
-from posbench.config.shape import shape_of
+from posbench.config.shape import planned
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import ASKS_FOR, named, refuse_other_text, refuse_unread
 from posbench.config.users_files import refuse_all_but_settings
@@ -543,4 +543,4 @@ def _assign(override: Override, cfg: DictConfig) -> None:
 def _check_encoding(config: Config) -> None:
     """Build the encoding at the model's shape, so that its options are checked where they are declared."""
     if size.fits(config):  # else the run is refused where it runs
-        encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+        planned(config)

@@ -1,9 +1,9 @@
 """The synthetic task of a configuration, and what it needs of the rest."""
 
-from posbench import encodings, tasks
+from posbench import tasks
 from posbench.config import size
 from posbench.config.schema import Config, DataConfig
-from posbench.config.shape import shape_of
+from posbench.config.shape import planned
 from posbench.errors import UserError
 from posbench.tasks.base import Task
 
@@ -49,5 +49,4 @@ def remarks(config: Config) -> list[str]:
 
 def draws_positions(config: Config) -> bool:
     """Whether the encoding chooses the positions of its tokens, so that none can be given to it."""
-    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
-    return "positions" in encoding.hooks
+    return "positions" in planned(config).hooks

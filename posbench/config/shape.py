@@ -1,11 +1,13 @@
-"""What a configuration tells an encoding of the model that it serves."""
+"""What a configuration tells an encoding of the model that it serves, and that encoding before there is a model."""
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
+from posbench import encodings
 from posbench.config.schema import Config
 
 if TYPE_CHECKING:
-    from posbench.encodings.base import Shape
+    from posbench.encodings.base import Encoding, Shape
 
 
 def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
@@ -25,3 +27,41 @@ def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
         token_rms=model.token_rms,
         vocabulary=vocabulary,
     )
+
+
+def on_meta(config: Config) -> "Encoding":
+    """The encoding of a configuration on torch's device `meta`: shapes only, so it takes no memory. Built once.
+
+    Raises:
+        UserError: an option is wrong.
+        RuntimeError, TypeError, OverflowError: more numbers than 64 bits can count, or the constructor of an encoding
+            from elsewhere reads its numbers.
+    """
+    return _on_meta(config.encoding.name, shape_of(config), _Options(config.encoding.options))
+
+
+def planned(config: Config) -> "Encoding":
+    """The encoding of a configuration with all its options checked; on `meta` if its constructor reads no numbers.
+
+    Raises:
+        UserError: an option is wrong.
+    """
+    try:
+        return on_meta(config)
+    except (RuntimeError, TypeError, OverflowError):
+        return encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+
+
+class _Options(dict[str, Any]):
+    """Options as a key of a cache."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
+@functools.lru_cache(maxsize=8)
+def _on_meta(name: str, shape: "Shape", options: _Options) -> "Encoding":
+    import torch
+
+    with torch.device("meta"):
+        return encodings.build(name, shape, options)

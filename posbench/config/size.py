@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from posbench import encodings, machine
+from posbench import machine
 from posbench.config.schema import Config, ModelConfig
-from posbench.config.shape import shape_of
+from posbench.config.shape import on_meta
 from posbench.errors import UserError
 
 Purpose = Literal["build", "evaluate", "train"]  # what is done with a model; each takes what the one before takes
@@ -61,11 +61,8 @@ def _needs(config: Config, purpose: Purpose) -> Iterator[tuple[int, str, str]]:
 
 def _of_encoding(config: Config, of_parameter: int) -> int:
     """Bytes of the encoding's parameters and tables, by building it as shapes only, which takes no memory."""
-    import torch
-
     try:
-        with torch.device("meta"):
-            encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
+        encoding = on_meta(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         # More than 64 bits can count; else it is an encoding from elsewhere whose constructor reads its numbers.
         return _MORE_THAN_THERE_IS if "verflow" in str(error) else 0
