@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 
 class PosbenchError(Exception):
-    """Anything posbench stops for on purpose. `exit_code` is the process's exit status."""
+    """An error that posbench raises on purpose. `exit_code` is the process's exit status."""
 
     exit_code = 1
 
@@ -26,7 +26,7 @@ class UserError(PosbenchError):
 
 
 class OptionError(UserError):
-    """An option of an encoding that is of the wrong type or out of range: `key` (encoding.base) and what is wrong."""
+    """An encoding's option has the wrong type or is out of range: `key` (encoding.base) and what is wrong."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key} {text}")
@@ -34,12 +34,12 @@ class OptionError(UserError):
         self.text = text
 
     def under(self, key: str) -> "OptionError":
-        """The same, of an encoding whose options stand elsewhere: encoding.inner_options.base."""
+        """The same error for an encoding whose options have another prefix: encoding.inner_options.base."""
         return OptionError(key + self.key.removeprefix("encoding"), self.text)
 
 
 class Undefined(UserError):
-    """What was asked for does not exist there: an encoding beyond its end, an extension that an encoding has not."""
+    """A result is undefined there: a learned table beyond its end, an extension that the encoding does not support."""
 
 
 class InUse(UserError):
@@ -47,7 +47,7 @@ class InUse(UserError):
 
 
 class RunFailed(PosbenchError):
-    """A run that could not go on. `reason` is what `run.json` records: diverged, oom, disk or error."""
+    """A run failed. `reason` is recorded in `run.json`: diverged, oom, disk or error."""
 
     def __init__(self, message: str, reason: str = "error") -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class RunFailed(PosbenchError):
 
 
 class Stopped(PosbenchError):
-    """A signal asked the run to end, and it saved itself. The exit code is 128 + the signal's number."""
+    """A signal stopped the run after it had saved. The exit code is 128 + the signal's number."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Stopped(PosbenchError):
 
 
 def named(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that a name is but for upper case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
+    """The choice that equals a name except for case and hyphens: `rope` for RoPE, `wikitext-2` for WikiText_2."""
     return next((choice for choice in choices if _bare(choice) == _bare(name)), None)
 
 

@@ -1,4 +1,4 @@
-"""Hints: which key, choice or word was meant, as the end of a message about one that does not exist."""
+"""Suggestions for a key, a choice or a word that does not exist, as the end of an error message."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from posbench.errors import UserError, did_you_mean, named
 from posbench.errors import nearest as nearest_spelling
 
 SIMILAR = 0.75  # below it, a suggestion misleads more often than it helps
-# What other trainers call a key, or have and posbench has not.
+# Keys of other trainers, and what posbench has instead.
 _ELSEWHERE = {
     "a budget is in tokens: training.tokens; a step has training.batch_size x training.train_length of them": "steps "
     "max_steps total_steps num_steps n_steps train_steps iterations iters max_iters epochs n_epochs num_epochs budget",
@@ -70,12 +70,12 @@ def meant(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> tuple[str
 
 
 def _explanation(name: str) -> str:
-    """What posbench has in place of a key of other trainers, as the end of a message; empty if nothing is known."""
+    """What posbench has instead of another trainer's key; empty if the key is not known."""
     return next((f" ({said})" for said, names in _ELSEWHERE.items() if name in names.split()), "")
 
 
 def choice(group: str, value: str, options: Collection[str]) -> str:
-    """What a value may mean that a group does not have, as the end of a message."""
+    """A suggestion for a value that a group does not have."""
     if group == "encoding" and value in _ALL:
         return ": every encoding is posbench sweep sweep=catalogue"
     if group == "data" and not value.startswith("task/") and (asked := _text(value)):
@@ -90,7 +90,7 @@ def choice(group: str, value: str, options: Collection[str]) -> str:
 
 
 def word(text: str) -> str:
-    """What a word may mean that stands where key=value is expected, as the end of a message."""
+    """A suggestion for a word in the place of key=value."""
     if text == "help":
         return ": did you mean --help?"
     several = " (several at once: encoding=rope,alibi)" if named(text, choices("encoding")) else ""

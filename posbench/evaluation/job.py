@@ -1,4 +1,4 @@
-"""Evaluate a run: what its folder holds, into its folder."""
+"""Evaluate a run from its folder and write the rows into it."""
 
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def evaluate_run(
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(chosen)
         if not evaluate_into(run, tracker, model, tokens, config, trained.step, chosen):
-            logger.info("all of it is there; nothing to do: %s", run.folder)
+            logger.info("all requested rows exist; nothing to do: %s", run.folder)
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def _early_end_noted(run: Run) -> Iterator[None]:
 
 
 def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
-    """The text as it was asked for, with the run's own copy of a tokenizer from elsewhere, which may be gone by now."""
+    """The data settings, with the run's own copy of a tokenizer file, since the original may be gone."""
     own = folder / TOKENIZER
     made_of_the_text = asked.tokenizer in ("bpe", "bytes")
     return asked if made_of_the_text or not own.is_file() else dataclasses.replace(asked, tokenizer=str(own))
@@ -190,7 +190,7 @@ def evaluated(asked: Evaluation | TaskEvaluation, known: Sequence[EvaluationRow]
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:
-    """Give the mirror what a run folder's evaluation comes to, if anything was logged."""
+    """Send the results of a run's evaluation to the mirror, if anything was logged."""
     if tracker.begun:
         rows = evaluation_rows(folder)
         tracker.summary(headline_of(folder))
@@ -198,7 +198,7 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
 
 
 def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
-    """What draws a run's curve, when it is called."""
+    """A function that draws a run's curve."""
     own = on_shared_targets(newest_of_split(rows, headline_split(rows, config)))
     if config.data.task is not None:
         return lambda: picture.draw_answers(own, title_of(config))
@@ -207,7 +207,7 @@ def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
 
 
 def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:
-    """The model whose key tokens count, run as the subject is.
+    """The reference model, which chooses the key tokens, run in the same way as the subject.
 
     Raises:
         UserError: no complete run, or one of another tokenizer.

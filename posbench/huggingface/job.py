@@ -400,7 +400,7 @@ def _evaluate_into(run: Run, subject: HuggingFaceModel, tokens: Tokens, asked: A
         peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(asked.device))
         run.update(evaluate_seconds=round(seconds, 3), peak_memory_bytes=peak)
     if not n_rows:
-        logger.info("all of it is there; nothing to do: %s", run.folder)
+        logger.info("all requested rows exist; nothing to do: %s", run.folder)
 
 
 def _tokens_to_read(asked: Asked, split: Any, known: list[EvaluationRow]) -> int:

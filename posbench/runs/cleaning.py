@@ -1,4 +1,4 @@
-"""Room on the disk: what a finished run no longer needs, which is most of it (two checkpoints, optimizer and all)."""
+"""`posbench clean`: free the disk space of what a finished run no longer needs: older checkpoints, optimizer states."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def clean(folders: list[Path]) -> tuple[int, list[Path]]:
-    """Keep of finished runs what evaluation and reports read, the newest weights among it; leave all others alone.
+    """Delete what evaluation and reports do not read from finished runs; the newest weights stay.
 
     Returns:
         Bytes freed, and the folders that were left alone: unfinished, or owned by another process.

@@ -144,11 +144,11 @@ def train_beside(config: Config, world: World) -> None:
 
 
 def _tell_the_agent(config: Config, run: Run) -> None:
-    """A sweep of W&B's chose a run that was finished before: what it came to belongs to the run of the sweep, too."""
+    """Report a run that was already finished to the W&B sweep that chose it."""
     try:
         send(config, run, Target.of(config, run.folder, run.id, run.record))
     except Exception as error:
-        logger.warning("W&B's sweep does not learn of it: %s", error)
+        logger.warning("could not report this run to the W&B sweep: %s", error)
 
 
 def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
@@ -161,7 +161,12 @@ def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
     if found is None or found.step >= config.training.steps:
         return True
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = {"processes": 1, "native": False, **next(trained, {}), **found.state()}  # earlier versions did not say it
+    before = {
+        "processes": 1,
+        "native": False,
+        **next(trained, {}),
+        **found.state(),
+    }  # earlier versions did not record these
     was, now = before.get("dtype", here["dtype"]), here["dtype"]
     if was != now:
         raise UserError(
@@ -198,7 +203,7 @@ def _fit(
     ahead = int(learner.device.type == "cuda")
 
     def read(left: int) -> tuple[float, float]:
-        """Loss and gradient norm of the newest update that is read, where so many stay unread."""
+        """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""
         newest = (math.nan, math.nan)
         while len(launched) > left:
             outcome = launched.pop(0)
@@ -230,7 +235,7 @@ def _fit(
 
 
 def due(every: int | None, step: int, total: int) -> bool:
-    """Whether something is to be done after an update that is done every so many updates, and after the last."""
+    """Whether an action is due that is repeated every so many updates and after the last."""
     return every is not None and (step % every == 0 or step == total)
 
 
@@ -262,7 +267,7 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
     model = cast(GPT, learner.model)
 
     def counted(batch: Batch) -> Tensor:
-        """Sum of nll, and numbers of right tokens and of problems that are all right."""
+        """The sum of nll, and the numbers of correct tokens and of wholly correct problems."""
         batch = batch.to(learner.device)
         with machine.autocast(learner.device, learner.dtype):
             hidden = model.hidden(batch.ids)
@@ -278,7 +283,7 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _failures_recorded(run: Run, world: World) -> Iterator[None]:
-    """Write into run.json how the run ended, whatever it was and in whichever process."""
+    """Write to run.json how the run ended, by any error in any process."""
     try:
         with world.last_resort(lambda error: _record_error(run, error)):
             yield
@@ -303,7 +308,7 @@ def _record_error(run: Run, error: BaseException) -> None:
 
 
 def _record_end(run: Run, status: str, reason: str, message: str) -> None:
-    """Write down how the run ended. Where even that cannot be written, the error that ended it is what is told."""
+    """Record how the run ended. If that fails too, the error that ended it is still the one reported."""
     try:
         run.finish(status, reason, message)
     except (RunFailed, OSError) as error:
