@@ -178,8 +178,8 @@ def measured_speeds(path: Path) -> dict[str, float]:
 
 _TEXT = """# Catalogue
 
-Every encoding and every pattern of layers, trained once each at demo size, by where it acts on the forward pass and
-within a family by its loss. Made by these three commands:
+Every encoding and every pattern of layers, trained once at demo size. Families follow the forward pass; rows are
+sorted by loss. Three commands make this page:
 
 ```console
 posbench sweep sweep=catalogue
@@ -187,41 +187,40 @@ python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
 python scripts/catalogue.py outputs/catalogue build/oracles.xml
 ```
 
-{tokens} tokens of the built-in corpus at {length} tokens of context, seed {seed}, on two CPU cores without a GPU, a run
-on one of them: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} runs are in the tables.{missing}
+{tokens} tokens of the built-in corpus at {length} tokens of context, seed {seed}, on two CPU cores without a GPU, one
+per run: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} runs are in the tables.{missing}
 
-**One seed: differences under {nothing} nats say nothing**, nor does the order of rows that are so near. A bigram model
-of the training tokens has {bigram} nats per token on the same targets; what is above it at 1x has learned next to
-nothing of context, and its rise is not to be read. All have one learning rate, which suits some better than others
-([the protocol](protocol.md) says how each gets its own), and five seeds are what a verdict takes
-([results](results.md)).
+**One seed: differences under {nothing} nats mean nothing**, nor does the order of such rows. A bigram model of
+the training tokens has {bigram} nats per token on the same targets. A row above it at 1x has learned almost
+nothing of context: ignore its rise. All share one learning rate, which suits some better than others
+([the protocol](protocol.md) tells how each gets its own). A verdict needs five seeds ([results](results.md)).
 
 - parameters: those of the encoding, at demo size.
-- nll at 1x: nats per token at the training length, `fixed_target`; rise: what the same target tokens cost more with 4
+- nll at 1x: nats per token at the training length, `fixed_target`; rise: the increase on the same target tokens with 4
   and 16 times the context. `undefined`: the encoding ends before.
-- checked against: what none of us wrote, or plain loops from the paper. Values and gradients: the largest difference
-  from it over all settings of tests/test_oracles.py, with random parameters, in fp32; in units of a setting's largest
-  value, and of its largest gradient, or of 1 where that is less.
+- checked against: an implementation that none of us wrote, or plain loops from the paper. Values and gradients: the
+  largest difference from it over all settings of tests/test_oracles.py, with random parameters, in fp32. The unit is a
+  setting's largest value or gradient, or 1 if that is less.
 """
 
 _AGAIN = """The lowest losses with a second seed, which draws other weights and another order of the text: nll at 1x.
 """
 
 _SPEED = """\
-- speed: tokens per second of training, in those of `none`, by turns in one process on both cores, eight at a
-  time and `none` among them, since a machine drifts over minutes; differences under 0.05 say nothing. Made by
+- speed: tokens per second of training relative to `none`, in turns in one process on both cores. Eight run at a time,
+  `none` among them, because a machine drifts over minutes. Differences under 0.05 mean nothing. Made by
   `posbench bench none rope ... --shape demo --rounds 3 --json`, and `--speeds` with all rows in one file.
 """
 
 _LEFT_OUT = """## Left out, and why
 
-- TAPE (Zhu et al. 2025, arXiv:2501.00712): in the authors' code every layer attends over states of position as over its
-  values, and hands both on to the next. That is another block, not an encoding of the one that all runs here share.
-- SeqPE (Li et al. 2025, arXiv:2506.13277): a sequence encoder of its own reads the digits of a position, and it is
-  trained with two further losses, a contrastive one and a distillation. Here an encoding has no loss of its own.
-- Wavelet-based positions (Oka et al. 2025, arXiv:2502.02004): which scales and shifts the wavelets have, and how they
-  are normalised, could not be read.
-- MrRoPE (mixed radix): read in a summary alone, which has no formula.
+- TAPE (Zhu et al. 2025, arXiv:2501.00712): in the authors' code every layer attends over states of position as well as
+  over values, and passes both to the next layer. That is another block, not an encoding for the one that all runs share.
+- SeqPE (Li et al. 2025, arXiv:2506.13277): its own sequence encoder reads the digits of a position and is trained with
+  two further losses, a contrastive one and a distillation. Here an encoding has no loss of its own.
+- Wavelet-based positions (Oka et al. 2025, arXiv:2502.02004): we could not find the scales, the shifts and the
+  normalisation of the wavelets.
+- MrRoPE (mixed radix): we have only a summary without a formula.
 """
 
 
