@@ -215,7 +215,7 @@ _SPEED = """\
 _LEFT_OUT = """## Left out, and why
 
 - TAPE (Zhu et al. 2025, arXiv:2501.00712): in the authors' code every layer attends over states of position as well as
-  over values, and passes both to the next layer. That is another block, not an encoding for the one that all runs share.
+  over values, and passes both to the next layer. That is another block, not an encoding for the shared one.
 - SeqPE (Li et al. 2025, arXiv:2506.13277): its own sequence encoder reads the digits of a position and is trained with
   two further losses, a contrastive one and a distillation. Here an encoding has no loss of its own.
 - Wavelet-based positions (Oka et al. 2025, arXiv:2502.02004): we could not find the scales, the shifts and the
