@@ -228,7 +228,7 @@ def names(case: Case) -> list[str]:
 # -- values and gradients ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("window", [None, 1, 5, 70, 1000])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,6 +67,7 @@ def test_the_command_reports_every_scheme_asked_for(rows: dict[str, dict[str, An
         assert row["peak_fraction"] == pytest.approx(expected, rel=1e-9)  # one round: nothing to take a median of
 
 
+@pytest.mark.full
 def test_none_is_exactly_as_fast_as_itself(rows: dict[str, dict[str, Any]]) -> None:
     keys = ("ratio_to_none", "ratio_to_none_low", "ratio_to_none_high", "ratio_to_none_cpu")
     assert [rows["none"][key] for key in keys] == [1, 1, 1, 1]

@@ -261,7 +261,7 @@ def _dying(boundary: int, after: bool) -> None:
         setattr(module, name, call)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("after", [False, True])
 def test_a_kill_at_any_boundary_of_a_save_loses_no_earlier_checkpoint(tmp_path: Path, after: bool) -> None:
     killed = 0

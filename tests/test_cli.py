@@ -866,6 +866,7 @@ def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.
     assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
+@pytest.mark.full
 def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> None:
     assert train() == 0
     (first,) = Path("outputs/demo").iterdir()
@@ -958,6 +959,7 @@ def test_an_extension_that_a_scheme_has_not_is_a_row_and_no_error() -> None:
     assert {row["status"] for row in rows if row["extension"] == "yarn"} == {"undefined"}
 
 
+@pytest.mark.full
 def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() -> None:
     assert train() == 0
     (name,) = runs()

@@ -572,7 +572,7 @@ def plain() -> Config:
     return composed()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("typed", SETTINGS)
 def test_evaluation_settings_are_typed_alike_in_every_command(plain: Config, typed: str) -> None:
     asked = [composed(typed), compose.check(["encoding=rope,alibi", typed], multirun=True)[1]]

@@ -793,7 +793,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server: str, network: str) -> None:
     environment = {
@@ -1451,7 +1451,7 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
     assert told in caplog.text and made.tokenizer.vocab_size < 5000
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "0123456789", "+-*/!?", "語言文字"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))

@@ -188,6 +188,7 @@ def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
 # -- the run's own curve -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
 def test_the_curve_is_that_of_the_run(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -398,6 +399,7 @@ def test_what_a_living_export_writes_and_other_exports_are_left_alone(tiny_confi
 # -- what stands beside the weights ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) -> None:
     support.write_text(tmp_path)
     text = (tmp_path / "text.txt").read_text()

@@ -105,6 +105,7 @@ def test_every_disagreement_with_the_tutorials_is_explained_and_nothing_else_is(
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "seen"),
     [

@@ -434,6 +434,7 @@ def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.full
 def test_all_files_are_written_into_the_study_unless_told_otherwise(template: Config, tmp_path: Path) -> None:
     write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
     report.main([tmp_path / "fake"])
@@ -607,6 +608,7 @@ def test_secrets_in_a_strangers_command_are_not_shown(template: Config, tmp_path
         assert secret.encode() not in path.read_bytes(), path.name
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("without_pictures")
 def test_properties_that_cannot_be_measured_are_missing_with_their_reason(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

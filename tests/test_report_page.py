@@ -226,6 +226,7 @@ def test_names_of_variants_stay_apart_on_a_phone_and_wide_tables_say_so(
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("view", ["level", "rise against 1x"])
 def test_names_and_stop_signs_lie_within_the_chart_and_on_nothing_else(browser: Any, many: Path, view: str) -> None:
     browser.get(many.as_uri())

@@ -113,6 +113,7 @@ def test_a_column_that_is_not_known_is_one_clear_line_before_any_work(tmp_path: 
         report.main([tmp_path / "nowhere"], columns="nll_1x,rize_4x")
 
 
+@pytest.mark.full
 def test_columns_are_an_option_of_the_command(study: Path, tmp_path: Path) -> None:
     assert posbench("report", str(study), "--out", str(tmp_path), "--columns", "runs, rise_2x") == 0
     assert cells((tmp_path / "table.tex").read_text())["rope"][0] == "$5$"

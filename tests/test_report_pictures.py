@@ -265,6 +265,7 @@ def test_stop_signs_at_the_same_place_stand_one_above_the_other(study: tuple[Gro
         assert np.abs(one - other).max() >= ends.SIGN * figures.DPI / 72
 
 
+@pytest.mark.full
 def test_a_line_for_each_seed_where_they_part_in_two_groups(tmp_path: Path) -> None:
     for seed in range(5):
         write_run(tmp_path, configured(demo_config(), "fire", seed), Truth(3.67, 0.02 if seed < 3 else 0.3))

@@ -150,6 +150,7 @@ def test_how_many_seeds_the_adjusted_tests_take_is_said_by_the_tests_themselves(
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "learned"),
     [

@@ -212,7 +212,7 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
         np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["t5", "fire", "path", "rope", "index", "shaw"])
 def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: list[Figure], name: str) -> None:
     show.main([name], tmp_path / "a.png")
@@ -225,6 +225,7 @@ def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: li
     assert all(box.x0 >= 0 and box.x1 <= saved[0].bbox.width and box.y0 >= 0 for box in boxes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", [["bipe"], ["cape"], ["rope", "sinusoidal"]], ids="-".join)
 def test_nothing_is_cut_off(tmp_path: Path, names: list[str]) -> None:
     show.main(names, tmp_path / "a.png")

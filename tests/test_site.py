@@ -346,6 +346,7 @@ def built(written: Path) -> Path:
     return written / "site"
 
 
+@pytest.mark.full
 def test_the_front_page_has_four_cards(built: Path) -> None:
     text = (built / "index.html").read_text(encoding="utf-8")
     (cards,) = re.findall(r'<div class="grid cards">(.*?)</div>', text, flags=re.S)
@@ -363,6 +364,7 @@ def test_the_site_is_complete(built: Path, written: Path) -> None:
     assert "yarn" in (built / "search.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_the_site_asks_for_nothing_from_the_network(built: Path) -> None:
     """Nothing that a page loads has an address elsewhere; links that a reader may follow are another matter."""
     for page in built.rglob("*.html"):

@@ -102,7 +102,7 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
     assert found[0].folder == found[0].saved.parent.parent / found[0].id
 
 
-@pytest.mark.sample(5)
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml")))
 def test_every_sweep_file_composes(name: str) -> None:
     found = jobs.expand(jobs.read_sets(name, ["tracking=none"]))
@@ -709,6 +709,7 @@ def write_rates(folder: Path, text: str) -> None:
     (folder / "rates/mine.yaml").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

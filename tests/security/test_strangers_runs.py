@@ -422,6 +422,7 @@ PATTERNS = {  # and a text that each can be made to run over for hours or for ev
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_a_pattern_that_takes_for_ever_is_ended(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
@@ -439,7 +440,7 @@ def test_a_pattern_that_takes_for_ever_is_ended(
     assert "panicked" not in capfd.readouterr().err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no count of a process's memory")
 @pytest.mark.parametrize("normalizers", [[("e", "x" * 1_000_000)], [("e", "e" * 300)] * 4], ids=["one", "nested"])
 def test_a_tokenizer_that_takes_all_memory_is_ended(
