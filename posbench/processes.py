@@ -1,8 +1,8 @@
-"""The processes that train one run together: who they are, and all that they say to each other.
+"""The processes that train one run together, and their communication.
 
-Each computes its share of every batch and of every evaluation; the first, rank 0, has the run folder, the tracker and
-the terminal. An update takes one message: gradients, loss, and who was asked to stop. What ends one of them ends all,
-for the reason that was the first.
+Each computes its share of every batch and every evaluation. Rank 0 has the run folder, the tracker and the terminal. An
+update sends one message: gradients, loss, and signals received. A failure of one process ends all, and the first
+failure is the one that is reported.
 """
 
 import contextlib
@@ -28,17 +28,15 @@ from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_FAILURE = "failure"  # key of the store: what ended the first process that failed
-_WAIT = datetime.timedelta(
-    days=1
-)  # for the others, while the first downloads a text; that one has ended is seen at once
-_JOIN_SECONDS = 600.0  # in which all processes have to be there
-_TELL_SECONDS = 3.0  # within which a process says why it ended, once its connection is gone
-_POLL_SECONDS = 0.02  # of the store, by who has nothing else to do
-_WATCH_SECONDS = 1.0  # of the store, beside the work
-_ALIVE_SECONDS = 5.0  # between two signs of life of a process, which a thread of it gives beside its work
-_SILENT_SECONDS = 40.0  # without a sign of life, after which the first process says so
-_END_SECONDS = 20.0  # that a process has to end in once another has failed; a little more than W&B is waited for
+_FAILURE = "failure"  # key of the store: the first failure
+_WAIT = datetime.timedelta(days=1)  # for rank 0, while it downloads a text; the end of a process is seen at once
+_JOIN_SECONDS = 600.0  # within which all processes have to join
+_TELL_SECONDS = 3.0  # within which a process reports its failure, once its connection is gone
+_POLL_SECONDS = 0.02  # between looks at the store, by a process that waits
+_WATCH_SECONDS = 1.0  # between looks at the store, by a thread
+_ALIVE_SECONDS = 5.0  # between heartbeats, which a thread sends
+_SILENT_SECONDS = 40.0  # without a heartbeat, after which rank 0 warns
+_END_SECONDS = 20.0  # within which a process ends once another has failed; a little more than W&B gets
 
 
 class Store(Protocol):
@@ -55,7 +53,7 @@ class Store(Protocol):
 
 
 class World:
-    """One process that trains by itself: it has all of the batch, and hears of its own signals alone."""
+    """A single process: it has the whole batch and sees its own signals only."""
 
     rank = 0
     size = 1
@@ -65,11 +63,11 @@ class World:
         self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
 
     def device(self, chosen: torch.device) -> torch.device:
-        """The device of this process, where the run's is `chosen`."""
+        """The device of this process in a run on `chosen`."""
         return chosen
 
     def stopped_by(self) -> int | None:
-        """The signal by which all processes are to stop after the update that was just made."""
+        """The signal after which all processes stop, now that the update is made; None to go on."""
         return self.received[0] if self.received else None
 
     def add_up(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
@@ -77,29 +75,29 @@ class World:
         return loss
 
     def mapped(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """What `work` makes of the items, in their order; each process works on some of them, and all have it all."""
+        """Apply `work` to the items. Each process computes a share; all return all results, in order."""
         return [work(item) for item in items]
 
     def from_first(self, value: Any = None) -> Any:
-        """What the first process has, for all; the others wait for it."""
+        """Broadcast the value of rank 0; the others wait for it."""
         return value
 
     def cpu_seconds(self) -> float:
-        """Processor time of all processes, whatever its beginning."""
+        """Processor time of all processes, from an arbitrary origin."""
         return time.process_time()
 
     def cause(self, error: BaseException) -> BaseException:
-        """What an error is due to: itself, or the error of another process, which is told of one's own."""
+        """The root cause: this error, or the failure of another process that triggered it."""
         return error
 
     @contextlib.contextmanager
     def last_resort(self, record: Callable[[BaseException], object]) -> Iterator[None]:
-        """If another process fails while this one hangs, `record` is called with its error and this one is ended."""
+        """If another process fails while this one hangs, call `record` with its error and end this one."""
         yield
 
 
 class Joined(World):
-    """One of several processes, which must all make the same calls in the same order; made by `joined`."""
+    """One of several processes, made by `joined`. All must make the same calls in the same order."""
 
     def __init__(self, store: Store, rank: int, size: int, local_rank: int, threads: int | None) -> None:
         super().__init__()
@@ -114,8 +112,8 @@ class Joined(World):
         self._cpu_of_others = 0.0
         self._failed = False  # here, or that is known here
         self._over = threading.Event()
-        self._alive_at = -math.inf  # this process gave its last sign of life
-        self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest sign of life, and when it came
+        self._alive_at = -math.inf  # time of the last heartbeat of this process
+        self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest heartbeat and when it came
         self._silent: set[int] = set()  # ranks
         self._record: Callable[[BaseException], object] = lambda error: None
 
@@ -191,7 +189,7 @@ class Joined(World):
             raise _GoneError(f"another process of this run has ended without a word ({said})") from error
 
     def _told(self, seconds: float = 0.0) -> PosbenchError | None:
-        """What ended another process, once that has said so."""
+        """The failure that another process has reported, waiting so long for it; None if there is none."""
         until = time.monotonic() + seconds
         while True:
             with contextlib.suppress(RuntimeError):
@@ -203,7 +201,7 @@ class Joined(World):
             time.sleep(_POLL_SECONDS)
 
     def watch(self) -> None:
-        """In a thread: what failed elsewhere ends this process too, whatever it is waiting for."""
+        """In a thread: end this process if another has failed, whatever it is waiting for."""
         while (error := self._told()) is None:
             with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
                 self.look_for_life(time.monotonic())
@@ -216,9 +214,9 @@ class Joined(World):
             os._exit(error.exit_code)
 
     def look_for_life(self, now: float) -> None:
-        """Give a sign of life if it is time to; the first process says of which others there is none.
+        """Send a heartbeat if it is due; rank 0 warns of ranks whose heartbeats stopped.
 
-        A process that compiles or evaluates for minutes gives them; one that was stopped does not, and all wait for it.
+        A process that compiles or evaluates for minutes sends them. One that was stopped (SIGSTOP) does not.
 
         Args:
             now: seconds of the clock that `time.monotonic` reads.
@@ -259,13 +257,13 @@ def joined(
     threads: int | None = None,
     last_words: Callable[[], str | None] = lambda: None,
 ) -> Iterator[Joined]:
-    """Be one of several processes while this lasts, from when all of them are there.
+    """Join the other processes of a run, once all of them are there.
 
     Args:
         store: that all of them see.
         local_rank: number of the process on its machine.
         threads: of the CPU for each process, where the configuration leaves them open.
-        last_words: what is known of a process that has ended although it should not.
+        last_words: why another process ended, if it ended and should not have.
 
     Raises:
         RunFailed: one of the others has ended, or some do not come.
@@ -289,7 +287,7 @@ def joined(
 
 
 def backends() -> list[str]:
-    """By what processes can talk to each other here: gloo on CPUs, nccl on GPUs."""
+    """The communication backends available here: gloo on CPUs, nccl on GPUs."""
     if not dist.is_available():
         return []
     here = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available() and torch.cuda.is_available()}

@@ -1,4 +1,4 @@
-"""Keys that came after the first runs, what those runs did before the keys existed, and keys that are no more.
+"""Default values for configuration keys that older runs lack, and keys that no longer exist.
 
 Adding a key to a configuration must neither rename nor orphan a run that already has a folder. So every later key
 stands in `ADDED` with its neutral value, the one that means what posbench did without the key. A run's identity leaves

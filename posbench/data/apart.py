@@ -66,7 +66,7 @@ def _asked(process: "subprocess.Popen[bytes]", texts: list[str]) -> list[np.ndar
         ids = np.frombuffer(_got(process.stdout), dtype=np.uint32)
     except (OSError, EOFError):
         if too_late.is_set():
-            told = f"takes more than {limit:.0f} s for {characters:,} characters, as a pattern can be made to"
+            told = f"timed out after {limit:.0f} s on {characters:,} characters (possibly a pathological regex)"
         elif process.wait() in (-signal.SIGABRT, _TOO_MUCH_MEMORY):  # Rust aborts where it gets none
             told = f"needs more than {MOST_MEMORY:,} bytes of memory for {characters:,} characters"
         else:

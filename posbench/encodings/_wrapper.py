@@ -46,12 +46,12 @@ class Wrapper(Encoding):
         return self.altered(*self.inner_encodings[0].at(layer))
 
     def altered(self, used: Encoding, own_layer: int, **hooks: Callable[..., Any]) -> tuple[Encoding, int]:
-        """What `at` of an encoding inside says, with other hooks in the place of its own and under both windows."""
+        """The inner encoding for a layer, with hooks overridden and windows combined."""
         if not hooks and self.window is None:
             return used, own_layer
         windows = [window for window in (self.window, used.window) if window is not None]
         made = used.sharing()
-        # Its own hooks stay those of the one encoding that all layers use, with which `once` keeps its tables.
+        # Other hooks stay bound to the shared inner encoding, whose tables `once` caches.
         own = {name: getattr(used, name) for name in used.overridden if name != "logit_scale"}
         vars(made).update(own | hooks, overridden=used.overridden | set(hooks), window=min(windows, default=None))
         return made, own_layer

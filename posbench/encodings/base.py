@@ -145,16 +145,16 @@ class Encoding(nn.Module):
             )
 
     def remarks(self) -> list[str]:
-        """What whoever trains with these options should know, a line each; a run says it when it starts."""
+        """Warnings about these options, a line each; a run logs them when it starts."""
         return []
 
     # -- once per update -------------------------------------------------------------------------------------------
 
     def set_progress(self, done: float) -> None:
-        """Told before each update of training which share of all updates is made, from 0 to below 1, and 1 at the end.
+        """Called before each update with training progress in [0, 1), and with 1 at the end.
 
-        For encodings that change on the way. What they are follows from `done` alone, so that a continued run is what
-        an uninterrupted one is; as built, to be evaluated, they are as at 1.
+        For encodings that change during training. Their state depends on `done` alone, so that a resumed run equals an
+        uninterrupted one. As built, for evaluation, they are in the state of 1.
         """
 
     # -- once per forward ------------------------------------------------------------------------------------------

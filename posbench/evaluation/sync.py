@@ -74,7 +74,7 @@ def send(config: Config, run: Run, target: Target) -> str:
         said = "nothing new"
     before = len(metrics) - len(new_metrics) + sum(bool(curve_values(row)) for row in rows) - new_rows
     if session.rows < before:
-        said += f"; {before - session.rows} rows before lack there, --anew sends all as another run"
+        said += f"; {before - session.rows} earlier rows are missing there, --anew uploads them again as another run"
     return f"{said}: {session.where}"
 
 

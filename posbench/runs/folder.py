@@ -286,7 +286,7 @@ class Run:
         heard().addHandler(self._log_file)
 
     def note(self, text: str) -> None:
-        """Add a line to `log.txt` alone, of what the terminal is told otherwise."""
+        """Log to `log.txt` only."""
         if self._log_file:
             known = {"name": "posbench", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
             self._log_file.handle(logging.makeLogRecord(known))

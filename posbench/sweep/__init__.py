@@ -108,7 +108,7 @@ def _grid(own: dict[str, str]) -> list[float]:
 
 
 def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
-    """Run jobs in the way that was asked for; with a command, `sweep.json` follows what becomes of them."""
+    """Run jobs by the launcher that was asked for. With a command, record their states in `sweep.json`."""
     processes = todo[0].config.runtime.processes or 1
     if hydra:
         settings = launcher.check(hydra)

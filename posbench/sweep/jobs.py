@@ -1,4 +1,4 @@
-"""What a sweep consists of: jobs, each one set of overrides, one saved configuration and one run folder."""
+"""The jobs of a sweep: each has a set of overrides, a saved configuration and a run folder."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ class Job:
         return self.saved.with_suffix(".log")
 
     def with_threads(self, threads: int) -> "Job":
-        """This job with CPU threads, where its configuration leaves them open."""
+        """This job with so many CPU threads, unless its configuration sets them."""
         if self.config.runtime.threads is not None:
             return self
         runtime = dataclasses.replace(self.config.runtime, threads=threads)
@@ -60,7 +60,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What became of a job."""
+    """The state of a job."""
 
     name: str  # waiting, in use, running, done, failed, stopped
     reason: str | None = None  # as in run.json
@@ -71,7 +71,7 @@ WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running"
 
 
 def job_of(overrides: Iterable[str], config: Config, folder: Path | None = None) -> Job:
-    """A job whose run lives in a folder, the study's own unless another is given."""
+    """The job of a configuration, with its run in the study's folder unless another is given."""
     found = run_folder(config, folder)
     return Job(tuple(overrides), config, found.parent / ".jobs" / f"{found.name}.yaml")
 
@@ -168,7 +168,7 @@ def save(job: Job) -> None:
 
 
 def record(job: Job) -> dict[str, Any]:
-    """The job's `run.json`; empty where there is none that can be read."""
+    """The job's `run.json`; empty if it is missing or cannot be read."""
     try:
         return load_record(job.folder)
     except UserError:
@@ -176,14 +176,14 @@ def record(job: Job) -> dict[str, Any]:
 
 
 def status(job: Job) -> Status:
-    """What `run.json` says, whether or not the process that wrote it still lives."""
+    """The status in `run.json`, whether or not the process that wrote it is alive."""
     found = record(job)
     why = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
     return Status(str(found.get("status", "waiting")), *why)
 
 
 def is_finished(job: Job) -> bool:
-    """Whether nothing is left to do. Where other evaluation settings were asked before, the run itself must look."""
+    """Whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
     try:
         held = load_config(job.folder)
     except UserError:
@@ -213,13 +213,13 @@ def total_steps(job: Job) -> int:
 
 
 def nll_in_distribution(job: Job) -> float | None:
-    """Nll in nats per token at the training length, by the first protocol asked for; None where there is none."""
+    """Nll in nats per token at the training length, by the first protocol asked for; None if there is none."""
     row = in_distribution(job)
     return None if row is None else row.nll
 
 
 def in_distribution(job: Job) -> EvaluationRow | None:
-    """The row at the training length, or of a task at the longest trained problems; None where there is none."""
+    """The row at the training length, or at the longest trained problems of a task; None if there is none."""
     settings = job.config.evaluation
     try:
         rows = evaluation_rows(job.folder)

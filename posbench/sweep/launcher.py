@@ -1,7 +1,7 @@
 """A sweep's jobs through one of Hydra's launchers (joblib, submitit): its multirun over their saved configurations.
 
-Hydra runs in a process of its own, which may end before the jobs do, and wait for ever for one that is no more. So
-what became of them is read from their `run.json`, and whether Slurm still holds them from its queue.
+Hydra runs in a process of its own. It may end before the jobs do, or hang waiting for a job that has died. So the
+outcome of a job is read from its `run.json`, and whether Slurm still holds it from the queue.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from posbench.terminal.signals import stop_signals
 
 _EXTRAS = {"joblib": ("joblib", "parallel"), "submitit": ("submitit", "slurm")}  # launcher: package, extra
 _POLL_SECONDS = 1.0
-SILENT_SECONDS = 300.0  # an unowned run of which nothing is heard so long is lost, where there is no queue to ask
-_END_SECONDS = 30.0  # for Hydra to end by itself once all jobs have, and for the jobs that it left behind to begin
+SILENT_SECONDS = 300.0  # without news, after which an unowned run counts as lost if there is no queue to ask
+_END_SECONDS = 30.0  # for Hydra to end after its jobs, and for jobs that it left behind to begin
 _FOLDER = "hydra.launcher.submitit_folder"
 
 
@@ -54,7 +54,7 @@ def check(overrides: list[str]) -> DictConfig:
 
 
 def refuse_lone_tasks(launcher: DictConfig, processes: int) -> None:
-    """Several tasks of a scheduler are the processes of one run.
+    """Refuse several tasks of a scheduler that are not the processes of one run.
 
     Raises:
         UserError: the run has another number of them, or one.
@@ -68,7 +68,7 @@ def refuse_lone_tasks(launcher: DictConfig, processes: int) -> None:
 
 
 def threads(launcher: DictConfig, count: int, processes: int = 1) -> int:
-    """CPU threads for each process of so many jobs: what it is given, or its share of this machine."""
+    """CPU threads for each process of so many jobs: `cpus_per_task`, or a share of this machine."""
     if launcher.get("cpus_per_task"):
         return int(launcher.cpus_per_task)
     jobs = int(launcher.get("n_jobs") or 1)
@@ -128,7 +128,7 @@ class _Launched:
         return {job.id: self._look(number) for number, job in enumerate(self.jobs)}
 
     def is_over(self, status: dict[str, Status]) -> bool:
-        """Whether Hydra and the jobs have ended, or the jobs have and Hydra does not notice."""
+        """Whether Hydra and the jobs have ended, or the jobs have and Hydra hangs."""
         now = time.monotonic()
         if any(status[job.id].name not in FINAL for job in self.jobs):
             self.all_final_since = None

@@ -1,4 +1,4 @@
-"""Jobs as processes, several at a time: what kills one of them does not touch the others.
+"""Jobs as processes, several at a time: a kill of one does not touch the others.
 
 What became of a job is what its `run.json` says. For a process that died before it could write, it is written here.
 """
@@ -27,7 +27,7 @@ from posbench.terminal.signals import stop_signals
 
 POLL_SECONDS = 0.2
 _RETRY_SECONDS = 2.0  # between looks at a run that another process owns
-Show = Callable[[dict[str, Status]], None]  # called again and again with the status of every job by its id
+Show = Callable[[dict[str, Status]], None]  # called repeatedly with the status of every job, by id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Started:
 
 
 def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
-    """Run jobs until none is left that can be run.
+    """Run jobs until none can be run any more.
 
     Args:
         slots: one entry per process at a time: environment variables for whoever runs in it.
@@ -80,7 +80,7 @@ def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, S
 
 
 def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, float]) -> list[Job]:
-    """Jobs that wait, and those that another process owned and gave up. When those were looked at is in `looked`."""
+    """Jobs that wait, and those that another process has given up. `looked` has the time of the last look at each."""
     found = []
     for job in todo:
         if status[job.id] == jobs.WAITING:
@@ -93,7 +93,7 @@ def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, flo
 
 
 def gpus(each: int = 1) -> list[dict[str, str]]:
-    """What confines a job to so many of the GPUs that this process sees, for as many jobs as there are GPUs for."""
+    """Environments that confine jobs to their own GPUs, so many each: one for every job that fits."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -103,7 +103,7 @@ def gpus(each: int = 1) -> list[dict[str, str]]:
 
 
 def start(job: Job, environment: dict[str, str], rank: int = 0) -> subprocess.Popen[bytes]:
-    """Start a job's process. It ends itself when this process is gone.
+    """Start a job's process. It ends when this process does.
 
     It is a group of its own, so that Ctrl-C reaches it once, from here, and lets it save.
 
@@ -143,7 +143,7 @@ def _environment(job: Job) -> dict[str, str]:
 def outcome(
     job: Job, code: int, before: dict[str, Any], stopped: list[int] | None = None, oom_kills: int | None = None
 ) -> Status:
-    """What became of a job whose process ended, written into `run.json` where the process itself could not.
+    """The outcome of a job whose process ended; written into `run.json` if the process could not.
 
     Args:
         code: what the process returned, negative for a signal.
@@ -165,7 +165,7 @@ def outcome(
 
 
 def write_outcome(job: Job, status: Status) -> Status:
-    """Write into `run.json` what the run's own process could not; where another process owns the run, it waits."""
+    """Write the outcome into `run.json` for a process that could not; wait if another process owns the run."""
     try:
         with Run.open(job.folder, job.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)

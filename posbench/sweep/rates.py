@@ -1,4 +1,4 @@
-"""Learning rates of encodings as a record: tuned once, used again by `rates=NAME`, kept where the report finds them.
+"""Records of learning rates: tuned once, reused by `rates=NAME`, kept where the report finds them.
 
 A study's `tuning.json` says what was tried of each encoding. `rates.yaml` says the same in a form to be copied: as
 `configs/rates/NAME.yaml`, or `rates/NAME.yaml` in a --config-dir folder, it is a choice of every sweep. Such a file may
@@ -33,7 +33,7 @@ _CHOSEN_BY = "nll per token on validation text at the training length (nonoverla
 
 
 def reused(todo: list[Job], name: str, config_dir: Path | None = None) -> list[Job]:
-    """The jobs of a sweep at the learning rates that a record has for their encodings.
+    """The jobs of a sweep at the learning rates recorded for their encodings.
 
     Writes those tuned at the sweep's own settings into each study's `tuning.json`, as if it had tuned them.
 
@@ -105,7 +105,7 @@ def _ids(rows: list[dict[str, Any]]) -> set[str]:
 
 
 def write_reusable(study: Path, command: str) -> None:
-    """Write what a study's `tuning.json` says where a user can copy it from, and say so."""
+    """Write a study's learning rates as a YAML that a user can copy, and log where."""
     path = study / REUSABLE
     head = (
         f"# Learning rates, of each encoding the best of those tried: {_CHOSEN_BY}.\n"

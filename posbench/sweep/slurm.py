@@ -1,4 +1,4 @@
-"""What Slurm says of a sweep's jobs, by `squeue`: it answers with accounting and without."""
+"""The state of a sweep's jobs in Slurm, by `squeue`, which works without accounting, too."""
 
 import getpass
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from posbench.sweep.jobs import Status
 
 _EVERY_SECONDS = 5.0  # the controller serves a whole cluster
-_LATE_SECONDS = 15.0  # what a job wrote last may be seen this much later on a network file system
+_LATE_SECONDS = 15.0  # delay with which the last output of a job may appear on a network file system
 _CANCELLED = "CANCELLED"
 _ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "DEADLINE"}
 _ENDED |= {"REVOKED", _CANCELLED}
@@ -31,7 +31,7 @@ class Queue:
         self._next_time = 0.0
 
     def look(self, now: bool = False) -> None:
-        """Ask Slurm, not too often unless it is to be now; where it does not answer, what it said last holds."""
+        """Ask Slurm, at most every few seconds unless forced. Without an answer the last one holds."""
         if not now and time.monotonic() < self._next_time:
             return
         self._next_time = time.monotonic() + _EVERY_SECONDS
@@ -47,15 +47,15 @@ class Queue:
         return number in self._states and number not in self._ended
 
     def holds(self, number: int) -> bool:
-        """The same, or it ended so lately that its last words may not be seen."""
+        """The same, or it ended so recently that its last output may not be visible yet."""
         return self.has(number) or time.monotonic() < self._ended.get(number, -math.inf) + _LATE_SECONDS
 
     def waits(self, number: int) -> bool:
-        """Whether the job waits for its turn, the first or a later one."""
+        """Whether the job is pending, for the first time or requeued."""
         return self._states.get(number) == "PENDING"
 
     def outcome(self, number: int) -> Status | None:
-        """What became of a job by what Slurm says; None where it has not ended, or not long enough ago."""
+        """The outcome of a job according to Slurm; None if it has not ended, or only just."""
         if number not in self._ended or self.holds(number):
             return None
         state = self._states[number]
@@ -65,7 +65,7 @@ class Queue:
         return Status("failed", reason, f"Slurm says {state}; what the job printed is below {self._folder}")
 
     def _heard(self, number: int, state: str | None) -> None:
-        """Slurm forgets ended jobs after minutes, and at once those that it cancels before they have begun."""
+        """Note a state. Slurm forgets ended jobs after minutes, and jobs cancelled before they began at once."""
         if state is not None or number not in self._ended:
             self._states[number] = state or _CANCELLED
         if self._states[number] in _ENDED:
@@ -74,7 +74,7 @@ class Queue:
             self._ended.pop(number, None)
 
     def _ask(self) -> dict[int, str] | None:
-        """States by number; None where Slurm does not answer."""
+        """States by number; None if Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"]
         try:
             done = subprocess.run([*command, "--format=%K|%T|%o"], capture_output=True, text=True, timeout=60)

@@ -25,7 +25,7 @@ _FRAME_LINES = 6  # of a table beside its rows
 
 @contextlib.contextmanager
 def shown(todo: list[Job]) -> Iterator[Show]:
-    """Something to call with the status of every job, as often as one likes."""
+    """Return a callback that displays job statuses."""
     if not console.stderr.is_terminal:
         yield _Lines(todo).show
         return
@@ -70,7 +70,7 @@ class _Lines:
 
 
 def table(todo: list[Job], status: Mapping[str, Status], rows: int) -> Table:
-    """All jobs where they fit into so many rows, else those that run or failed."""
+    """All jobs if they fit into so many rows, else those that run or failed."""
     common = set.intersection(*(set(job.overrides) for job in todo))
     if len(todo) > rows:
         todo = [job for job in todo if status[job.id].name not in ("waiting", "done")][: max(1, rows)]
@@ -96,7 +96,7 @@ def counts(status: Mapping[str, Status]) -> str:
 
 
 def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
-    """Print a table of the jobs that are not done, and name the values of an axis that never worked."""
+    """Print a table of the jobs that are not done, and name values whose every run failed."""
     made = tables.table(console.stderr, "Not done")
     for heading in ("run", "with", "status", "reason", "message"):
         made.add_column(heading, overflow="fold")
@@ -111,7 +111,7 @@ def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
 
 
 def poisoned(todo: list[Job], status: Mapping[str, Status]) -> dict[str, int]:
-    """Overrides whose every run failed (two or more), while runs without them did not; with the number of runs."""
+    """Overrides whose runs all failed (two or more) while others did not, with the number of runs."""
     with_override: dict[str, list[str]] = {}
     for job in todo:
         for override in job.overrides:

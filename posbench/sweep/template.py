@@ -1,10 +1,10 @@
-"""A process that has imported what every job imports, and from which jobs are forked.
+"""A process that has imported what every job imports, and forks the jobs.
 
-The imports take four to five seconds of a processor's time, a tenth of a run of half a minute; forked processes have
-them at once and share their memory. On Linux alone: elsewhere libraries that have been loaded do not stand a fork.
+The imports take four to five CPU seconds, a tenth of a run of half a minute. Forked processes have them at once and
+share their memory. Linux only: elsewhere loaded libraries may not survive a fork.
 
-On its socket it is sent jobs by number, each with the file that takes its output, and signals for them; it sends back
-how they ended. It ends when the socket closes, and its jobs save and end themselves when it is gone.
+The template receives jobs and signals over a socket: a job has a number and the file for its output. It sends back exit
+codes. It ends when the socket closes; its jobs then save and end.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ _LONGEST = 2**18  # bytes of a message: more than such a socket sends at once, s
 
 
 class Process(Protocol):
-    """What there is to know and to do of a job's process, however it was started."""
+    """A job's process, however it was started."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None: it has not ended."""
+        """The exit code, negative for a signal; None while it runs."""
 
     def send_signal(self, number: int, /) -> None:
         """Send it a signal, if it has not ended."""
 
 
 class Template:
-    """The process, as who has jobs started sees it."""
+    """The template, as seen by the process that starts jobs."""
 
     def __init__(self) -> None:
         self._forked: list[Forked] = []
@@ -72,7 +72,7 @@ class Template:
         return forked
 
     def close(self) -> None:
-        """End it. Jobs that have not ended save and end themselves."""
+        """End the template. Jobs that still run save and end."""
         if self._process:
             self._socket.close()
             self._process.wait()
@@ -82,7 +82,7 @@ class Template:
             socket.send_fds(self._socket, [json.dumps(order).encode()], [file.fileno() for file in files])
 
     def _look(self) -> None:
-        """Take what it has sent."""
+        """Read its messages."""
         while not self._is_gone and select.select([self._socket], [], [], 0)[0]:
             try:
                 told = self._socket.recv(_LONGEST)
@@ -115,7 +115,7 @@ class Forked:
 
 @contextlib.contextmanager
 def opened() -> Iterator[Template | None]:
-    """A template, or None where jobs cannot be forked."""
+    """A template, or None if jobs cannot be forked here."""
     if not _is_possible():
         yield None
         return
@@ -140,7 +140,7 @@ def _is_possible() -> bool:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Start jobs, pass signals on and tell of ends until the socket closes. In a job's process it does not return."""
+    """Start jobs, forward signals and report exits until the socket closes. Does not return in a job's process."""
     own = os.getpid()
     jobs: dict[int, tuple[int, int]] = {}  # by number: the process, and a descriptor that is ready at its end
     while True:
@@ -151,7 +151,7 @@ def _serve(channel: socket.socket) -> None:
                 os.close(ended)
                 del jobs[number]
                 told = json.dumps({"number": number, "code": os.waitstatus_to_exitcode(status)}).encode()
-                with contextlib.suppress(BrokenPipeError):  # who would be told is gone
+                with contextlib.suppress(BrokenPipeError):  # the sweep is gone
                     channel.send(told)
         if channel.fileno() not in ready:
             continue
@@ -173,11 +173,11 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _run(arguments: list[str], environment: dict[str, str], output: int, parent: int) -> None:
-    """Be a job.
+    """Run a job in this forked process.
 
     Args:
         output: a descriptor.
-        parent: the template's process, as it was before the fork: after it, it may be gone and another the parent.
+        parent: process id of the template, taken before the fork: afterwards the template may be gone.
     """
     from posbench.training import job
 

@@ -21,7 +21,7 @@ _BLOCKS = 4096  # of which nonoverlap takes a quarter as windows: neighbouring r
 
 
 def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]], command: str) -> list[Job]:
-    """The jobs of a sweep at the learning rates that were best, having trained what the choice needs.
+    """The jobs of a sweep at their best learning rates, after training what the choice needs.
 
     Writes into each study, per encoding, the rates tried with their nll, the choice and the spread: `tuning.json`,
     which the report reads, and `rates.yaml`, which other sweeps can use.
@@ -46,7 +46,7 @@ def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[st
 
 
 def _group(job: Job) -> str:
-    """What is tuned together: jobs that differ in nothing but the seed."""
+    """The key of jobs that are tuned together: they differ in the seed only."""
     return run_id(dataclasses.replace(job.config, seed=0))
 
 

@@ -67,10 +67,10 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """A model and all else that its updates have in common."""
+    """A model and all that its updates share."""
 
     model: nn.Module
-    forward: Callable[..., Tensor]  # the model or what wraps it: compiled, data-parallel; called as `GPT.forward`
+    forward: Callable[..., Tensor]  # the model or its compiled form; called as `GPT.forward`
     optimizer: torch.optim.Optimizer
     device: torch.device
     dtype: torch.dtype  # of matrix products
@@ -78,7 +78,7 @@ class Learner:
     clip: float  # largest gradient norm
     seed: int  # of random positions
     steps: int  # updates in all
-    failed: Tensor  # (), on the device: 1 from the first update on that was not finite, after which none is made
+    failed: Tensor  # (), on the device: 1 after an update that was not finite; later updates are left out
     scale: "LossScale | None" = None  # in fp16
     world: World = dataclasses.field(default_factory=World)  # the processes that share each batch
 
@@ -121,7 +121,7 @@ class LossScale:
 def learner_for(
     model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype, world: World | None = None
 ) -> Learner:
-    """What trains a model, which is on its device already, as the configuration says."""
+    """The learner of a model that is on its device already."""
     training, world = config.training, world or World()
     return Learner(
         model=model,
@@ -151,7 +151,7 @@ def _fused(model: nn.Module) -> Callable[..., Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of an update. A CUDA device may still be at it: the host waits where it is read, and only for that."""
+    """The result of an update, possibly still being computed on CUDA: reading it waits, nothing else does."""
 
     step: int
     rate: float
@@ -187,12 +187,12 @@ class Outcome:
 
 
 def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[float, float]:
-    """One optimizer step; returns what `Outcome.read` does. Arguments and errors as of `begin_update`, and its."""
+    """One optimizer step, as `begin_update`, and its loss and gradient norm, as `Outcome.read`."""
     return begin_update(learner, batch, step, rate).read()
 
 
 def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
-    """One optimizer step, for whose result the host does not wait.
+    """Launch one optimizer step; the host does not wait for its result.
 
     Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Several
     processes take an equal share of the sequences of each part.
@@ -213,7 +213,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
     for part in parts:
-        # So many such parts would make the batch. Divided by, for that is exact where parts are equal; a share is not.
+        # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = batch.n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype):
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
@@ -228,7 +228,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
 
 
 def tell_progress(model: nn.Module, done: float) -> None:
-    """Say to the model's encoding, and to those it stands around, which share of the updates is made."""
+    """Pass training progress in [0, 1] to the model's encoding and to encodings inside it."""
     for module in model.modules():
         if isinstance(module, Encoding):
             module.set_progress(done)
@@ -258,5 +258,5 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
 
 
 def _share(part: Batch, world: World) -> Batch:
-    """The sequences that this process computes; random positions are drawn alike for all."""
+    """The sequences of this process. All processes draw the same random positions."""
     return part if world.size == 1 else part.parts(world.size)[world.rank]
