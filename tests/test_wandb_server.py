@@ -244,7 +244,8 @@ def test_sync_says_what_w_and_b_lacks_in_between(
     attempt(tmp_path / "run", off, range(4, 7))
     attempt(tmp_path / "run", config, range(7, 9), status="done")
     sync.sync([tmp_path / "run"], [])
-    assert ": nothing new; 3 earlier rows are missing there, --anew uploads them again as another run: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert ": nothing new; 3 earlier rows are missing there, --anew uploads them again as another run: " in said
     assert steps(only(server)) == [1, 2, 3, 7, 8]
 
 

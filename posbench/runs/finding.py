@@ -1,4 +1,4 @@
-"""What a command line names: run folders, study folders, globs; or a model from elsewhere."""
+"""Find what a command line names: run folders, study folders, globs, or an external model."""
 
 import glob
 import re
@@ -30,7 +30,7 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
 
 
 def is_model(word: str) -> bool:
-    """Whether a word of a command line names a model of HuggingFace rather than runs: its folder, or its name there."""
+    """Whether a word of a command line names a HuggingFace model (folder or hub name) rather than runs."""
     path = Path(word)
     if path.exists():
         there = any((path / name).is_file() for name in ("config.json", "model.safetensors", "pytorch_model.bin"))
@@ -48,11 +48,11 @@ def _globbed(paths: Iterable[Path], or_else: str) -> Iterator[Path]:
 
 
 def _records(folder: Path) -> list[Path]:
-    """Of a study, its runs and nothing below them, such as what tuning tried; else those of the studies in it."""
+    """The runs of a study, without nested ones such as tuning trials; else those of the studies in the folder."""
     return sorted(folder.glob("*/run.json")) or sorted(folder.glob("*/*/run.json"))
 
 
 def _aside(folder: Path, under: Path) -> bool:
-    """Whether the folder, or one between it and what the user named, was moved aside; what the user named counts."""
+    """Whether the folder, or a parent below what the user named, was moved aside."""
     inner = folder.relative_to(under).parts
     return any(_ASIDE.fullmatch(part) for part in (*inner, folder.name))

@@ -87,7 +87,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Give the folder up."""
+        """Release the folder."""
         if self._log_file:
             logger = logging.getLogger("posbench")
             logger.removeHandler(self._log_file)
@@ -169,7 +169,7 @@ class Run:
         self.update(attempts=[*before, {**current, **fields}])
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
-        """Record how the attempt ended: status `done`, `failed` or `stopped`. What ended before it began stays done."""
+        """Record how the attempt ended: `done`, `failed` or `stopped`. A run that was done stays done."""
         if self.record["status"] == "done":
             return
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
@@ -179,13 +179,13 @@ class Run:
             self.update()
 
     def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
-        """A trained run goes on and is evaluated on the text and with the tokenizer that it was trained with.
+        """Refuse to resume or evaluate a trained run on another text or with another tokenizer.
 
         Args:
             sha256: of the corpus that the run's configuration means now.
 
         Raises:
-            UserError: one of them is another.
+            UserError: one of them differs.
         """
         if not _is_trained(self.folder):
             return
@@ -238,7 +238,7 @@ class Run:
         append(self.folder / METRICS, [{key: rounded(value) for key, value in plain(row).items()}])
 
     def metrics_offset(self) -> int:
-        """Length of `metrics.jsonl` in bytes, all of them on the disk: what a checkpoint remembers."""
+        """Length of `metrics.jsonl` in bytes, synced to the disk: a checkpoint saves it."""
         path = self.folder / METRICS
         if not path.exists():
             return 0
@@ -247,7 +247,7 @@ class Run:
             return file.seek(0, os.SEEK_END)
 
     def cut_metrics(self, offset: int) -> None:
-        """Drop what was logged after a checkpoint, since it will be logged again; half lines go too."""
+        """Drop rows logged after a checkpoint, which will be logged again, and half lines."""
         path = self.folder / METRICS
         if not path.exists():
             if offset:
@@ -262,7 +262,7 @@ class Run:
             drop_half_line(file)
 
     def whole_rows(self) -> list[EvaluationRow]:
-        """The rows whose blocks are all there; of blocks, what is double, damaged or of no such row is dropped."""
+        """The rows whose blocks are all there. Blocks that are double, damaged or of no such row are dropped."""
         rows, blocks, dropped = parted_blocks(self.folder)
         if dropped:
             logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
@@ -272,12 +272,12 @@ class Run:
         return rows
 
     def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
-        """Append a row and its blocks, in order: the blocks first, so that a row vouches for its blocks."""
+        """Append the blocks of a row, then the row: a row that is there has all its blocks."""
         append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
         append(self.folder / EVALUATION, [row.to_json()], durable=True)
 
     def log_to_file(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
-        """Copy what posbench logs into `log.txt` while the run is owned, after what it logged before."""
+        """Copy posbench's log into `log.txt` while the run is owned, beginning with earlier records."""
         self._log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
         self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for record in earlier:
@@ -339,10 +339,10 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 
 def refuse_other_block(folder: Path) -> None:
-    """A trained run goes on, is evaluated and serves as a reference by the definition of the block it was trained with.
+    """Refuse a run that was trained with another definition of the model's block.
 
     Raises:
-        UserError: that is not this one (`model.BLOCK`).
+        UserError: the definition is not this one (`model.BLOCK`).
     """
     from posbench.model import BLOCK
 
@@ -360,7 +360,7 @@ def _is_trained(folder: Path) -> bool:
 
 
 def refuse_secrets(config: AnyConfig) -> None:
-    """What a configuration holds is written down and shown.
+    """Refuse a configuration with secrets: it is written down and shown.
 
     Raises:
         UserError: a value looks like a secret.
@@ -370,13 +370,13 @@ def refuse_secrets(config: AnyConfig) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """A folder from a stranger must not make us, or what we call, write elsewhere."""
+    """Refuse links: an untrusted folder must not make posbench write elsewhere."""
     for path in folder.iterdir() if folder.is_dir() else ():
         files.refuse_unusual(path)
 
 
 def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
-    """The configuration that a folder holds, which asks for the same weights; None for a new folder.
+    """The configuration in a folder if it asks for the same weights; None for a new folder.
 
     Raises:
         UserError: it holds another run, or a link where a file should be.
@@ -400,7 +400,7 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
 
 
 def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
-    """The configuration that the folder holds, this one where it is new."""
+    """The configuration in the folder; this one, written down, if the folder is new."""
     import yaml
 
     held = held_config(folder, config)

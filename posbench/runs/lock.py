@@ -1,4 +1,4 @@
-"""Who owns a run folder: one process at a time, by a lock that the system frees when its holder dies."""
+"""The lock of a run folder: one process at a time owns it. The system frees the lock when its holder dies."""
 
 import datetime
 import errno
@@ -31,7 +31,7 @@ def in_use(folder: Path) -> bool:
 
 
 def died(folder: Path) -> bool:
-    """Whether a run whose record says `running` has no owner any more. Where locks do not work, that is not known."""
+    """Whether a run whose record says `running` has lost its owner; False if locks do not work here."""
     try:
         with files.open_itself(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -35,7 +35,7 @@ class _Kept(logging.Handler):
 
 @contextlib.contextmanager
 def kept() -> Iterator[list[logging.LogRecord]]:
-    """What posbench logs in the meantime, for the `log.txt` of a run that has no folder yet."""
+    """Collect log records for the `log.txt` of a run that has no folder yet."""
     handler, level = _Kept(), logging.getLogger("posbench").level
     logger = heard()
     logger.addHandler(handler)
@@ -47,7 +47,7 @@ def kept() -> Iterator[list[logging.LogRecord]]:
 
 
 def heard() -> logging.Logger:
-    """The logger of posbench, at the level that a log file has."""
+    """posbench's logger, at the level of the log file."""
     logger = logging.getLogger("posbench")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

@@ -23,7 +23,7 @@ _PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the 
 
 
 class RowKey(NamedTuple):
-    """What tells the rows of a run apart: of two lines with equal keys the later one counts."""
+    """The key of a row in a run. Of two lines with equal keys the later one counts."""
 
     protocol: str
     length: int
@@ -103,7 +103,7 @@ class EvaluationRow:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a number. One that was not finite has been written as null."""
+        """Whether the row has a number. Numbers that were not finite are null."""
         return self.status == "ok" and self.nll is not None
 
     @property
@@ -113,7 +113,7 @@ class EvaluationRow:
 
     @property
     def is_headline(self) -> bool:
-        """Whether it belongs to the protocol that everything is compared by."""
+        """Whether the row belongs to the protocol of the headline."""
         return self.protocol == "fixed_target" and self.task is None
 
     @property
@@ -156,14 +156,14 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
 
 
 def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
-    """Of rows those that may stand in one curve: of one split, by the newest checkpoint that was evaluated on it."""
+    """The rows that may form curves: of one split, from the newest checkpoint evaluated on it."""
     own = [row for row in rows if row.split == split]
     newest = max((row.checkpoint_step for row in own), default=0)
     return [row for row in own if row.checkpoint_step == newest]
 
 
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
-    """Of rows those that one line may join: of each protocol of text, those on the targets that most of its rows have.
+    """The rows that one line may join: for each protocol of text, the rows on its most common targets.
 
     Of equally many the newer ones count. What has no number stays, and so do probes, problems and `per_position`, whose
     rows have targets of their own by definition.
@@ -178,7 +178,7 @@ def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
 
 
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
-    """Blocks of `evaluation_blocks.jsonl` by the row that they belong to, of each row the last set."""
+    """Blocks of `evaluation_blocks.jsonl` by row; the last set of each row counts."""
     sets: dict[BlocksKey, list[BlockRow]] = {}
     for line in read_jsonl(folder / BLOCKS):
         belongs_to, block = _row_of(line), BlockRow.from_json(line)
@@ -197,7 +197,7 @@ def _row_of(block: Mapping[str, Any]) -> BlocksKey | None:
 
 
 def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
-    """Rows whose blocks are all there, `evaluation_blocks.jsonl` as it should be, and how many of its lines go.
+    """Rows whose blocks are all there, the repaired `evaluation_blocks.jsonl`, and the number of lines dropped.
 
     A kill leaves blocks twice or without a row; a disk or an editor leaves lines that are damaged, cut or gone.
     """
@@ -220,7 +220,7 @@ def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
 
 
 def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
-    """Whether these are a row's blocks: as many as it says, and of its mean. One without a number has none."""
+    """Whether these are a row's blocks: their number and mean agree. A row without a number has none."""
     if not row.measured or row.n_blocks is None:
         return True
     sums, counts = [one.nll_sum for one in blocks], [one.n_tokens for one in blocks]
@@ -234,7 +234,7 @@ def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
 
 
 def _text(value: object) -> str | None:
-    """As it may be shown anywhere: control characters are spelt out, of which our own texts have none."""
+    """A text that is safe to show: control characters are spelt out."""
     return spelt_out(value) if isinstance(value, str) else None
 
 
@@ -260,13 +260,13 @@ _READERS: dict[object, Callable[[object], object]] = {
 
 @functools.cache
 def _columns(kind: type) -> list[tuple[str, Callable[[object], object], bool]]:
-    """Of each column its name, its reader, and whether a line must have it."""
+    """Name, reader and necessity of each column."""
     hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(kind).items()}
     return [(name, _READERS[types[0]], len(types) == 1) for name, types in hints.items()]
 
 
 def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A line's values as the columns of a class declare them; None if what places the row is not what it must be."""
+    """A line's values as the columns of a class declare them; None if a column that places the row is wrong."""
     values: dict[str, Any] = {}
     for name, read, needed in _columns(kind):
         given = line.get(name)

@@ -28,12 +28,12 @@ _WEIGHTS_SECONDS = 600.0  # the same, where weights are part of it
 
 
 class Tracker:
-    """Receives what a run logs; this one, for `tracking=none`, does nothing with it."""
+    """Receives what a run logs. This one, for `tracking=none`, ignores it."""
 
     begun = False  # whether there was something to log
 
     def begin(self) -> None:
-        """There will be something to log. What is logged begins by itself."""
+        """Open the session. Logging opens it, too."""
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A row of `metrics.jsonl`."""
@@ -45,20 +45,20 @@ class Tracker:
         """Values that describe the whole run."""
 
     def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
-        """All that was evaluated: the curve as a table and a picture, files as artifacts. Alone it begins nothing."""
+        """All results: the curve as a table and a picture, files as artifacts. Opens no session."""
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Send what is left and how the run stands by its record, waiting a bounded time."""
+        """Send what is left and the status of the run's record, waiting a bounded time."""
 
 
 def is_mirrored(config: Config) -> bool:
-    """Whether W&B gets what a run of this configuration logs."""
+    """Whether a run of this configuration is mirrored to W&B."""
     return config.tracking.backend != "none" and os.environ.get("WANDB_MODE") != "disabled"
 
 
 @contextlib.contextmanager
 def mirror(config: Config, run: Run) -> Iterator[Tracker]:
-    """The tracker that `config.tracking` asks for; at the end, whatever the end is, W&B learns how the run stands."""
+    """The tracker of `config.tracking`. However the run ends, its status is sent to W&B."""
     tracker = _WandbTracker(config, run) if is_mirrored(config) else Tracker()
     try:
         yield tracker

@@ -1,4 +1,4 @@
-"""One run at Weights & Biases while it is written: what it is called there, what is sent, and how it is shown.
+"""A session of a run at Weights & Biases: its name there, what is sent, and how it is shown.
 
 Curves of different encodings overlay in one panel, because training rows have `tokens` and evaluation rows
 `eval/length_ratio` as their axis; `eval/length`, in tokens, stands beside it. A session says all that describes the
@@ -62,7 +62,7 @@ class Target:
 
     @classmethod
     def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
-        """The one that the folder had before, or one of its own; in a sweep of W&B's the one that the agent names.
+        """The run that the folder had before, or a new one; in a W&B sweep the run that the agent names.
 
         The user's environment stands above both records, which may be a stranger's.
 
@@ -94,7 +94,7 @@ def in_sweep() -> bool:
 
 
 def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run table shows of a run beside its configuration and its headline."""
+    """Columns of W&B's run table beside configuration and headline."""
     counts, data = record.get("parameters"), record.get("data")
     tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
     found = {
@@ -112,7 +112,7 @@ def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exit_code_of(record: Mapping[str, Any]) -> int:
-    """How the run ended, as W&B's client has it: 0 finished, 255 interrupted, all else failed."""
+    """The exit code for W&B's client: 0 finished, 255 interrupted, else failed."""
     return {"done": 0, "stopped": 255}.get(str(record.get("status")), 1)
 
 
@@ -179,7 +179,7 @@ class Session:
             self._show(curve_values(row))
 
     def metrics(self, row: Mapping[str, Any]) -> bool:
-        """A row of `metrics.jsonl`, unless it is there from before the run was continued; returns whether it is new."""
+        """Send a row of `metrics.jsonl` unless W&B has it already; return whether it was sent."""
         kind = _VALIDATED if any(name.startswith("validation/") for name in row) else _TRAINED
         step = int(number(row.get("step")) or 0)
         if step <= self._steps[kind]:
@@ -190,7 +190,7 @@ class Session:
         return True
 
     def curve(self, row: EvaluationRow, line: int) -> None:
-        """A row of `evaluation.jsonl` and where it stands there, from 1 on; what is undefined is left out."""
+        """Send a row of `evaluation.jsonl` and its line number, from 1; leave out what is undefined."""
         values = curve_values(row)
         if line <= self.line or not values:
             return
@@ -205,7 +205,7 @@ class Session:
         self._run.summary.update(defined(values))
 
     def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
-        """The curve as a table and a picture, and files as artifacts; what cannot be sent costs a warning."""
+        """Send the curve as a table and a picture, and files as artifacts; warn of what cannot be sent."""
         parts: dict[str, Callable[[], None]] = {
             "the curve": lambda: self._send_curve(rows, draw),
             "evaluation.jsonl": self._send_evaluation,
@@ -247,7 +247,7 @@ class Session:
     # -- how it is shown -------------------------------------------------------------------------------------------
 
     def _show(self, names: Any) -> None:
-        """Say once what a metric's axis is. Of a curve no value is the run's: its summary has the headline."""
+        """Define a metric's axis once. A curve sets no summary value: the summary has the headline."""
         for name in names:
             if "/" in name and name not in self._shown:
                 self._shown.add(name)
@@ -281,7 +281,7 @@ class Session:
         self._send("model", [trained(folder).path / WEIGHTS, folder / CONFIG, folder / "tokenizer.json"])
 
     def _send_code(self) -> None:
-        """posbench, and the file of an encoding from elsewhere."""
+        """Upload posbench's code, and the file of an external encoding."""
         package = Path(posbench.__file__).parent
         files = {path: str(path.relative_to(package.parent)) for path in sorted(package.rglob("*.py"))}
         own = Path(inspect.getfile(encodings.load(self._config.encoding.name)))
@@ -298,20 +298,20 @@ class Session:
 
 
 def curve_values(row: EvaluationRow) -> dict[str, Any]:
-    """What is logged of a row; nothing of one that is undefined."""
+    """The values of a row to log; empty if it is undefined."""
     if row.status != "ok":
         return {}
     return {f"eval/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
 
 
 def defined(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without nulls and what is not finite: a gap in a curve is drawn as a gap."""
+    """Drop nulls and values that are not finite, so that a curve shows a gap."""
     finite = {k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))}
     return {key: value for key, value in finite.items() if value is not None}
 
 
 def _refuse_settings_here() -> None:
-    """W&B's client reads settings from the current folder, a stranger's perhaps: its server, proxies and more.
+    """Refuse W&B settings in the current folder, which may be untrusted: server, proxies and more.
 
     Raises:
         UserError: there are some.
@@ -325,7 +325,7 @@ def _refuse_settings_here() -> None:
 
 
 def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
-    """`online` where an API key is found and nobody says `offline`, else that; never asks for a key.
+    """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
 
     What is asked for may stand in a stranger's file: it cannot send what WANDB_MODE keeps on this machine.
     """
