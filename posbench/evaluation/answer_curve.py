@@ -16,14 +16,14 @@ _SPARE = ("nll", "95 %")  # columns, the least important first
 
 
 def title_of(config: Config) -> str:
-    """What was trained on what, for a picture or a table."""
+    """A title: the encoding and its task."""
     task = task_of(config.data)
     trained = f"{config.data.name}, trained at lengths {task.shortest} to {task.longest}"
     return f"{config.encoding.name}, seed {config.seed}: {trained}"
 
 
 def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: Console) -> None:
-    """Print what share of the answers is right, by problem length, and what else was tested.
+    """Print the share of right answers by problem length, and the other tests.
 
     Args:
         rows: of one split and one checkpoint.
@@ -45,7 +45,7 @@ def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: 
 
 
 def _learned(answers: Answers) -> str:
-    """Whether the run learned its task, without which what is beyond its lengths says nothing."""
+    """A line on whether the run learned its task; if not, longer problems show nothing."""
     if answers.learned is None:
         return "Not tested at the longest trained length."
     if not answers.learned:

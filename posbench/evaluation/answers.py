@@ -1,4 +1,4 @@
-"""What a run that was trained on a task can do: how many answers are right by problem length, and whether it learned.
+"""The results of a run on a task: the share of right answers by problem length, and whether it learned.
 
 All of it is of the newest checkpoint on the fixed test problems. A place is where it was tested: the task itself or a
 variant, a problem length, what positions were shifted by, and the model as it was trained or as an extension or a
@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 
 
 class Place(NamedTuple):
-    """Where a run was tested."""
+    """The setting of a test."""
 
     variant: str  # options that differ from those trained on, such as depth=0.5; "" for none
     ratio: float  # problem length / longest trained one
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """As the row has it; `failed` where there is no number."""
+        """The row's status; `failed` if it has no number."""
         return "failed" if self.row.status == "ok" and self.accuracy is None else self.row.status
 
     @property
@@ -95,14 +95,14 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answers:
-    """All that a run was tested on, and how soon it had learned."""
+    """All answers of a run, and how soon it had learned."""
 
     at: dict[Place, Answer]
     steps_to_gate: int | None  # of the first validation that reached it; None: none did
 
     @property
     def learned(self) -> bool | None:
-        """Whether the gate is reached at every trained length that was tested; None where the longest was not."""
+        """Whether the gate is reached at every trained length that was tested; None if the longest was not tested."""
         trained = [answer for place, answer in self.at.items() if place.ratio <= 1 and place.as_trained]
         if not any(answer.row.length_ratio == 1 for answer in trained):
             return None

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with an evaluation before any work is done for it."""
+"""Check an evaluation before any work is done for it."""
 
 import contextlib
 import pathlib
@@ -16,7 +16,7 @@ from posbench.runs.folder import load_config
 
 
 def check(config: Config) -> None:
-    """Refuse what is mistyped. What merely does not exist, for this encoding or at a length, becomes a row instead.
+    """Refuse mistyped settings. What an encoding lacks, or lacks at a length, becomes an `undefined` row instead.
 
     Raises:
         UserError: a task that does not fit, an unknown probe or extension, an option that it does not have, of another
@@ -32,7 +32,7 @@ def check(config: Config) -> None:
 
 
 def _check_extensions(config: Config) -> None:
-    """Extend an encoding of the model's shape to every length, since what an option may be can depend on both."""
+    """Try each extension at every length: the allowed options can depend on encoding and length."""
     train_length = config.training.train_length
     encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
     for text in config.evaluation.extensions:

@@ -40,7 +40,7 @@ class Problems:
 
 
 def problems_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> Problems:
-    """What a forward pass poses, a problem in each of its windows.
+    """The problems of a forward pass, one in each window.
 
     Raises:
         Undefined: the model's tokenizer or the text has no such problems, or they do not fit into the window.
@@ -64,7 +64,7 @@ def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World
 
     Args:
         batch_tokens: tokens per forward pass, at least one problem.
-        world: the processes among which the forward passes are divided; all of them get all of the result.
+        world: the processes that share the forward passes; all return the whole result.
     """
     assert isinstance(subject, Ranker)
     count, length = problems.ids.shape
@@ -76,7 +76,7 @@ def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World
 
 
 def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> tuple[EvaluationRow, list[BlockRow]]:
-    """The row with what there is to say of its answers, and its problems as blocks."""
+    """The row with its numbers, and its problems as blocks."""
     if not_finite := int((~np.isfinite(nll)).sum()):
         reason = f"nll is not finite at {not_finite:,} of {nll.size:,} candidates"
         return dataclasses.replace(row, status="failed", reason=reason), []
@@ -106,7 +106,7 @@ def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> tuple[E
 
 
 def interval_of(row: EvaluationRow) -> tuple[float, float] | None:
-    """95 % of a row's share of right answers, over problems; None where a file has no such share."""
+    """The 95 % interval of a row's share of right answers, over problems; None if the row has no share."""
     if row.accuracy is None or row.n_blocks is None or not 0 <= row.accuracy <= 1 or row.n_blocks < 1:
         return None
     return intervals.clopper_pearson(round(row.accuracy * row.n_blocks), row.n_blocks)

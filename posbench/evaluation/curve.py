@@ -42,7 +42,7 @@ SERIES = {
 
 
 def print_curves(folder: Path, split: str | None = None) -> None:
-    """Print a run's table and curve on one text to stdout, what else was evaluated, and where everything lies.
+    """Print a run's table and curve on one text, its other results, and where the files are.
 
     Args:
         split: which text; None = that of the run's headline.
@@ -95,7 +95,7 @@ def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
 
 
 def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
-    """A line about a run that is no better at its training length than a bigram model, whose curve says nothing."""
+    """A warning for a run that does not beat a bigram model at its training length: its curve shows nothing."""
     levels = levels_of(rows, evaluation_blocks(folder), config)
     said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(
         learned_of(levels, config.training.train_length) or ""
@@ -108,14 +108,14 @@ def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> 
 
 
 def _left_out(rows: list[EvaluationRow]) -> list[str]:
-    """What was evaluated on another text or by an earlier checkpoint, which is another curve."""
+    """A line on rows of another text or an earlier checkpoint, which form other curves."""
     counted = Counter((row.split, row.checkpoint_step) for row in rows)
     each = [f"{split} text at step {step} ({number} rows)" for (split, step), number in sorted(counted.items())]
     return [f"Not in this curve: {', '.join(each)}."] if each else []
 
 
 def _not_joined(rows: list[EvaluationRow]) -> list[str]:
-    """Which numbers of the table are of other targets, and how all are measured on the same."""
+    """A line on numbers measured on other targets, with the command that measures all on the same."""
     joined = on_shared_targets(rows)
     others = [row for row in rows if row not in joined and row.measured and row.curve_name in SERIES]
     each = ", ".join(f"{row.curve_name} at {row.length}" for row in sorted(others, key=lambda row: row.length))
@@ -124,7 +124,7 @@ def _not_joined(rows: list[EvaluationRow]) -> list[str]:
 
 
 def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:
-    """What they are over, and whether that is little."""
+    """A line on what the intervals cover, with a warning if there are few units."""
     row = next((row for row in rows if row.measured and row.curve_name == "fixed_target"), None)
     if row is None:
         return []
@@ -172,7 +172,7 @@ def _table(rows: list[EvaluationRow], title: str, out: Console) -> Table:
 
 
 def _others(rows: list[EvaluationRow]) -> dict[str, dict[int, EvaluationRow]]:
-    """What was evaluated beside the headline: extensions, probes, other protocols, by name and length."""
+    """Rows beside the headline (extensions, probes, other protocols), by name and length."""
     by_name: dict[str, dict[int, EvaluationRow]] = {}
     for row in rows:
         if row.curve_name not in SERIES:

@@ -30,7 +30,7 @@ Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the wind
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated, on what and how."""
+    """An evaluation: the model, the text and the settings."""
 
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
@@ -94,7 +94,7 @@ def describe(row: EvaluationRow) -> str:
 
 
 def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
-    """A row with everything that is known before its forward passes; whether there can be any is its status."""
+    """A row with all that is known before its forward passes. Its status says whether they are possible."""
     settings, forward = evaluation.settings, measurement.forward
     row = EvaluationRow(
         protocol=measurement.protocol,
@@ -143,7 +143,7 @@ def _problems(evaluation: Evaluation, measurement: Measurement) -> choices.Probl
 
 
 def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
-    """The targets of a measurement that depend on no model, and which they are among all that its windows score."""
+    """The targets of a measurement before any selection by a model, and their places among all scored tokens."""
     targets = protocols.targets_of(measurement.forward.windows)
     if measurement.above is None:
         return targets, np.full(len(targets.indices), True)
@@ -233,7 +233,7 @@ def _with_bigram(
 def _with_numbers(
     evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, targets: Targets, nll: Floats
 ) -> tuple[EvaluationRow, list[BlockRow]]:
-    """The row with what there is to say of its scored tokens, and its block rows."""
+    """The row with its numbers, and its block rows."""
     blocks = _blocks(targets, nll, evaluation)
     filled = intervals.blocks_of([block for block in blocks if block.n_tokens])
     if len(filled.counts) < MIN_BLOCKS:
@@ -278,7 +278,7 @@ def _blocks(targets: Targets, nll: Floats, evaluation: Evaluation) -> list[Block
 
 
 def _documents(targets: Targets, split: TokenSplit) -> list[int | None]:
-    """Of each block the document in which its first target stands; None for a block of which no target counts."""
+    """The document of each block's first target; None for a block without a target that counts."""
     order = np.argsort(targets.indices)
     blocks, first = np.unique(targets.blocks[order], return_index=True)
     found = np.searchsorted(split.starts, targets.indices[order][first], side="right") - 1

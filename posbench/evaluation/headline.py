@@ -56,7 +56,7 @@ def headline(levels: "Levels", train_length: int) -> Headline:
 
 
 def headline_of(folder: Path) -> Headline:
-    """The same of a run folder, or what `answers.headline` says where the run is on a task.
+    """The headline of a run folder; for a run on a task that of `answers.headline`.
 
     Raises:
         UserError: its files cannot be read as what they should be.
@@ -68,7 +68,7 @@ def headline_of(folder: Path) -> Headline:
 
 
 def objective(folder: Path, name: str | None) -> float | None:
-    """What a sweeper gets of a run: the headline value of that name, nll at the training length by default.
+    """The value that a sweeper gets: the headline value of that name, by default nll at the training length.
 
     The reach of a run that has not learned is 0: it must not win, and a sweeper needs a number.
     """
@@ -167,7 +167,7 @@ class Level:
 
     @property
     def status(self) -> str:
-        """As the row has it; `failed` where its nll was not finite, which the file has as null."""
+        """The row's status; `failed` if its nll was not finite (null in the file)."""
         return "failed" if self.row.status == "ok" and not self.row.measured else self.row.status
 
     @property
@@ -199,7 +199,7 @@ def headline_split(rows: list[EvaluationRow], config: AnyConfig) -> str:
 
 
 def _sums(blocks: list[BlockRow]) -> Blocks | None:
-    """None where there are too few blocks for an interval, or one of them lacks its numbers."""
+    """Sums by block; None if there are too few blocks for an interval, or one lacks its numbers."""
     found = blocks_of(blocks)
     usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
     return found if usable else None

@@ -78,7 +78,7 @@ class Interval:
         return dataclasses.replace(self, mean=-self.mean)
 
     def _below(self, distance: float) -> float:
-        """Chance of a t-value below a distance in nats."""
+        """Probability of a t-value below a distance in nats."""
         from scipy import special
 
         if self.error == 0:  # values that agree to the last bit leave nothing to estimate
@@ -114,7 +114,7 @@ def blocks_of(rows: Sequence[BlockRow]) -> Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """How many documents stand behind a figure, and how evenly."""
+    """The number of documents behind a figure, and how evenly the tokens are spread over them."""
 
     number: int
     effective: float  # as many of equal size would be as good: (sum of tokens)^2 / sum of squares (Kish, 1965)
@@ -142,7 +142,7 @@ class Documents:
 
 
 def documents_of(blocks: Blocks) -> Documents | None:
-    """None where the documents are not known."""
+    """The documents behind blocks; None if they are not known."""
     if blocks.documents is None:
         return None
     tokens = np.bincount(np.unique(blocks.documents, return_inverse=True)[1], blocks.counts)
@@ -243,7 +243,7 @@ def _blocks(number: int) -> tuple[Integers, Units]:
 
 
 def _units(documents: Integers) -> tuple[Integers, Units]:
-    """Of each block, which come in the order of the text, the unit that it is in, from 0 on."""
+    """The unit of each block, numbered from 0; blocks come in the order of the text."""
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:
         return document, "documents"

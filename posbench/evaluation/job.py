@@ -41,7 +41,7 @@ Measured = tuple[EvaluationRow, list[BlockRow]]
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs, told on the terminal, and draw their curves; one that fails does not stop the others.
+    """Evaluate finished runs and print their curves. A run that fails does not stop the others.
 
     Args:
         overrides: settings as they are typed, the same for all.
@@ -72,7 +72,7 @@ def evaluate_run(
 ) -> None:
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
-    An evaluation is no attempt at the run: `run.json` keeps how that ended. What goes wrong here stands in `log.txt`.
+    An evaluation is no attempt: `run.json` keeps the outcome of the training. Errors here go to `log.txt`.
 
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
@@ -152,7 +152,7 @@ def evaluate_into(
 def evaluation_of(
     name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
 ) -> Evaluation | TaskEvaluation:
-    """What a configuration asks to be evaluated of its model, called `name`, as it stands after so many updates.
+    """The evaluation that a configuration asks for, of the model called `name` after so many updates.
 
     Raises:
         UserError: `evaluation.reference` is no complete run, or one of another tokenizer.

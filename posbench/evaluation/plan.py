@@ -1,4 +1,4 @@
-"""Which rows an evaluation has: protocols and tasks, at every length, plain and in the variants to hold it against."""
+"""The rows of an evaluation: protocols and tasks at every length, plain and in the variants it is compared with."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ Plan = Callable[..., dict[int, tuple[Windows, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """What a model reads, and in which variant. Measurements that agree on it share the computation."""
+    """A forward pass: what is read, by which variant of the model. Equal ones are computed once."""
 
     windows: tuple[Windows, ...]  # none: the text is too short
     variant: Variant = AS_TRAINED

@@ -36,7 +36,7 @@ VARIED = (1, 4)  # a task's own variants are tested at so many times the longest
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """What is evaluated, on what and how; beside `evaluate.Evaluation`, of text."""
+    """An evaluation on a task: the model, the problems and the settings. `evaluate.Evaluation` is that on text."""
 
     subject: Solver
     task: Task
@@ -113,7 +113,7 @@ def _varied(task: Task, variant: str) -> Task:
 
 
 def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) -> tuple[Solver, dict[str, Any] | None]:
-    """The model as the row asks for it, and what was done to it.
+    """The variant of the model that a row asks for, and its options.
 
     Raises:
         Undefined: it does not exist there.
@@ -126,7 +126,7 @@ def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) ->
 
 
 def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: Problems | Undefined) -> EvaluationRow:
-    """A row with everything that is known before its forward passes; whether there can be any is its status."""
+    """A row with all that is known before its forward passes. Its status says whether they are possible."""
     task, size = evaluation.task, evaluation.task.size(measurement.length)
     row = EvaluationRow(
         protocol="problems",
@@ -179,7 +179,7 @@ def _answers(subject: Solver, problems: Problems, evaluation: TaskEvaluation) ->
 def _with_numbers(
     row: EvaluationRow, problems: Problems, answers: Answers, variant: Variant
 ) -> tuple[EvaluationRow, list[BlockRow]]:
-    """The row with what there is to say of its answers, and its problems."""
+    """The row with its numbers, and its problems."""
     nll, right = answers.nll, answers.correct
     if not_finite := int((~np.isfinite(nll)).sum()):
         reason = f"nll is not finite at {not_finite:,} of {nll.size:,} tokens"

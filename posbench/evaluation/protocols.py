@@ -65,7 +65,7 @@ class Targets:
 
 
 def targets_of(windows: Sequence[Windows]) -> Targets:
-    """What windows score, in the order of the windows and of their predictions."""
+    """The targets of windows, in order."""
     offsets = [np.arange(w.length - w.scored + 1, w.length + 1) for w in windows]
     parts = list(zip(windows, offsets, strict=True))
     blocks = np.concatenate([np.repeat(w.blocks, w.scored) for w in windows])

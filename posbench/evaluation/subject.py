@@ -1,4 +1,4 @@
-"""What can be evaluated: the few things that protocols, scoring and rows ask of a model.
+"""The interface of models that can be evaluated.
 
 Whatever implements `Subject` is evaluated like our own models: a model of another library, or one spread over devices.
 """
@@ -48,10 +48,10 @@ class Subject(Protocol):
 
 @runtime_checkable
 class Solver(Subject, Protocol):
-    """A language model that also answers problems. What a `Solver` is varied to is one, too."""
+    """A language model that also answers problems. Its variants are solvers, too."""
 
     def answers(self, ids: Integers, scored: Bools, first: int) -> "Answers":
-        """What it makes of problems.
+        """Answer problems.
 
         Args:
             ids: (B, C + 1); of a problem its first C tokens are read and its last C predicted.
@@ -69,7 +69,7 @@ class Solver(Subject, Protocol):
 
 @runtime_checkable
 class Ranker(Subject, Protocol):
-    """A language model that also says how likely several next tokens are. What it is varied to is one, too."""
+    """A language model that also scores candidates for the next token. Its variants do, too."""
 
     def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
         """Negative log-likelihoods in nats (B, K) of candidates (B, K) for the token after the C that are read.

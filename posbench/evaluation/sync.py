@@ -1,4 +1,4 @@
-"""Run folders sent to Weights & Biases from their own files, each step once."""
+"""Upload run folders to Weights & Biases from their own files, each step once."""
 
 import dataclasses
 import time
@@ -20,7 +20,7 @@ from posbench.terminal import console, exits
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
-    """Send run folders. What W&B has of a run already, by its counters, is not sent again.
+    """Upload run folders. Rows that W&B already has, by its counters, are not sent again.
 
     Args:
         overrides: of the runs' own tracking.*; the mode is online unless it is given.

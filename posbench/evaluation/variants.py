@@ -22,7 +22,7 @@ class Variant:
         return "sinks" if self.sinks else self.extension
 
     def visible(self, context: Integers) -> Integers:
-        """How many of the tokens before them predictions see."""
+        """The number of preceding tokens that a prediction sees."""
         return context if self.window is None else context.clip(max=self.window + self.sinks)
 
 

@@ -36,7 +36,7 @@ class KeyTokens:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Material:
-    """What problems are made of."""
+    """The material for problems."""
 
     text: Ids  # tokens of the text
     encode: Encode | None  # by the model's own tokenizer; None: not known
