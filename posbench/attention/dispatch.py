@@ -176,7 +176,7 @@ def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, s
 
 
 def _added(encoding: Encoding, rows: Rows) -> Bias | None:
-    """All that the pairwise hooks add to a block's logits, (1|B, H, Tq, Tk) in one; None = nothing."""
+    """The sum of what the pairwise hooks add to a block's logits, (1|B, H, Tq, Tk); None = nothing."""
     found = biases_of(encoding, rows)
     if "scores" in encoding.hooks:
         found = [encoding.scores(sum(found, rows.q.new_zeros((), dtype=exact(rows.q))), rows)]

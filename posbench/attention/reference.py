@@ -76,7 +76,7 @@ def attention_output(
 def _check(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None
 ) -> None:
-    """Refuse in one sentence what would end in a raw error, or in attention without the encoding."""
+    """Refuse, in one sentence, inputs that would raise a raw error or leave the encoding out."""
     shape, name = encoding.shape, encoding.name
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         hint = ", so q.transpose(1, 2)" if q.dim() == 4 and q.shape[2:] == (shape.n_heads, shape.head_dim) else ""
@@ -182,7 +182,7 @@ def logits_of(encoding: Encoding, rows: Rows) -> Tensor:
 
 
 def biases_of(encoding: Encoding, rows: Rows) -> list[Tensor]:
-    """What is added to the scaled logits of a block of rows, each broadcastable to (B, H, Tq, Tk), fp32."""
+    """The additions to the scaled logits of a block of rows, each broadcastable to (B, H, Tq, Tk), fp32."""
     by_distance, bias = encoding.distance_bias(rows.distance, rows.layer), encoding.bias(rows)
     found = [] if by_distance is None else [by_distance.movedim(0, 1)]  # (H, 1|B, Tq, Tk) -> (1|B, H, Tq, Tk)
     return found if bias is None else [*found, bias]

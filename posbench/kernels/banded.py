@@ -119,7 +119,7 @@ class _Banded(torch.autograd.Function):
 
 
 def _within(tile: Tile, near: Tensor) -> Tensor:
-    """Of what belongs to the distances K-1 .. 0, (K, ...), the part for those that a tile has."""
+    """The part of (K, ...), for the distances K-1 .. 0, that a tile has."""
     return near[-tile.mask.shape[1] :]
 
 

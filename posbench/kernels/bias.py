@@ -1,4 +1,4 @@
-"""What can be added to the logits of causal attention, as data: an encoding declares it, a kernel takes it up by tiles.
+"""Additions to the logits of causal attention, as data: an encoding declares one, a kernel applies it by tiles.
 
 Neither a bias nor its gradient ever exists at (B, H, T, T).
 """
@@ -17,18 +17,18 @@ from posbench.kernels.tiles import Tile
 
 
 class Bias:
-    """What is added to the scaled logits; as it stands, nothing."""
+    """An addition to the scaled logits; this base class adds nothing."""
 
     whole_heads: ClassVar[bool] = False  # is cheaper for all heads together than for a few at a time
 
     @property
     def per_sequence(self) -> bool:
-        """Whether it differs between the sequences of a batch."""
+        """Whether the bias differs between the sequences of a batch."""
         return False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What receives gradients."""
+        """The tensors that receive gradients."""
         return ()
 
     def of(self, tile: Tile, batch: slice) -> Tensor | None:
@@ -36,7 +36,7 @@ class Bias:
         return None
 
     def pull(self, sums: list[Tensor], tile: Tile, batch: slice, grad: Tensor) -> None:
-        """Add to `sums`, which are shaped like `tensors`, what follows from `grad`, which is shaped like `of`."""
+        """Add the gradients of `tensors` to `sums`, given `grad`, the gradient of what `of` returns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +188,12 @@ def _rising(curves: Tensor, rows: int, keys: int) -> Tensor:
 
 
 def _falling(curves: Tensor, rows: int, keys: int) -> Tensor:
-    """The other way round."""
+    """The same for falling distances."""
     return _rising(curves, rows, keys).flip(-1)
 
 
 def _curves_pulled(grad: Tensor, mixtures: Tensor, curves: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """Gradients of mixtures (B, H, T, C) and of curves, from that of mixtures times `_falling`."""
+    """Gradients of mixtures (B, H, T, C) and of curves, from the gradient of mixtures times `_falling`."""
     near = min(keys, curves.shape[-1])
     each = mixtures.mT @ grad[..., keys - near : keys]  # by head, so that threads do not change a bit
     of_curves = each.sum(0).sum_to_size(*curves.shape[:2], near).flip(-1)
@@ -215,7 +215,7 @@ def _key_blocks(rows: int, keys: int) -> list[tuple[slice, slice]]:
 
 @dataclasses.dataclass(frozen=True)
 class LaidOut(Bias):
-    """Any bias of few enough pairs to be held."""
+    """Any bias that is small enough to be held for all pairs."""
 
     values: Tensor  # (H, Tq, Tk) fp32, or (B, H, Tq, Tk) where sequences have biases of their own
 
@@ -277,7 +277,7 @@ class Dense(Bias):
 
     @functools.cached_property
     def _uniform_below(self) -> float:
-        """Read once per call, and only where reading does not make the host wait for a device."""
+        """Read once per call, and only if the host need not wait for a device."""
         if self.uniform_below is None or self.uniform_below.device.type != "cpu":
             return -math.inf
         return float(self.uniform_below.detach())

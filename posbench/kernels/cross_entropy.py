@@ -112,7 +112,7 @@ _fused_piece = fused(_piece)
 
 
 def _piece_in_few_passes(logits: Tensor, labels: Tensor, differentiate: bool, share: float | None) -> Tensor:
-    """The same, where a run compiles for a CPU."""
+    """The same for runs that compile on a CPU."""
     exact = torch.promote_types(logits.dtype, torch.float32)
     factor = torch.full((), 1.0 if share is None else share, dtype=exact)  # as a number it would be compiled, too
     return _few_passes(logits, labels, differentiate, factor)

@@ -61,15 +61,15 @@ _TOLERANCE_HALF, _TOLERANCE_SLOPES = 3e-2, 0.15
 
 
 def serves(device: torch.device) -> bool:
-    """Whether FlexAttention may be used there: forwards and backwards it is for CUDA only."""
+    """Whether FlexAttention can be used on this device: its backward pass needs CUDA."""
     return device.type == "cuda" and not torch.compiler.is_compiling()
 
 
 def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = None, sinks: int = 0) -> Options | None:
-    """With which options FlexAttention is for a layer of such queries and values (B, H, T, their Dh), under this bias.
+    """The options of FlexAttention for queries and values of this shape (B, H, T, their Dh) under this bias.
 
     Returns:
-        None where it is not for such a layer.
+        None if it is not used for such a layer.
     """
     if not serves(v.device) or v.dtype == torch.float64:
         return None
@@ -123,7 +123,7 @@ def _compiled(training: bool) -> Callable[..., Tensor]:
 
 
 def _score_mod(bias: Bias | None, length: int) -> Index | None:
-    """What a kind of bias does to a score. It is asked about hidden pairs, too, so that no index may leave a table.
+    """The score modification of a kind of bias. It runs on hidden pairs, too, so no index may leave a table.
 
     Nothing captured is indexed twice: of two gradients of one tensor FlexAttention computes none.
     """
@@ -207,7 +207,7 @@ def _near(window: int, sinks: int) -> Callable[[Tensor, Tensor, Tensor, Tensor],
 
 
 def ladder(kind: type) -> tuple[Options, ...]:
-    """The options that are tried for a kind of bias, in that order."""
+    """The options to try for a kind of bias, in order."""
     return LADDER[1:] if kind in LOADED_BY_PAIR else LADDER
 
 

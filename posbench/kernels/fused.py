@@ -1,4 +1,4 @@
-"""What the compiler may fuse: small functions between the kernels, compiled where a run asks for it.
+"""Small functions between the kernels, compiled if a run asks for it.
 
 A whole model is not compiled. The compiler cannot see into hand-written kernels, and without them attention is slower
 than what it gains elsewhere; a piece per block instead is one graph however many blocks there are, takes seconds to
@@ -25,7 +25,7 @@ _fusing = contextvars.ContextVar("fusing", default=False)
 
 @contextlib.contextmanager
 def fusing() -> Iterator[None]:
-    """Within it, what is `fusible` runs compiled."""
+    """Run `fusible` functions compiled while this lasts."""
     token = _fusing.set(True)
     try:
         yield
@@ -34,12 +34,12 @@ def fusing() -> Iterator[None]:
 
 
 def is_fusing() -> bool:
-    """Whether what is `fusible` runs compiled here."""
+    """Whether `fusible` functions run compiled here."""
     return _fusing.get()
 
 
 def fusible(dynamic: bool = False) -> Callable[[Callable[_Given, _Out]], Callable[_Given, _Out]]:
-    """Compile a function for calls within `fusing`, when it is first called there; one warning where that fails.
+    """Compile a function at its first call within `fusing`; warn once if that fails.
 
     Args:
         dynamic: one graph for all shapes, rather than one for each of a few.

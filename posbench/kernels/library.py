@@ -52,7 +52,7 @@ os._exit(command.wait() & 255)
 
 
 def built() -> ctypes.CDLL:
-    """The library, where `binary` has found it."""
+    """The library that `binary` has loaded."""
     found = binary()
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""Causal attention in bf16 on CPUs by a kernel of our own in C++ (`native.cpp`), where it can be built.
+"""Causal attention in bf16 on CPUs by posbench's C++ kernel (`native.cpp`), if it can be built.
 
 All sources in C++ beside this file become one library, which library.py builds and loads. Without it, tiles of torch's
 operations serve.
@@ -30,17 +30,17 @@ GROUPS = 16
 
 
 def serves(device: torch.device) -> bool:
-    """Whether what the library takes is computed by it there."""
+    """Whether the library is used on this device for what it supports."""
     return device.type == "cpu" and binary() is not None
 
 
 def reads(x: Tensor) -> bool:
-    """Whether the library can read a tensor, which is no stand-in without memory then."""
+    """Whether the library can read a tensor: it has memory and is no stand-in of a tracer."""
     return type(x) is Tensor and not torch.compiler.is_compiling() and serves(x.device)
 
 
 def fits(q: Tensor, *others: Tensor) -> bool:
-    """Whether queries (B, H, T, Dq) and what is as many, of any width, are for the library: in bf16, on a CPU."""
+    """Whether queries (B, H, T, Dq), of any width, are for the library: bf16, on a CPU."""
     return all(x.shape[:3] == q.shape[:3] and x.dtype == torch.bfloat16 for x in (q, *others)) and reads(q)
 
 
@@ -117,7 +117,7 @@ def native_running_attention(
 
 
 def _filled_up(*given: Tensor) -> list[Tensor]:
-    """With zeros to one width, a multiple of a block."""
+    """Pad with zeros to one width, a multiple of a block."""
     width = max(x.shape[-1] for x in given)
     width += -width % BLOCK
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given]
@@ -125,7 +125,7 @@ def _filled_up(*given: Tensor) -> list[Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class _Vectors(Bias):
-    """What the nearest keys and values carry, each (K, Dh) at the distances K-1 .. 0."""
+    """Vectors of the nearest keys and values, each (K, Dh) at the distances K-1 .. 0."""
 
     tensors: tuple[Tensor, ...] = ()
 
@@ -212,7 +212,7 @@ def turns_pairs(x: Tensor, turns: Tensor) -> bool:
 
 
 def turn_pairs(x: Tensor, turns: Tensor) -> Tensor:
-    """Pairs of channels (2p, 2p+1) as complex numbers, times turns; what lies beyond the pairs stays as it is.
+    """Multiply pairs of channels (2p, 2p+1), as complex numbers, by turns; further channels stay.
 
     Args:
         x: (B, H, T, Dh) in bf16; Dh a multiple of 16.
@@ -257,19 +257,19 @@ def _sizes(x: Tensor) -> "Sizes":
 
 
 def like_by_token(x: Tensor) -> Tensor:
-    """An empty tensor as x (B, H, T, Dh), in memory (B, T, H, Dh)."""
+    """An empty tensor shaped like x (B, H, T, Dh), laid out as (B, T, H, Dh)."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def by_channel(x: Tensor) -> Tensor:
-    """x with its channels next to each other in memory."""
+    """x with contiguous channels."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Laid:
-    """A bias as the kernel reads it: in whole blocks, also where fewer numbers are needed."""
+    """A bias as the kernel reads it: padded to whole blocks."""
 
     kind: int  # as in the source
     values: Tensor | None = None  # (1|B, H, *) fp32
@@ -428,5 +428,5 @@ def strided(x: Tensor) -> Any:
 
 
 def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:
-    """Where a number of a tensor lies."""
+    """The address of a tensor's number."""
     return None if x is None else ctypes.c_void_p(x.data_ptr() + first * x.element_size())

@@ -1,4 +1,4 @@
-"""Functions of plain torch operations that CUDA runs as one kernel: compiled there, and as they are elsewhere."""
+"""Functions of plain torch operations, compiled to one kernel on CUDA and run as they are elsewhere."""
 
 import functools
 import logging
@@ -46,7 +46,7 @@ def _keep_privately() -> None:
 
 
 def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """The function, compiled at its first call; where nothing can be compiled, it serves as it is, with one warning.
+    """The function, compiled at its first call; uncompiled, with one warning, if that fails.
 
     Args:
         dynamic: as of `compiled`.
@@ -72,7 +72,7 @@ def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_
 
 
 def fused_on_cuda(function: Callable[Concatenate[Tensor, _P], _R]) -> Callable[Concatenate[Tensor, _P], _R]:
-    """The function, `fused` where its first tensor is on CUDA."""
+    """The function, `fused` if its first tensor is on CUDA."""
     there = fused(function)
 
     @functools.wraps(function)

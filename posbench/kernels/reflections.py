@@ -1,4 +1,4 @@
-"""What reflections between a key and a query change in their product (PaTH), with a gradient by hand.
+"""The change of a query-key product by the reflections in between (PaTH), with a hand-written gradient.
 
     change_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j - q_i·k_j,        H_t = I - beta_t w_t w_tᵀ
 
@@ -114,7 +114,7 @@ def _gradients(
     v: Tensor,
     *met: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of queries, keys, w and beta, from that of `change` and what the forward pass kept."""
+    """Gradients of queries, keys, w and beta, from that of `change` and the saved tensors."""
     above = above.to(kb.dtype)
     dq, dtotal = (above.new_zeros(*above.shape[:2], kb.shape[2], dtype=bb.dtype) for _ in range(2))
     dk, dw, dm, dv = (torch.zeros_like(x) for x in (kb, wb, m, v))
@@ -153,7 +153,7 @@ def _gradients(
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """Some keys, and the query rows that meet one of them."""
+    """A block of keys, and the query rows that see one of them."""
 
     keys: slice
     rows: slice

@@ -85,7 +85,7 @@ class _Call:
     fused: bool  # by torch's fused kernel, which tells no probabilities
 
     def shared(self, tile: Tile) -> Tensor | None:
-        """Bias and mask of a tile where all sequences share them."""
+        """Bias and mask of a tile if all sequences share them."""
         return None if self.bias.per_sequence else self._added(tile, slice(None))
 
     def probabilities(
@@ -103,7 +103,7 @@ class _Call:
         return probabilities.flatten(0, 1), sunk.flatten(0, 1)
 
     def outputs(self, q: Tensor, k: Tensor, v: Tensor, tile: Tile, batch: slice, shared: Tensor | None) -> Tensor:
-        """What the queries of a tile get of its values, by the fused kernel: (sequences heads, Tq, Dh)."""
+        """Outputs of a tile's queries by the fused kernel: (sequences heads, Tq, Dh)."""
         q, k, v = (tile.by_head(x) for x in (q, k, v))
         added = self._added(tile, batch) if shared is None else shared
         added = added.expand(*q.shape[:2], *tile.mask.shape)

@@ -1,4 +1,4 @@
-"""How the scores of causal attention are cut into tiles, and the few operations that both kernels do on them.
+"""The tiles of scores in causal attention, and the operations that both tiled kernels share.
 
 A tile is the scores of some heads of a block of query rows, against the keys those rows may see. It is small enough to
 stay in a core's cache from the product to the softmax. Keys after the block, or before the window, are in no tile.
@@ -52,7 +52,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How one call's scores (B, H, Tq, Tk) are cut up."""
+    """The tiles of one call's scores (B, H, Tq, Tk)."""
 
     like: Tensor  # the queries
     window: int | None = None  # keys a query may see, itself included
@@ -116,7 +116,7 @@ def _kept_mask(rows: int, keys: int, window: int | None, dtype: torch.dtype, dev
 
 
 def kept_bytes(device: torch.device) -> int:
-    """What one layer may keep for its backward pass."""
+    """Bytes that one layer may keep for its backward pass."""
     if device.type == "cpu":
         return KEPT_BYTES
     return max(KEPT_BYTES, int(machine.device_memory(device) * KEPT_SHARE_ACCELERATOR))
@@ -155,7 +155,7 @@ def unflat(x: Tensor, like: Tensor) -> Tensor:
 
 
 def exact(x: Tensor) -> torch.dtype:
-    """What logits and sums are computed in: fp32, or fp64 for fp64 inputs."""
+    """The dtype of logits and sums: fp32, or fp64 for fp64 inputs."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
