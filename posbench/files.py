@@ -35,7 +35,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def user_cache() -> Path:
-    """Folder of what can be made again, in the user's cache. It may not be there, nor be writable.
+    """posbench's folder in the user's cache. It may be missing or not writable.
 
     Raises:
         RuntimeError: the user has no home folder.
@@ -205,7 +205,7 @@ def replaced(path: Path) -> BinaryIO:
 
 
 def refuse_unusual(path: Path) -> None:
-    """What a stranger could have put where we write: a link to elsewhere, or something that a reader waits at.
+    """Refuse what an untrusted user may have put where posbench writes: a link, a pipe, a device.
 
     Raises:
         UserError: it is there, and neither a regular file nor a folder.
@@ -237,7 +237,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def open_itself(path: Path) -> BinaryIO:
-    """Open what stands at a place for reading: no link is followed, and no pipe waited for.
+    """Open a file for reading, without following a link or waiting for a pipe.
 
     Raises:
         OSError: it is a link, or cannot be opened.
@@ -338,7 +338,7 @@ def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None
 
 
 def _no_room(error: BaseException | None) -> OSError | None:
-    """The system's "no space" in what an error came from; libraries wrap it in errors of their own."""
+    """The system's "no space" error behind an error; libraries wrap it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             return error

@@ -1,4 +1,4 @@
-"""Where a run computes, and in which precision."""
+"""Devices, precision, threads and memory of a run."""
 
 import contextlib
 import ctypes
@@ -80,7 +80,7 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. Towards CUDA the host does not wait: what it may change meanwhile, CUDA copies first."""
+    """The tensor on a device. The copy to CUDA is asynchronous, and safe if the host changes the tensor meanwhile."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
@@ -159,7 +159,7 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has ended for lack of memory since it started; None where it does not say."""
+    """The number of processes that the kernel has killed for lack of memory; None if it is not known."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
             name, _, count = line.partition(" ")

@@ -1,4 +1,4 @@
-"""A small GPT that knows no positional encoding: it owns one `Encoding` and asks it at the contract's points.
+"""A small GPT without a positional encoding of its own: it calls one `Encoding` at the points of the contract.
 
 Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
 """
@@ -34,7 +34,7 @@ BLOCK = 1
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a model reads, where not as it was trained: evaluation's baselines and extensions."""
+    """A change of how a trained model reads: the baselines and extensions of an evaluation."""
 
     encoding: Encoding | None = None  # in place of the model's own, of the same shape
     window: int | None = None  # keys a query may see, where the model does not see fewer anyway
@@ -119,7 +119,7 @@ class GPT(nn.Module):
 
     @property
     def layers(self) -> "list[Block]":
-        """The blocks, as what they are."""
+        """The blocks, typed."""
         return cast("list[Block]", list(self.blocks))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A stranger's tokenizer at work in a process of its own.
+"""Run an untrusted tokenizer in a process of its own.
 
 The patterns of a `tokenizer.json` are regular expressions. Their engine gives up a match after ten million steps, which
 a pattern can need at every character: hours for a megabyte, in which its process hears no signal. Its normalizer can
@@ -30,7 +30,7 @@ _TOO_MUCH_MEMORY = 3  # exit code
 
 
 def encoded(tokenizer: Path, batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
-    """The ids of each text of each batch, as `Tokenizer.encode` has them.
+    """The ids of each text of each batch, as from `Tokenizer.encode`.
 
     Args:
         tokenizer: a `tokenizer.json`.
@@ -86,7 +86,7 @@ def _put(stream: IO[bytes], data: bytes) -> None:
 
 
 def _got(stream: IO[bytes]) -> bytes:
-    """The next piece of what the other process put.
+    """Read the next message of the other process.
 
     Raises:
         EOFError: it has ended.
@@ -99,7 +99,7 @@ def _got(stream: IO[bytes]) -> bytes:
 
 
 def _bound_memory() -> None:
-    """Let this process have so much more memory and no more, where the system keeps count of it: on Linux."""
+    """Limit this process to so much more memory, on Linux."""
     with contextlib.suppress(OSError):
         data = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
         if data:
@@ -109,7 +109,7 @@ def _bound_memory() -> None:
 
 
 def _serve(path: Path) -> None:
-    """Answer until nothing is asked any more."""
+    """Answer requests until the input closes."""
     tokenizer = from_file(path)
     _bound_memory()
     while True:

@@ -1,4 +1,4 @@
-"""Batches, which are all that training knows of data; here of blocks of text, also for a quick validation loss.
+"""Batches of text blocks, for training and for a quick validation loss. Training sees data only as batches.
 
 The batch of a step is a pure function of (seed, step): a resumed run needs no state to see the same data, and runs of
 one seed see the same data whatever their encoding.
@@ -19,7 +19,7 @@ from posbench.kernels.cross_entropy import IGNORED
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Tokens and what should follow them."""
+    """Tokens and their labels."""
 
     ids: Tensor  # (B, T) int64
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
@@ -31,14 +31,14 @@ class Batch:
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
     def parts(self, count: int) -> "list[Batch]":
-        """The same sequences in so many batches, equal in size if not in labels: some may have none to score."""
+        """Split into so many batches of equal size. Some may have no label to score."""
         if count == 1:
             return [self]
         columns = [column for column in (self.ids, self.labels, self.positions) if column is not None]
         return [Batch.of(*part) for part in zip(*(column.chunk(count) for column in columns), strict=True)]
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; towards CUDA in one copy, from pinned memory, for which the host does not wait."""
+        """The batch on a device; to CUDA in one asynchronous copy from pinned memory."""
         if device.type != "cuda":
             positions = None if self.positions is None else self.positions.to(device)
             return Batch(self.ids.to(device), self.labels.to(device), self.n_scored, positions)

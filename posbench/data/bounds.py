@@ -1,4 +1,4 @@
-"""How much a file of text may turn into, so that a small one takes neither all memory nor the whole disk.
+"""Bounds on what a file may unpack to, so that a small file fills neither memory nor disk.
 
 | what | at most | why |
 |---|---|---|
@@ -38,12 +38,12 @@ def json_text() -> tuple[int, str]:
 
 
 def too_large(what: str, limit: tuple[int, str], instead: str = "a document per row of a .jsonl file") -> UserError:
-    """The sentence for what is beyond a limit of memory."""
+    """The message for data beyond a limit of memory."""
     return UserError(f"{what} has more than {limit[0]:,} bytes ({limit[1]}): expected {instead}")
 
 
 class Unpacked:
-    """The bytes of text that have come out of one file."""
+    """Counts the bytes of text that one file unpacks to."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -65,7 +65,7 @@ class Unpacked:
 
 
 class Written:
-    """The bytes of text that have been written to a folder's disk."""
+    """Counts the bytes of text written to a folder's disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

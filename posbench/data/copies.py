@@ -32,7 +32,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """What held-out and training text share; shares are of 1."""
+    """The overlap of held-out and training text, as shares of 1."""
 
     documents: list[int]  # training documents that hold a held-out passage
     text: float  # share of the training text that these documents are
@@ -66,12 +66,12 @@ def find(held_out: Sequence[Sequence[str]], train: Sequence[str]) -> Copies:
 
 
 def _row(hashes: np.ndarray) -> np.ndarray:
-    """The row of the table that a hash stands in."""
+    """The row of a hash in the table."""
     return hashes & np.uint64(2**_TABLE_BITS - 1)
 
 
 def _lowest(batches: Iterable[np.ndarray]) -> tuple[np.ndarray, float]:
-    """The distinct hashes in order, and 1; where those are too many the lowest, and the share of all that they are."""
+    """The distinct hashes in order, and the share kept: below 1 if there are too many and only the lowest stay."""
     waiting = [np.empty(0, dtype=np.uint64)]
     limit = 2**64 - 1
     for hashes in batches:
@@ -96,7 +96,7 @@ def _thinned(batches: list[np.ndarray], limit: int) -> tuple[np.ndarray, int]:
 
 
 def _passages(texts: Iterable[str], share: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of passages, and of which document each is, for this share of a text."""
+    """The hashes of passages and their documents, for this share of a text."""
     for pieces, documents in _batches(texts, share):
         words, piece = _words(pieces)
         n_words = np.bincount(piece, minlength=len(pieces))
@@ -149,7 +149,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def _batches(texts: Iterable[str], share: float) -> Iterator[tuple[list[str], list[int]]]:
-    """Pieces to work on at once, and of which document each is."""
+    """Batches of pieces, each with its document."""
     pieces: list[str] = []
     documents: list[int] = []
     characters = 0

@@ -48,7 +48,7 @@ class Source:
 
     @property
     def size(self) -> int | None:
-        """Bytes that its tokens take at most, as each byte is one of two bytes; None where the text is not here."""
+        """Most bytes that its tokens can take, two for each byte of text; None if the text is not here."""
         paths = [path for names in self.files.values() for path in names.values()]
         return 2 * sum(path.stat().st_size for path in paths) if paths else None
 
@@ -165,7 +165,7 @@ def _read(config: DataConfig, source: Source, scratch: Path | None) -> dict[str,
 
 
 def _complete(given: dict[str, Sequence[str]], name: str) -> dict[str, Sequence[str]]:
-    """Halve the one held-out split that is given where the other is missing."""
+    """Halve the given held-out split if the other is missing."""
     if len(given) == 3:
         return given
     (there,) = set(given) - {"train"}

@@ -60,7 +60,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where a data set's text stands."""
+    """The location of a data set's text."""
 
     dataset: str
     subset: str | None
@@ -133,7 +133,7 @@ def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: P
 
 
 def _unwrapped(error: BaseException, what: str) -> BaseException:
-    """What an error of `datasets` came from: a line with its reason; what posbench itself raised, and a full disk."""
+    """Re-raise an error of `datasets` as a line with its reason; errors of posbench and a full disk stay themselves."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -286,7 +286,7 @@ def model_folder(name: str) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
-    """The hub's errors at a download.
+    """Turn the hub's download errors into one line.
 
     Args:
         what: is downloaded of a repository: a tokenizer, the one file that is asked for by its name, or a model.

@@ -1,4 +1,4 @@
-"""What a run is trained and tested on: the tokens of a text, or the problems of a task.
+"""The data of a run: the tokens of a text, or the problems of a task.
 
 Both have a `tokenizer`, a `record` for `run.json`, `batches` to train on and `validation_batches`.
 """
@@ -10,7 +10,7 @@ from posbench.data.tokens import Tokens
 
 
 def prepare(config: DataConfig, cache: str | None) -> Tokens | TaskData:
-    """Return what a configuration means, ready to be trained on.
+    """Return the data of a configuration, ready for training.
 
     Args:
         cache: `runtime.cache`, for text.

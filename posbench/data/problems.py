@@ -42,7 +42,7 @@ class TaskData:
     record: dict[str, Any]
 
     def batches(self, training: TrainingConfig, seed: int) -> "ProblemBatches":
-        """What a configuration trains on, by update."""
+        """The training batches of a configuration, by update."""
         per_step = training.batch_size * training.accumulation
         return ProblemBatches(self.task, training.train_length, per_step, seed, self.offset)
 
@@ -123,7 +123,7 @@ def sha256(problems: Problems) -> str:
 
 
 def _read(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
-    """What is read and what should follow: (count, size) int64 each."""
+    """Inputs and labels: (count, size) int64 each."""
     return problems.ids[:, :-1], np.where(problems.scored, problems.ids[:, 1:], IGNORED)
 
 

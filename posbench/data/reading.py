@@ -121,7 +121,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass
 class _Search:
-    """A glob as the standard library has it, which ends where that would walk a whole disk for a few letters."""
+    """A glob as in the standard library, with a bound on the files and folders it visits."""
 
     path: str  # as it was asked for
     links: bool  # whether ** goes into linked folders
@@ -278,7 +278,7 @@ def join_articles(texts: Iterable[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _open(file: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, unpacked, as far as they are not too many for its size."""
+    """The unpacked bytes of a file, bounded by its size."""
     packing = file.suffix.lower()
     if packing not in PACKED:
         with file.open("rb") as plain:
@@ -292,7 +292,7 @@ def _open(file: Path) -> Iterator[io.BufferedReader]:
 
 
 class _Counted(io.RawIOBase):
-    """What comes out of a packed file.
+    """The unpacked stream of a packed file.
 
     Raises:
         UserError: at a read, where it is too much for a file of its size.
@@ -463,7 +463,7 @@ class _Rows(io.RawIOBase):
         self.decoder, self.at, self.of_rows = codecs.getincrementaldecoder("utf-8")(), 0, 0
 
     def begin(self) -> None:
-        """The rows so far are done."""
+        """Start counting for the next piece of rows."""
         self.of_rows = 0
 
     def readable(self) -> bool:
@@ -486,7 +486,7 @@ class _Rows(io.RawIOBase):
 
 
 def _arrow(file: Path, column: str) -> Iterator[str]:
-    """The rows of a file that `datasets` wrote."""
+    """The rows of an Arrow file written by `datasets`."""
     import datasets
     import pyarrow
 
@@ -504,7 +504,7 @@ def _arrow(file: Path, column: str) -> Iterator[str]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error came from, in one line: `datasets` wraps errors in ones that say nothing."""
+    """The root cause of an error, in one line: `datasets` wraps errors in generic ones."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:400] or type(error).__name__
@@ -530,6 +530,6 @@ def _text(value: Any, where: str, column: str, unpacked: bounds.Unpacked | None 
 
 
 def missing_column(where: str, column: str, columns: Iterable[str]) -> str:
-    """The sentence for a column that is not there."""
+    """The message for a missing column."""
     names = list(columns)
     return f"{where} has no column '{column}': it has {', '.join(names) or 'none'}{did_you_mean(column, names)}"

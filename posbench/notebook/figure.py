@@ -1,4 +1,4 @@
-"""Runs as the figure that a report has."""
+"""The figure of a report, for runs given in Python."""
 
 import io
 
@@ -13,7 +13,7 @@ from posbench.report import figures, task_figure
 
 
 class Shown(Figure):
-    """A figure that a notebook draws where it is a cell's value, whether or not pyplot has been imported."""
+    """A figure that a notebook shows as a cell's value, with or without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""One run folder, as objects that a notebook works with."""
+"""A run folder as a Python object."""
 
 import functools
 import html
@@ -193,7 +193,7 @@ class LoadedRun:
         return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
 
     def ids(self, text: str) -> "Tensor":
-        """A text as the model reads it: token ids (1, T), the separator first."""
+        """Token ids (1, T) of a text, the separator first."""
         import torch
 
         return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
@@ -225,7 +225,7 @@ class LoadedRun:
         return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
     def _shown(self) -> list[tuple[str, str]]:
-        """The values that are known, by name."""
+        """The known values, by name."""
         names = _NAMED_OF_TASK if self.data.answers else _NAMED
         named = ((name, self.headline.get(name)) for name in names)
         return [
@@ -243,7 +243,7 @@ def _task_first(row: EvaluationRow) -> tuple[bool, bool, str, int, float]:
 
 
 def _say_what_it_is(folder: Path) -> None:
-    """A folder of runs is often meant to be all of them.
+    """Refuse a folder of runs, with the call that reads them all.
 
     Raises:
         UserError: always where there are runs in it.

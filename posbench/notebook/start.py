@@ -1,4 +1,4 @@
-"""Training and evaluation from Python: what the commands of the same names do, with errors as exceptions."""
+"""Training and evaluation from Python, as by the commands of the same names; errors are exceptions."""
 
 import contextlib
 import logging
@@ -90,7 +90,7 @@ def _listed(overrides: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _threads_kept() -> Iterator[None]:
-    """A run's number of threads is its own."""
+    """Restore the number of threads after a run."""
     import torch
 
     before = torch.get_num_threads()

@@ -118,10 +118,10 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
 
 
 def train_beside(config: Config, world: World) -> None:
-    """What the processes beyond the first do: their share of every update and of the evaluation, and nothing else.
+    """Train and evaluate as a process beyond the first: a share of every update and of the evaluation, no output.
 
-    They make the calls of `train` that concern all processes, in its order. The run folder, the tracker and the
-    terminal are the first one's.
+    It makes the calls of `train` that concern all processes, in the same order. The first process has the run folder,
+    the tracker and the terminal.
 
     Raises:
         Stopped: a signal asked one of the processes for an end.
@@ -191,7 +191,7 @@ def _fit(
 ) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all.
 
-    All processes of a run make these calls, in this order; what is written down is the journal's.
+    All processes of a run make these calls in this order. The journal writes everything down.
     """
     training, runtime = config.training, config.runtime
     total, world = training.steps, learner.world
