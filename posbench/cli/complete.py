@@ -55,7 +55,7 @@ def schemes(incomplete: str) -> list[str]:
 
 
 def _completed(incomplete: str, words: Callable[[str], Iterable[str]]) -> list[str]:
-    """What `words` gives for the word being typed, as the shell wants it: bash, only what stands behind a break."""
+    """The completions of the word being typed, in the shell's form: for bash the part behind a word break."""
     typed = _word_in_bash() if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") else incomplete
     found = words(typed)
     if typed == incomplete:
@@ -102,7 +102,7 @@ def _assignments(typed: str, keys: Iterable[str]) -> list[str]:
 
 
 def _values(key: str) -> list[str]:
-    """What a group or a key can be given; of what has no list, the value that it has by default."""
+    """The values of a group or a key; the default if there is no list."""
     if key in (*GROUPS, "sweep", "rates"):
         return list(_choices(key))
     if key == "hydra/launcher":
@@ -146,7 +146,7 @@ def _default(key: str) -> list[str]:
 
 
 def _chosen(group: str, usual: str) -> str:
-    """What the command line chooses of a group."""
+    """The choice of a group on the command line."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     words = " ".join(line.split()).replace(" = ", "=").split()  # bash takes them apart
     given = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
@@ -154,7 +154,7 @@ def _chosen(group: str, usual: str) -> str:
 
 
 def _choices(group: str) -> dict[str, Path]:
-    """What can be chosen in a group, also of the folders within it: layered/gemma3, task/copy."""
+    """The choices of a group, with its folders: layered/gemma3, task/copy."""
     return choices(group) | nested(group)
 
 

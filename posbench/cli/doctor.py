@@ -109,7 +109,7 @@ def _memory_gib() -> float | None:
 
 
 def _runs() -> dict[str, str]:
-    """How many runs of ./outputs there are of each status; `died`: killed before it could say so."""
+    """The number of runs in ./outputs by status; `died`: killed before it was recorded."""
     from posbench.runs.finding import run_folders
     from posbench.runs.folder import load_record
     from posbench.runs.lock import died

@@ -58,7 +58,7 @@ def show(sections: list[str], as_json: bool) -> None:
 
 
 def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What there is, a list of rows for each section: all sections, or those that are asked for.
+    """The rows of each section: all sections, or those asked for.
 
     Raises:
         UserError: there is no such section.
@@ -137,7 +137,7 @@ def _filled(text: str, width: int) -> str:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is known of one encoding. What it is once built is said of the demo's size, and None if it cannot be."""
+    """The facts on one encoding. Facts that need it built are for the demo's size; None if it cannot be built."""
     cls = encodings.load(name)
     document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
@@ -192,7 +192,7 @@ def _probe(name: str) -> dict[str, Any]:
 
 
 def _task(name: str) -> dict[str, Any]:
-    """What is known of a synthetic task, which is chosen as data."""
+    """The facts on a synthetic task, which is chosen as data."""
     document = inspect.cleandoc(sys.modules[tasks.load(name).__module__].__doc__ or "")
     return {
         "name": f"task/{name}",

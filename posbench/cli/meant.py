@@ -20,7 +20,7 @@ _OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter is the first of these 
 
 
 def hint(arguments: list[str], error: Any) -> str:
-    """What a command line may mean, as a whole message; empty if there is no suggestion.
+    """The message that suggests what a command line may mean; empty if there is no suggestion.
 
     Args:
         error: Typer's exception; its context names the command.

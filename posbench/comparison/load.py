@@ -61,7 +61,7 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """What its curve is called: its encoding, or the model that was trained elsewhere."""
+        """The name of its curve: the encoding, or the external model."""
         config = self.config
         return config.model.name if isinstance(config, TrainedElsewhere) else config.encoding.name
 
@@ -237,7 +237,7 @@ def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What became of runs that are not done, alike in every word."""
+    """The outcome of runs that are not done; equal ones are grouped."""
 
     outcome: str
     message: str
@@ -295,7 +295,7 @@ def listed(path: Path, key: str) -> list[dict[str, Any]]:
 
 
 def _asked(run: RunData) -> dict[str, Any]:
-    """What must be equal in the configurations of runs that are compared: model, initialisation, budget."""
+    """The settings that must be equal in runs that are compared: model, initialisation, budget."""
     plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
     settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
     if run.config.data.task is not None:

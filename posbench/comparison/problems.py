@@ -1,4 +1,4 @@
-"""What a report says of each scheme on a task: who learned it, and how many answers are right beyond trained lengths.
+"""Statistics of each scheme on a task: the seeds that learned it, and accuracy beyond trained lengths.
 
 A run has learned where the gate is reached at every trained length. Medians and ranges are over learned seeds alone: a
 model that has not learned the task says nothing of how far it extends. A scheme of which fewer than half of the seeds
@@ -28,7 +28,7 @@ ALPHA = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Of several seeds: median and range, each a share from 0 to 1."""
+    """Median and range over seeds, each a share from 0 to 1."""
 
     median: float
     low: float
@@ -94,7 +94,7 @@ class Standing:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the share of seeds that learn, 95 %."""
+        """The 95 % interval of the share of seeds that learn."""
         return clopper_pearson(self.learned, self.seeds) if self.seeds else None
 
     @property
@@ -120,7 +120,7 @@ def standings(group: Group) -> list[Standing]:
 
 
 def reference(group: Group) -> Scheme:
-    """What the others are tested against: the reference as for text, else `none`, else the first."""
+    """The reference that others are tested against: as for text, else `none`, else the first."""
     none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
     return group.reference or none or group.schemes[0]
 
@@ -273,6 +273,6 @@ def _settled(one: Standing, base: Standing, ratio: float, test: Tested | None) -
 
 
 def seeds_needed(standings: Sequence[Standing]) -> int:
-    """Of each scheme, for tests against one reference that could tell something after the adjustment."""
+    """The number of seeds each scheme needs so that adjusted tests against one reference can be significant."""
     tests = (len(standings) - 1) * (1 + len(ENDPOINTS))
     return next(n for n in range(2, 100) if tests * 2 / math.comb(2 * n, n) < ALPHA)

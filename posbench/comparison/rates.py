@@ -65,7 +65,7 @@ def of_schemes(group: Group) -> list[tuple[Scheme, Rates]]:
 
 
 def tried(config: Config, rows: Iterable[dict[str, Any]]) -> Tried:
-    """Of a record's rows, the trials that differ from a configuration in nothing but the learning rate and the seed."""
+    """The trials of a record that differ from a configuration in learning rate and seed only."""
     found: Tried = {}
     for trial in (trial for row in rows for trial in trials(row)):
         rate, name = number(trial.get("learning_rate")), str(trial.get("id"))
@@ -77,7 +77,7 @@ def tried(config: Config, rows: Iterable[dict[str, Any]]) -> Tried:
 
 
 def trials(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a row of a record tried; nothing where it does not say so in the way it should."""
+    """The trials of a record's row; none if the row is malformed."""
     found = row.get("tried")
     return [trial for trial in found if isinstance(trial, dict)] if isinstance(found, list) else []
 

@@ -1,4 +1,4 @@
-"""What a comparison needs beside intervals: adjusted p-values, planning, uneven outcomes."""
+"""Statistics of comparisons beside intervals: adjusted p-values, planning, uneven outcomes."""
 
 import dataclasses
 import itertools

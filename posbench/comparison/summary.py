@@ -1,4 +1,4 @@
-"""What a report says of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
+"""The summary of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
 
 With two seeds or more an interval is over seeds and documents; with one it is over documents and speaks for that
 checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length and the rise of nll at
@@ -60,7 +60,7 @@ def per_seed(scheme: Scheme, measure: Measure) -> PerSeed:
 
 
 def interval(values: PerSeed) -> Interval | None:
-    """What can be said of a scheme: over seeds and documents; of one checkpoint, over documents.
+    """The figures of a scheme, over seeds and documents; of one checkpoint, over documents.
 
     Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
     """
@@ -103,7 +103,7 @@ def above_windowed(length: int) -> Measure:
 
 
 def against_plain(kind: str, length: int) -> Measure:
-    """What an extension changes at a length; below 0 it helps."""
+    """The change by an extension at a length; below 0 it helps."""
     return lambda run: contrast([(1, run.levels.get((kind, length))), (-1, run.levels.get((PLAIN, length)))])
 
 
@@ -163,7 +163,7 @@ class Endpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the endpoints settle, in words. `text` alone where nothing can be settled."""
+    """The verdict of the endpoints, in words; `text` alone if nothing is resolved."""
 
     text: str
     beyond: Beyond | None = None  # of the rise at 4x
@@ -334,7 +334,7 @@ def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
 
 
 def _rank(one: Summary) -> tuple[bool, bool, float, str]:
-    """What has no run that is done goes last, after what has not learned."""
+    """The order of schemes: those without a finished run last, after those that have not learned."""
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.ratio > 1]
     undefined = any(point.status != "ok" for point in one.plain.points)
     return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)

@@ -1,4 +1,4 @@
-"""What the encodings share that give the token embeddings a code of their position, once, at the input.
+"""Shared by encodings that add a code of the position to the token embeddings, or concatenate one.
 
     add:     x'_i = x_i + s·code(i)
     concat:  x'_i = [x_i ; s·code(i)],  the last quarter of the model's width; the token table is narrower by as much

@@ -61,7 +61,7 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
 
 
 def ramp_remarks(kind: Ramp, train_length: int, beta: float) -> list[str]:
-    """What to say of a ramp that spares no pair."""
+    """The remark on a ramp that interpolates every pair."""
     if kind == "index" or train_length >= 2 * math.pi * beta:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What KERPLE's kernels share: two positive numbers per head, the same in all layers.
+"""Shared by KERPLE's kernels: two positive numbers per head, the same in all layers.
 
 The authors' code sets a number that training drove below 0.01 back to it; here it counts as 0.01 and its gradient
 passes, so that it can return.
@@ -24,7 +24,7 @@ class Kerple(Encoding):
         self.r2 = nn.Parameter(torch.rand(shape.n_heads) * r2_below)
 
     def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
-        """What r1 is multiplied by, from distances (*S) of at least 0 and r2 (H, 1, ...): (H, *S)."""
+        """The factor of r1, from distances (*S) of at least 0 and r2 (H, 1, ...): (H, *S)."""
         raise NotImplementedError
 
     def distance_bias(self, distance: Tensor, layer: int) -> Tensor:

@@ -52,7 +52,7 @@ class Rotary(Encoding):
         return self.shape.head_dim
 
     def angles(self, positions: Tensor) -> Tensor:
-        """What each pair is turned by at positions (1|B, T): (1|B, T, head_dim / 2) fp64."""
+        """The angle of each pair at positions (1|B, T): (1|B, T, head_dim / 2) fp64."""
         return angles(positions, self.inv_freq(positions.device))
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ class Rotary(Encoding):
         return turn(q, made), turn(k, made)
 
     def rotation(self, positions: Tensor, device: torch.device) -> Tensor:
-        """What the pairs are multiplied by at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
+        """The complex factors of the pairs at positions (1|B, T): (1|B, 1, T, head_dim / 2) complex64."""
         rotation = turns(self.angles(positions), device)
         return rotation if self.attention_factor == 1 else rotation * self.attention_factor
 

@@ -1,4 +1,4 @@
-"""What the encodings share whose rotation is the exponential of a learned matrix.
+"""Shared by encodings whose rotation is the exponential of a learned matrix.
 
 Position n acts on queries and keys as exp(n·A / L), with L the training length and A skew-symmetric (A' = -A), made of
 square blocks along its diagonal. All exp(n·A / L) commute, so a logit depends on content and distance alone.
@@ -47,7 +47,7 @@ class Skew(Encoding):
             return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
     def _turns(self, positions: Tensor, layer: int) -> Tensor:
-        """What blocks of two channels, as complex numbers, are multiplied by: (1|B, 1|H, T, Dh/2) complex64."""
+        """The factors of blocks of two channels, as complex numbers: (1|B, 1|H, T, Dh/2) complex64."""
         steps = self._above(layer)[..., 0] / self.shape.train_length
         angles = -rotary.exact(positions)[:, None, :, None] * steps[:, None]
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)

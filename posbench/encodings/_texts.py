@@ -1,4 +1,4 @@
-"""What the encodings share that look at the texts of tokens."""
+"""Shared by encodings that look at the texts of tokens."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,11 @@ def ids_of(texts: Iterable[str], vocabulary: tuple[str, ...]) -> Tensor:
 
 
 def among(ids: Tensor, chosen: Tensor) -> Tensor:
-    """Which token ids (B, T) are one of the chosen (N,): (B, T) bool."""
+    """Whether each token id (B, T) is among the chosen (N,): (B, T) bool."""
     return (ids[..., None] == chosen).any(-1)  # torch.isin may make the host wait for its device
 
 
 def places(numbers: Tensor) -> Tensor:
-    """How many tokens before each have its number: (B, T), from numbers (B, T) that never fall within a row."""
+    """The count of earlier tokens with the same number: (B, T), from numbers (B, T) that never fall within a row."""
     first = torch.searchsorted(numbers, numbers)
     return torch.arange(numbers.shape[-1], device=numbers.device) - first

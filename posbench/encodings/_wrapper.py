@@ -1,4 +1,4 @@
-"""What the encodings that stand around others share.
+"""Shared by wrappers: encodings that contain other encodings.
 
 What acts on the whole model (positions, input) is the wrapper's business, by default handed on; what acts in a layer is
 asked of the encoding that `at` names, so that a wrapped encoding keeps its cheap form.
@@ -112,7 +112,7 @@ class Repositioned(Wrapper):
 
     @staticmethod
     def stream(ids: Tensor, generator: torch.Generator | None) -> torch.Generator:
-        """What positions of ids are drawn from; unnamed, the same draw every time."""
+        """The stream of random positions; without a generator the same draw every time."""
         return generator or torch.Generator(ids.device).manual_seed(0)
 
 

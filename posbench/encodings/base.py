@@ -1,4 +1,4 @@
-"""What a positional encoding is to the model: the hooks it may override, and what they are given.
+"""The contract of a positional encoding: the hooks it may override, and their arguments.
 
 Overriding a hook is the declaration that the encoding acts there. One encoding object serves the whole model;
 parameters that differ by layer are indexed by `layer`. An encoding that is another one from layer to layer, or that
@@ -26,7 +26,7 @@ PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What an encoding may know of the model it serves."""
+    """What an encoding knows of its model."""
 
     d_model: int
     n_heads: int
@@ -128,7 +128,7 @@ class Encoding(nn.Module):
 
     @property
     def logit_scale(self) -> float:
-        """What q·k is multiplied by."""
+        """The factor of q·k."""
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
@@ -213,7 +213,7 @@ class Encoding(nn.Module):
     # -- the same, as data -----------------------------------------------------------------------------------------
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
-        """What the pairwise hooks amount to at positions 0 .. T-1, as data that a kernel takes up; None = no such form.
+        """The sum of the pairwise hooks at positions 0 .. T-1, as data for a kernel; None = no such form.
 
         Given what `prepare` is given. Override only with what equals the other hooks, in values and in gradients: the
         contract tests compare the two.
@@ -222,7 +222,7 @@ class Encoding(nn.Module):
 
 
 def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
-    """What a layer's encoding adds between consecutive positions, if it can be said as data; arguments of `prepare`."""
+    """The `additions` of a layer's encoding at consecutive positions, if there are any; arguments of `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
         if "additions" in encoding.hooks:
             return encoding.additions(q, k, x, positions, layer)
@@ -251,7 +251,7 @@ def shared(positions: Tensor, consecutive: bool) -> Tensor:
 
 
 def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
-    """What `maker` makes of positions: made anew, or once where they are `shared`, and kept as long as they are."""
+    """The result of `maker` for positions; made once if they are `shared`, and kept as long as they are."""
     if torch.compiler.is_compiling():  # which finds what is the same by itself
         return make()
     made: dict[object, _Made] | None = vars(positions).get("made")

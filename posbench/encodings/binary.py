@@ -52,7 +52,7 @@ class Binary(Additive):
         return F.pad(torch.where(defined, bits, math.nan), (0, self.width - self.digits))
 
     def _defined(self, positions: Tensor) -> Tensor:
-        """Which positions have digits."""
+        """Whether each position has digits."""
         defined: Tensor = (positions >= 0) & (positions < 2**self.digits)
         whole: Tensor = positions == positions.floor() if positions.is_floating_point() else defined
         waits = positions.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values

@@ -64,7 +64,7 @@ class DAPE(Wrapper):
             return logits + bias + adapted.movedim(-1, 1)
 
     def _bias(self, rows: Rows) -> Tensor:
-        """What the encoding inside adds: broadcastable to (B, H, Tq, Tk)."""
+        """The bias of the inner encoding, broadcastable to (B, H, Tq, Tk)."""
         inner, own_layer = self.inner_encodings[0].at(rows.layer)
         by_distance = inner.distance_bias(rows.distance, own_layer)
         if by_distance is not None:

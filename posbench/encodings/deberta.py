@@ -65,7 +65,7 @@ class DeBERTa(Encoding):
         return Curves(q.float() * self.logit_scale, to_position, k.float() * self.logit_scale, from_position)
 
     def _table_rows(self, distance: Tensor) -> Tensor:
-        """Which table row each distance uses; row S is distance 0."""
+        """The table row of each distance; row S is distance 0."""
         whole = distance.round()
         place = whole if self.num_buckets is None else self.bucket(whole)
         return (place.long() + self.span).clamp(0, 2 * self.span - 1)

@@ -87,7 +87,7 @@ class FoXPro(FoX):
         return (divided * weight).to(a.dtype)
 
     def _read(self, weight: Tensor, x: Tensor | None) -> Tensor:
-        """What a map makes of the layer's input, (B, T, ...) fp32."""
+        """A linear map of the layer's input, (B, T, ...) fp32."""
         if x is None:
             raise UserError(f"'{self.name}' reads shifts and gates from the layer's input: pass x")
         with torch.autocast(x.device.type, enabled=False):

@@ -63,7 +63,7 @@ class SelectiveRoPE(Encoding):
         return rotary.turn(q, made), rotary.turn(k, made)
 
     def _phi(self, x: Tensor, layer: int) -> Tensor:
-        """How far each token turns each pair before its frequency: (B, T, D) to (B, H, T, P)."""
+        """The angle by which each token turns each pair, before its frequency: (B, T, D) to (B, H, T, P)."""
         heads = self.shape.n_heads
         parts = x.view(len(x), x.shape[1], heads, -1)
         x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)

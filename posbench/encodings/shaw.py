@@ -50,7 +50,7 @@ class Shaw(Encoding):
         return Near(self.keys[layer, seen], None if self.values is None else self.values[layer, seen])
 
     def _table_rows(self, rows: Rows) -> Tensor:
-        """Which table row each pair uses: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""
+        """The table row of each pair: (B, H, Tq, Tk); row 0 is K or more back, row K the query itself."""
         furthest = self.max_distance
         index = (-rows.distance).clamp(-furthest, furthest).round().long() + furthest
         return index[:, None].expand(*rows.q.shape[:3], -1)

@@ -64,7 +64,7 @@ class Temperature(Wrapper):
         return self.altered(used, own_layer, rotate=functools.partial(self._rotated, used, layer))
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
-        """What queries that see n (T,) keys are multiplied by: (H, T) or (T,), fp32."""
+        """The factor of queries that see n (T,) keys: (H, T) or (T,), fp32."""
         n = n.float()
         if self.rule == "logn":
             return (n.log() / self.trained).clamp(min=1)

@@ -49,7 +49,7 @@ class TUPE(Encoding):
         return _beside(q, asking), _beside(k, asked)
 
     def projected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What positions (1|B, T) ask and are asked by, in every layer: (1|B, H, T, Dh) each, fp32."""
+        """Queries and keys of positions (1|B, T), for every layer: (1|B, H, T, Dh) each, fp32."""
         check_length(self, positions.shape[-1])
         if positions.is_floating_point():
             raise UserError("'tupe' has a vector per whole position: expected integer positions, got fractional ones")

@@ -1,4 +1,4 @@
-"""How far an extension is to reach, and the checks that all methods share."""
+"""The factor of an extension, and the checks that all methods share."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which stock architecture of transformers is the same model as one of ours.
+"""The stock architectures of transformers that equal a model of posbench.
 
     block               encoding                                            architecture
     rmsnorm + swiglu    rotary                                              Llama
@@ -176,7 +176,7 @@ def _gpt_like(model: GPT, config: Config) -> Stock:
 
 
 def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
-    """What the encoding adds to the input, as a table."""
+    """The encoding's addition to the input, as a table."""
     if encoding.length_dependent:
         raise UserError(f"the code of '{encoding.name}' follows the input's length, a table does not: norm=length does")
     _refuse_window(model, "GPT-2, the stock architecture with a table,")
@@ -247,7 +247,7 @@ def _layers(model: GPT) -> _Layers | None:
 
 
 def _rotary_settings(layers: _Layers, config: Config, partly: bool = False) -> dict[str, Any]:
-    """What the architectures with rotary positions call alike."""
+    """The names shared by architectures with rotary positions."""
     rope, length = layers.rope, config.training.train_length
     if isinstance(rope, DynamicNTK):  # which transformers counts from what a model says of its own length
         length = rope.original_length

@@ -146,7 +146,7 @@ def _text_of(config: Config) -> str:
 
 
 def _shaping(config: Config) -> str:
-    """What shapes the weights, as YAML; of paths, which tell of the machine, the last name only."""
+    """The settings that shape the weights, as YAML; of a path the last name only, since paths describe the machine."""
     import yaml
 
     plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}

@@ -75,7 +75,7 @@ def export(run: Path, folder: Path) -> list[Agreement]:
 
 
 def told(folder: Path, found: list[Agreement]) -> str:
-    """What an export came to, in a line."""
+    """The result of an export, in a line."""
     worst = max(found, key=lambda one: one.difference / max(1.0, one.largest_logit))
     return (
         f"{folder}: logits as the run's but for {worst.difference:.1e}, of {worst.largest_logit:.3g} at most "

@@ -30,7 +30,7 @@ Position = Literal["rope", "learned", "alibi"]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How the library calls a kind of model, and how it knows where its tokens are."""
+    """The library's name for a kind of model, and its way of encoding positions."""
 
     model: str  # the class
     position: Position
@@ -67,12 +67,12 @@ class Weights:
 
     @property
     def numbers(self) -> int:
-        """How many there are in all."""
+        """The number of all parameters."""
         return sum(_product(shape) for shape in self.shapes.values())
 
     @property
     def learned(self) -> int:
-        """How many of them are no mask."""
+        """The number of parameters that are no mask."""
         return sum(_product(shape) for name, shape in self.shapes.items() if not _MASK.fullmatch(name))
 
 

@@ -64,7 +64,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is asked of a model, before its text has been read."""
+    """The evaluation of a model, before its text has been read."""
 
     base: Config  # of a run on that text: its data and runtime
     settings: EvaluationConfig
@@ -415,7 +415,7 @@ def _tokens_to_read(asked: Asked, split: Any, known: list[EvaluationRow]) -> int
 
 
 class _Work:
-    """How much there is to read, told every few seconds with the time that is left."""
+    """Log progress every few seconds, with the time left."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens, self.done = tokens, 0

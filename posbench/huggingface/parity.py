@@ -32,7 +32,7 @@ _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endofte
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How far the two agree at a length."""
+    """The differences of logits at a length."""
 
     length: int  # tokens
     difference: float  # of two logits, the largest
@@ -49,7 +49,7 @@ class Agreement:
 
 @torch.inference_mode()
 def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[Agreement]:
-    """How far the model in a folder agrees with ours, by length.
+    """Compare the model in a folder with ours, by length.
 
     Raises:
         UserError: transformers misses a tensor, knows one of them not, or finds one of another shape.

@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """How one kind of layer turns: what its rotary module is to give."""
+    """The rotation of one kind of layer: what its rotary module must return."""
 
     rope: Rotary
     layers: str | None  # the kind of layer, where a model has several bases; None: all

@@ -38,7 +38,7 @@ def expressible(encoding: Encoding) -> bool:
 
 
 def parameters_of(rope: Encoding, partly: bool) -> Parameters:
-    """What transformers calls an expressible encoding.
+    """The `rope_parameters` of an encoding that transformers can express.
 
     Args:
         partly: the architecture can turn the first channels of a head only, as GPT-NeoX does.
@@ -52,7 +52,7 @@ def parameters_of(rope: Encoding, partly: bool) -> Parameters:
 
 
 def order_of(rope: Encoding, partly: bool) -> Tensor:
-    """Of a head's channels (head_dim,) in transformers' order, the number that each has here."""
+    """posbench's index of each channel of a head (head_dim,) in transformers' order."""
     rope = cast(Rotary, rope)
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)

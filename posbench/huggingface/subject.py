@@ -120,7 +120,7 @@ class HuggingFaceModel:
 
 
 def extension_of(checkpoint: Checkpoint, config: Any, text: str, length: int, train_length: int) -> rope.Extension:
-    """What an extension makes of a model's configuration.
+    """The configuration of a model under an extension.
 
     Raises:
         UserError: it is mistyped.

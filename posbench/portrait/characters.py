@@ -50,7 +50,7 @@ def print_pictures(pictures: list[Picture]) -> None:
 
 
 def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
-    """What position adds to a pair's logit, for each encoding, wherever the phrase stands."""
+    """The contribution of position to a pair's logit, for each encoding and place of the phrase."""
     out = console.stdout()
     signs = Signs(out)
     first, second = words

@@ -1,4 +1,4 @@
-"""What an encoding does, laid bare: its code of each position, and what position alone adds to a logit.
+"""The effect of an encoding alone: its code of each position, and its contribution to a logit.
 
 An encoding's *code* of position i is the vector it gives the input; for one that acts in attention, the matrix by which
 it turns q and k, the bias of each head at distance i, or what it adds to the logit of two fixed tokens i apart.
@@ -105,13 +105,13 @@ def positions_of(encoding: Encoding, length: int) -> Tensor:
 
 
 def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """What the encoding adds to, or sets beside, the token embeddings: (1, T) to (T, D)."""
+    """The code added to or concatenated with the token embeddings: (1, T) to (T, D)."""
     tokens = torch.zeros(1, positions.shape[-1], encoding.token_dim())
     return encoding.embed(tokens, positions, torch.zeros_like(positions, dtype=torch.long))[0]
 
 
 def turn_code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """What `rotate` makes of the basis vectors, as q and as k of the first head: (1, T) to (T, anything)."""
+    """The basis vectors after `rotate`, as q and as k of the first head: (1, T) to (T, anything)."""
     length, shape = positions.shape[-1], encoding.shape
     basis = torch.eye(shape.head_dim)[:, None, None].expand(-1, shape.n_heads, length, -1)
     x = fixed_tokens(1, shape.d_model).expand(shape.head_dim, length, -1)
@@ -156,7 +156,7 @@ def pair_scores(
 
 
 def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Tensor, last: int | None = None) -> Tensor:
-    """How much of each value arrives at each query (B, H, last or T, T): identity matrices for values, as wide as heads
+    """The weight of each value at each query (B, H, last or T, T): identity matrices for values, as wide as heads
     are at a time."""
     if "attend" not in hooks_of(encoding):
         return attention_logits(encoding, q, k, x, positions=positions, last=last).softmax(-1)

@@ -1,4 +1,4 @@
-"""What there is to see of an encoding, as plain numbers: panels chosen by the hooks it overrides.
+"""The panels of an encoding, as plain numbers, chosen by the hooks it overrides.
 
 Learned tables are drawn from N(0,1), as in `codes.build`: an untrained table has no shape of its own, but its steps,
 its end and whether it looks at distance or at place are there from the start.
@@ -88,7 +88,7 @@ def picture(scheme: Scheme) -> Picture:
 
 
 def of_positions(encoding: Encoding) -> list[Panel]:
-    """What an encoding gives to each position: its code at the input, and how far q and k are turned."""
+    """An encoding's code at each position: at the input, and the rotation of q and k."""
     panels: list[Panel] = []
     if "embed" in codes.hooks_of(encoding):
         panels += [_code(encoding), _similarity(encoding)]
@@ -105,7 +105,7 @@ def first_layer_of_several(encoding: Encoding) -> list[str]:
 
 
 def room(encoding: Encoding) -> int:
-    """How long a picture's axis is: room to show as much again as was trained."""
+    """The length of a picture's axis: twice the training length."""
     return 2 * encoding.shape.train_length
 
 
@@ -207,7 +207,7 @@ def _varies(curves: Curves) -> bool:
 
 
 def _by_distance(encoding: Encoding) -> Curves:
-    """What position adds to the last query's logits, all tokens being alike."""
+    """The contribution of position to the last query's logits if all tokens are equal."""
     length = min(room(encoding) + codes.MARGIN, encoding.max_length or math.inf)
     pairs = codes.contribution(encoding, codes.positions_of(encoding, int(length)))
     added = pairs[0, :, -1].flip(-1).numpy()  # (H, distance)
@@ -256,12 +256,12 @@ def _decay(encoding: Encoding) -> Curves:
 
 
 def without_faint(weights: Numbers, least: float) -> Numbers:
-    """What is drawn of weights on a logarithmic axis."""
+    """The weights to draw on a logarithmic axis."""
     return np.where(weights > least, weights, np.nan)
 
 
 def faint(weights: Numbers, least: float) -> str:
-    """What is said where some are left out."""
+    """The note if some are left out."""
     return f"below {least:g}: not drawn" if (weights <= least).any() else ""
 
 

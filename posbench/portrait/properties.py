@@ -249,7 +249,7 @@ def _order(scheme: Scheme) -> Measured:
 
 
 def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
-    """How many of the swaps change the last output of causal layers by more than 1e-9 of its size."""
+    """The number of swaps that change the last output of causal layers by more than 1e-9 of its size."""
     first, second = torch.triu_indices(ORDER_LENGTH - 1, ORDER_LENGTH - 1, offset=1)
     original = torch.arange(ORDER_LENGTH)
     index = original.repeat(len(first), 1)
@@ -266,7 +266,7 @@ def _swaps_seen(encoding: Encoding, layers: int, norm: bool) -> int:
 
 
 def _last_output(encoding: Encoding, x: Tensor, positions: Tensor, weights: Tensor, norm: bool) -> Tensor:
-    """What the last token (B, D) reads of tokens (B, T, D) in causal layers with weights (layers, 3, D, D)."""
+    """The last token's output (B, D) of causal layers with weights (layers, 3, D, D) on tokens (B, T, D)."""
     x = encoding.embed(x, positions, torch.zeros(x.shape[:2], dtype=torch.long))
     for layer, projections in enumerate(weights):
         x = F.layer_norm(x, x.shape[-1:]) if norm else x
@@ -306,7 +306,7 @@ def _uniqueness(scheme: Scheme) -> Measured:
 
 
 def _relative_code(scheme: Scheme) -> Measured:
-    """How much codes equally far apart differ in their distance, or pairs in their contribution to the logit."""
+    """The spread of distances between codes equally far apart, or of pairs' contributions to the logit."""
     encoding = _build(scheme, RELATIVE_LENGTH + codes.MARGIN)
     spreads = [0.0]
     if "embed" in codes.hooks_of(encoding):
@@ -344,7 +344,7 @@ def _relative_logit(scheme: Scheme) -> Measured:
 
 
 def _shift_linear(scheme: Scheme) -> Measured:
-    """What is left of code(i + 1) after the best affine function of code(i), relative to its spread."""
+    """The residual of the best affine map from code(i) to code(i + 1), relative to the spread of codes."""
     encoding = _build(scheme, UNIQUE_LENGTH)
     if "embed" not in codes.hooks_of(encoding):
         return Measured(NOT_APPLICABLE, {"residual": None})
@@ -402,7 +402,7 @@ def _invariance(scheme: Scheme) -> Measured:
 
 
 def _purpose(scheme: Scheme) -> Measured:
-    """What differs from no encoding: logits, what is read at equal weights (values), or the weights of equal logits."""
+    """What differs from no encoding: logits, values read at equal weights, or the weights of equal logits."""
     length = WIDTH
     encoding = _build(scheme, length)
     generator = torch.Generator().manual_seed(0)

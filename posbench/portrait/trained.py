@@ -1,4 +1,4 @@
-"""What there is to see of a trained run: its encoding as learned, and where its model looks on the run's own test text.
+"""The panels of a trained run: its encoding as learned, and its attention on its own test text.
 
 What position adds to a logit depends, for many encodings, on the text: so it is measured there, as the mean over the
 last queries of some windows, a head and a layer at a time, at the training length and beyond it.
@@ -128,7 +128,7 @@ def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:
 
 
 def _seen(model: GPT, config: Config, text: data.TokenSplit, length: int) -> _Seen | None:
-    """What is seen in windows of a length; None where the text has no such window."""
+    """Attention in windows of a length; None if the text has no such window."""
     until = time.monotonic() + SECONDS
     read: list[list[tuple[Tensor, ...]]] = []
     for number, window in enumerate(_windows(text, length)):
@@ -153,7 +153,7 @@ def _mean(windows: list[list[Tensor]]) -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
-    """What a layer's attention is given."""
+    """The inputs of a layer's attention."""
 
     q: Tensor
     k: Tensor
@@ -203,7 +203,7 @@ def _index(which: slice | Tensor) -> Tensor:
 
 
 def _weights(encoding: Encoding, logits: Tensor, rows: Rows) -> Tensor:
-    """How much of each value arrives (B, H, Tq, Tk): for a normaliser of one's own, identity matrices for values."""
+    """The weight of each value (B, H, Tq, Tk); with an own normaliser, by identity matrices for values."""
     if "attend" not in encoding.hooks:
         return logits.softmax(-1)
     keys, width = rows.v.shape[-2:]
@@ -230,7 +230,7 @@ def _by_head(values: Numbers) -> dict[str, Numbers]:
 
 
 def _added(seen: _Seen, trained: int) -> list[Panel]:
-    """What position adds, a curve per head: once where all layers are alike, else for some layers each."""
+    """The contribution of position, a curve per head: once if all layers are equal, else for some layers."""
     layers = len(seen.added)
     alike = bool(np.allclose(seen.added, seen.added[:1], atol=1e-4))
     chosen = [0] if alike else sorted({round(at) for at in np.linspace(0, layers - 1, min(LAYERS, layers))})

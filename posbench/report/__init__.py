@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a user may ask of a report; None: the default."""
+    """A user's options of a report; None: the default."""
 
     least: float | None = None  # nats per token; a smaller difference is not called better or worse
     columns: str | None = None  # of the LaTeX table, a comma list
@@ -154,7 +154,7 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
 
 
 def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Section":
-    """What a report says of text: levels and rises of nll."""
+    """The part of a report on text: levels and rises of nll."""
     from posbench.comparison import summary
     from posbench.report import captions, figures, latex, page, tables
     from posbench.report.answer import answer
@@ -208,7 +208,7 @@ def _markdown(made: "Section", folder: Path) -> str:
 
 
 def _headings(groups: "list[Group]") -> list[str]:
-    """Of each group: `Set 2: data.sha256 c0ffee`, `Task copy`; of text alone, where it is the only set, none."""
+    """The heading of each group: `Set 2: data.sha256 c0ffee`, `Task copy`; empty for a single set of text."""
     texts, found = sum(group.task is None for group in groups), []
     for number, group in enumerate(groups, start=1):
         settings = ", ".join(f"{key} {value}" for key, value in group.settings.items())

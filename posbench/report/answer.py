@@ -45,7 +45,7 @@ def _held(ranked: list[Summary], train_length: int) -> str:
 
 
 def _against(group: Group, ranked: list[Summary]) -> list[str]:
-    """What it costs at the training length, and what is open."""
+    """The sentences on the training length, and on what is not resolved."""
     found = {one.scheme.label: one.endpoints for one in ranked if one.endpoints and one.endpoints.verdict.at_one}
     if group.reference is None or not found:
         return []

@@ -1,4 +1,4 @@
-"""What the figures of a set of runs rest on, and what a reader has to know beside them."""
+"""The captions of a set of runs: what the figures rest on, and notes for the reader."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MOST = 3  # commands that are all named
 
 
 def of_text(group: Group, summaries: list[Summary]) -> str:
-    """What every figure of a set rests on: corpus, budget, seeds, blocks, initialisation, protocol, units, marks."""
+    """The caption of a set: corpus, budget, seeds, blocks, initialisation, protocol, units, marks."""
     config = group.runs[0].config
     data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
     rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
@@ -58,7 +58,7 @@ def _protocol(rows: list[EvaluationRow]) -> list[str]:
 
 
 def _marks(group: Group, summaries: list[Summary]) -> list[str]:
-    """What the picture's marks mean, of those that it has."""
+    """The meaning of the marks that a picture has."""
     points = [point for one in summaries if not one.bimodal for point in one.plain.points]
     bands = {
         "of levels over seeds on this text, which all schemes share": any(point.band for point in points),
@@ -142,7 +142,7 @@ def _tuned(group: Group) -> str:
 
 
 def of_task(group: Group, found: list[Standing]) -> str:
-    """What every figure of a task rests on: options, budget, seeds, test problems, precision; what a picture shows."""
+    """The caption of a task: options, budget, seeds, test problems, precision, and what the picture shows."""
     config = group.runs[0].config
     assert isinstance(config, Config)  # a task is trained on here
     options = flat({key: value for key, value in (config.data.task or {}).items() if key != "name"})
@@ -201,7 +201,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def _commands(group: Group) -> str:
-    """What its own runs were started with: of a few commands each, of many the first."""
+    """The commands of its runs: each of a few, the first of many."""
     found = load.commands(group.runs)
     if not found:
         return "Command: not known."

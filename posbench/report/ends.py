@@ -1,4 +1,4 @@
-"""What stands at the ends of lines: names beside the panel, stop signs, arrows where a line leaves it.
+"""The ends of lines: names beside the panel, stop signs, arrows where a line leaves it.
 
 Names and signs are pushed apart, so that none lies on another. That needs to know where everything is on the page, so
 it is done in two steps: `name` reserves the room, and `place` puts things there once the layout is final.
@@ -37,7 +37,7 @@ def wrapped(text: str) -> str:
 
 
 def lines_of_text(line: Line) -> int:
-    """How many its name may take."""
+    """The number of text lines that its name may take."""
     return len(_said(line, -math.inf).splitlines())
 
 

@@ -1,4 +1,4 @@
-"""How many schemes are spread over the rows of a picture: by where they act on the forward pass."""
+"""The rows of a picture with many schemes: by where they act on the forward pass."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from posbench.portrait import places
 
 
 class OfScheme(Protocol):
-    """What is said of a scheme."""
+    """An object that describes a scheme."""
 
     @property
     def scheme(self) -> Scheme: ...

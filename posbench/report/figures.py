@@ -208,7 +208,7 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
 
 
 def _headings(axes: "list[Axes]", rows: list[Row], heading: str, unit: str) -> None:
-    """What a column shows, above it and beside it; and above each row its family, if there is more than one."""
+    """Write what each column shows, and above each row its family if there are several."""
     for axis, row in zip(axes, rows, strict=True):
         axis.set_title(row.title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
         axis.set_ylabel(unit)

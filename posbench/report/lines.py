@@ -1,4 +1,4 @@
-"""What the panels of a picture show, as numbers: one line per scheme, and the range of values that a reader can see."""
+"""The numbers behind the panels of a picture: one line per scheme, and the visible range of values."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

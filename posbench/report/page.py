@@ -45,7 +45,7 @@ class Part:
 
     @property
     def views(self) -> list[tuple[str, str]]:
-        """What the curves can show: the key of it in `data`, and its name."""
+        """The views of the curves: key in `data`, and name."""
         if self.on_task:
             return [("level", "answer tokens"), ("exact", "whole answers")]
         return [("level", "level"), ("rise", "rise against 1x")]

@@ -56,12 +56,12 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers; they are set to the right."""
+        """The columns of numbers, which are aligned to the right."""
         return [any(row[column].number is not None for row in self.rows) for column in range(len(self.columns))]
 
 
 def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
-    """What the terminal shows: in distribution, beyond, and against the reference.
+    """The tables of the terminal: in distribution, beyond, and against the reference.
 
     Args:
         least: as of `summary.summarise`.
@@ -72,7 +72,7 @@ def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
 
 
 def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
-    """What only the written report shows."""
+    """The tables of the written report only."""
     tables = [
         _exploratory(summaries),
         _precision(group, summaries, least),
@@ -318,7 +318,7 @@ def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[Ev
 
 
 def _other_name(row: EvaluationRow, split: str) -> str:
-    """What tells such rows of one run apart, the text where it is not that of the headline."""
+    """The label of such rows of one run; it names the text unless it is that of the headline."""
     parts = [probes.plain_name(row.task) if row.task else row.protocol]
     parts += [f"stride {row.stride}"] if row.stride else []
     parts += [row.split] if row.split != split else []
@@ -349,7 +349,7 @@ def not_done(failures: list[Failure]) -> Table:
 
 
 def _signs(rows: list[list[Value]]) -> str:
-    """What the signs in these cells mean, a sentence; empty if there are none."""
+    """A sentence on the signs in these cells; empty if there are none."""
     texts = [value.text for row in rows for value in row]
     said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
     return f"{said}. " if said else ""
@@ -444,7 +444,7 @@ def perplexity(one: Summary) -> Value:
 
 
 def rise(point: Point | None) -> Value:
-    """Of nll against the training length, or why there is none."""
+    """The verdict on nll against the training length, or why there is none."""
     if point is None:
         return Value("")
     return Value(point.status.replace("_", " ")) if point.status != "ok" else signed(point.rise)

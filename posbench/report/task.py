@@ -1,4 +1,4 @@
-"""What a report says of a task: its part of the page, its table for a paper, its picture."""
+"""The report of a task: its part of the page, its table for a paper, its picture."""
 
 from pathlib import Path
 

@@ -50,7 +50,7 @@ def _series(one: Standing, look: Style, known: dict[float, int | None]) -> dict[
 
 
 def _point(one: Standing, ratio: float) -> dict[str, Any]:
-    """Of each view the median; and of every seed the share, and whether that seed learned."""
+    """The medians of each view, and for every seed its share and whether it learned."""
     found: dict[str, Any] = {"seeds": {}}
     for view, column in VIEWS.items():
         values = [(shares[ratio], bool(learned(run))) for run, shares in seeds(one, column) if ratio in shares]

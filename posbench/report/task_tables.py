@@ -17,14 +17,14 @@ GATE_SAID = f"{100 * GATE:g} %"
 
 
 def main_tables(group: Group, found: list[Standing]) -> list[Table]:
-    """What the terminal shows: who learned and how accurate it is by length, whole answers, and the tests."""
+    """The tables of the terminal: seeds that learned, accuracy by length, whole answers, and the tests."""
     shown = [_learned(group, found), _exact(found)]
     shown += [_against(group, found)] if any(one.against for one in found) else []
     return [table.filled() for table in shown if table.rows]
 
 
 def more_tables(group: Group, found: list[Standing]) -> list[Table]:
-    """What only the written report shows."""
+    """The tables of the written report only."""
     more = [_variants(found), _changed(found), _runs(found), *_learning_rates(group)]
     return [table.filled() for table in more if table.rows]
 
@@ -95,7 +95,7 @@ def caption_for_paper(group: Group, found: list[Standing]) -> str:
 
 
 def columns_of(found: Sequence[Standing]) -> list[Place]:
-    """What the tables by length show of the task itself: the longest trained problems, longer ones, shifted ones."""
+    """The places in the tables by length: the longest trained problems, longer ones, shifted ones."""
     return [place for place in problems.places(found) if not place.variant and place.ratio >= 1]
 
 

@@ -68,7 +68,7 @@ def _widths(table: Table, room: int) -> dict[int, int]:
 
 
 def _least_width(table: Table, column: int, whole: bool) -> int:
-    """Of the first column the longest name, of others the longest word, or with `whole` number; within reason."""
+    """The width of a column: the longest name for the first, else the longest word (with `whole` number); bounded."""
     head, *cells = _texts(table, column)
     unbroken = [head, *cells] if column == 0 else cells if whole and table.numeric[column] else []
     words = [word for text in (head, *cells) for word in text.split()]

@@ -33,7 +33,7 @@ class Timings:
     peaks: Floats  # (rounds,) FLOP per second of a plain matrix product in the same round
 
     def ratio(self, name: str, base: str, quantile: float = 0.5) -> float:
-        """How many times as fast as `base` in the same round, by the wall clock: the median of the rounds."""
+        """The speed relative to `base` in the same round, by wall clock: the median over rounds."""
         return float(np.quantile(self.wall[base] / self.wall[name], quantile))
 
 

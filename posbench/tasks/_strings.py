@@ -1,4 +1,4 @@
-"""What copy, reverse and sort share: a string of symbols, and another one made of it that is the answer."""
+"""Shared by copy, reverse and sort: a string of symbols, and the string that is its answer."""
 
 import dataclasses
 
@@ -27,5 +27,5 @@ class OfAString(Task):
         return answered(string, self.answer(string), end=True)
 
     def answer(self, string: Integers) -> Integers:
-        """What is to be said of strings (count, length), of the same shape."""
+        """The answers to strings (count, length), of the same shape."""
         raise NotImplementedError

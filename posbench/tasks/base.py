@@ -1,4 +1,4 @@
-"""What a synthetic task is: a vocabulary of its own, and problems of any length with the tokens that answer them.
+"""The contract of a synthetic task: a vocabulary, and problems of any length with their answers.
 
 Problems are drawn from a generator that the caller names, so that they are a pure function of (seed, step). All
 problems of one length have one size; none needs padding within its length.
@@ -88,7 +88,7 @@ class Task:
         raise NotImplementedError
 
     def size(self, length: int) -> int:
-        """How many tokens are read of a problem of this length."""
+        """The number of input tokens of a problem of this length."""
         raise NotImplementedError
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:

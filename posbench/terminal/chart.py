@@ -88,7 +88,7 @@ def _round(low: float, high: float, steps: int) -> tuple[float, float, int]:
 
 
 def _cells(series: Sequence[Series], scale: _Scale, dot: str) -> dict[tuple[int, int], tuple[str, str]]:
-    """What stands at a column and a line, and in which style."""
+    """The sign at a column and a line, and its style."""
     cells: dict[tuple[int, int], tuple[str, str]] = {}
     for one in reversed(series):
         places = [(scale.columns[x], scale.line(y)) for x, y in sorted(one.points.items())]
@@ -110,7 +110,7 @@ def _labels(scale: _Scale) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int) -> Text:
-    """What is drawn, on as many lines as it takes."""
+    """The legend, on as many lines as it needs."""
     text, left = Text(), 0
     for number, (words, style) in enumerate(entries):
         if number and left < len(words) + 3:
