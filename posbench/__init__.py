@@ -15,37 +15,33 @@ Nothing heavy is imported before it is needed, so that the command line answers 
 """
 
 import importlib
-import types
 from typing import TYPE_CHECKING, Any
 
 from posbench import encodings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pandas import DataFrame
-
-    from posbench.attention.reference import attention_logits as attention_logits
-    from posbench.attention.reference import attention_output as attention_output
+    from posbench.api.many import plot as plot
+    from posbench.api.many import runs as runs
+    from posbench.api.run import LoadedRun as LoadedRun
+    from posbench.api.run import load as load
+    from posbench.api.start import evaluate as evaluate
+    from posbench.api.start import train as train
     from posbench.encodings.base import Encoding as Encoding
-    from posbench.notebook.many import plot as plot
-    from posbench.notebook.many import runs as runs
-    from posbench.notebook.run import LoadedRun as LoadedRun
-    from posbench.notebook.run import load as load
-    from posbench.notebook.start import evaluate as evaluate
-    from posbench.notebook.start import train as train
+    from posbench.model.attention.reference import attention_logits as attention_logits
+    from posbench.model.attention.reference import attention_output as attention_output
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Encoding": "encodings.base",
-    "LoadedRun": "notebook.run",
-    "attention_logits": "attention.reference",
-    "attention_output": "attention.reference",
-    "evaluate": "notebook.start",
-    "load": "notebook.run",
-    "plot": "notebook.many",
-    "train": "notebook.start",
+    "LoadedRun": "api.run",
+    "attention_logits": "model.attention.reference",
+    "attention_output": "model.attention.reference",
+    "evaluate": "api.start",
+    "load": "api.run",
+    "plot": "api.many",
+    "runs": "api.many",
+    "train": "api.start",
 }
 __all__ = [
     "Encoding", "LoadedRun", "attention_logits", "attention_output", "build_encoding", "encodings", "evaluate", "load",
@@ -71,19 +67,6 @@ def build_encoding(
     from posbench.encodings.base import Shape
 
     return encodings.build(name, Shape(d_model, n_heads, n_layers, train_length, vocabulary), options)
-
-
-class _Runs(types.ModuleType):
-    """Lets `posbench.runs(...)` read runs although `posbench.runs` is also a package; as `posbench.encodings()`."""
-
-    def __call__(self, *paths: "str | Path") -> "DataFrame":
-        """Runs as a table, a row each: run folders, study folders and globs; see `posbench.notebook.many.runs`."""
-        from posbench.notebook.many import runs
-
-        return runs(*paths)
-
-
-importlib.import_module("posbench.runs").__class__ = _Runs
 
 
 def __getattr__(name: str) -> Any:

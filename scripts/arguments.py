@@ -5,14 +5,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from posbench.bench import speed
 from posbench.errors import PosbenchError
-from posbench.speed import bench
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """One that knows these; `sizes` makes sizes of shape and length."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shape", default="3m", help=", ".join(bench.SHAPES))
+    made.add_argument("--shape", default="3m", help=", ".join(speed.SHAPES))
     made.add_argument("--length", type=int, help="training length, with as many tokens per batch")
     made.add_argument("--threads", type=int, help="CPU threads")
     return made

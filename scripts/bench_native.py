@@ -15,8 +15,8 @@ import arguments
 import torch
 
 from posbench import machine
+from posbench.bench import speed
 from posbench.kernels import native
-from posbench.speed import bench
 
 WARM_UP, STEPS = 4, 2
 USED = (True, False)
@@ -65,7 +65,7 @@ def table(times: Times) -> str:
             row += [f"{statistics.median(ratios(('none', used), (name, used))):.2f}" for used in (False, True)]
         rows.append([name, *row])
     header = ["encoding", "without", "with", "gain", "of none, without", "of none, with"]
-    return bench.markdown(header[: len(rows[0])], rows)
+    return speed.markdown(header[: len(rows[0])], rows)
 
 
 def main() -> None:
@@ -78,10 +78,10 @@ def main() -> None:
     machine.keep_freed_memory()
     overrides = ["runtime.device=cpu", *(word for word in given.given if "=" in word)]
     with arguments.errors_in_one_line():
-        sizes = bench.find_shape(given.shape, given.length)
-        configs = {w: bench.configuration(w, sizes, given.threads, overrides) for w in given.given if "=" not in w}
+        sizes = speed.find_shape(given.shape, given.length)
+        configs = {w: speed.configuration(w, sizes, given.threads, overrides) for w in given.given if "=" not in w}
         steps: dict[str, Step] = {
-            name: bench.training_step(config, sizes.vocab_size) for name, config in configs.items()
+            name: speed.training_step(config, sizes.vocab_size) for name, config in configs.items()
         }
     print(table(measure(steps, given.rounds)))
     print(

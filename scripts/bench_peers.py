@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench import machine
+from posbench.bench import speed
+from posbench.bench.speed import Sizes, TrainingStep
+from posbench.bench.timing import Timings, load_average, take_turns
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError, did_you_mean
-from posbench.model import build
-from posbench.speed import bench
-from posbench.speed.bench import Sizes, TrainingStep
-from posbench.speed.timing import Timings, load_average, take_turns
+from posbench.model.gpt import build
 
 PARAMETERS_APART = 0.02  # at most, as a fraction of posbench's
 Build = Callable[[Sizes, str], nn.Module]  # (sizes, attention) to a model of ids (B, T) to logits (B, T, V)
@@ -275,7 +275,7 @@ def measure(
     for name in names:
         if name not in PEERS:
             raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")
-    device, dtype = bench.setup(bench.configuration("none", sizes, threads, ["runtime.device=cpu"]))
+    device, dtype = speed.setup(speed.configuration("none", sizes, threads, ["runtime.device=cpu"]))
     if keep_freed_memory:
         machine.keep_freed_memory()
     fast = machine.dtype_name(dtype)
@@ -286,7 +286,7 @@ def measure(
 
     def enter(name: str, model: nn.Module, config: Config) -> None:
         parameters[name] = sum(p.numel() for p in model.parameters())
-        contenders[name] = bench.training_step(config, sizes.vocab_size, model)
+        contenders[name] = speed.training_step(config, sizes.vocab_size, model)
         began = time.perf_counter()
         for _ in range(2):
             contenders[name]()
@@ -298,7 +298,7 @@ def measure(
         for dtype_name, own in {(variant.dtype, False), (fast, False), (fast, compiled)}:
             given = ["runtime.device=cpu", f"training.precision={dtype_name}", *peer.overrides]
             if variant.ours(dtype_name, own) not in contenders:
-                config = bench.configuration(
+                config = speed.configuration(
                     peer.encoding, sizes, threads, [*given, f"runtime.compile={str(own).lower()}"]
                 )
                 enter(variant.ours(dtype_name, own), build(config, sizes.vocab_size), config)
@@ -306,7 +306,7 @@ def measure(
         model = LikePosbench(peer.build(sizes, variant.attention))
         if variant.compiled:
             model.peer = torch.compile(model.peer)
-        enter(str(variant), model, bench.configuration(peer.encoding, sizes, threads, given))
+        enter(str(variant), model, speed.configuration(peer.encoding, sizes, threads, given))
         ratio = parameters[str(variant)] / parameters[variant.ours()]
         if abs(ratio - 1) > PARAMETERS_APART:
             raise PosbenchError(f"{variant.peer} has {ratio:.3f} times as many parameters as {variant.ours()}")
@@ -366,7 +366,7 @@ def table(rows: list[Row]) -> str:
     headers = ["peer", "attention", "dtype", "", "tokens/s", "against", "same dtype", "posbench / peer", "quartiles"]
     if any(row.ratio_compiled is not None for row in rows):
         headers += ["posbench compiled / peer", "quartiles", "first"]
-    return bench.markdown(headers, [_cells(row)[: len(headers)] for row in rows])
+    return speed.markdown(headers, [_cells(row)[: len(headers)] for row in rows])
 
 
 def _cells(row: Row) -> list[str]:
@@ -398,7 +398,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with arguments.errors_in_one_line():
-        sizes = bench.find_shape(given.shape, given.length)
+        sizes = speed.find_shape(given.shape, given.length)
         rows, caption = measure(
             given.peers or list(PEERS), sizes, given.rounds, given.threads, not given.default_malloc, given.compile
         )

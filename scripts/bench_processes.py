@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from posbench.runs.jsonl import read_jsonl
+from posbench.run_folder.jsonl import read_jsonl
 
 LITTLE = ["tracking=none", "device=cpu", "log_every_steps=5", "protocol=fixed_target", "ratio=1", "blocks=8"]
 

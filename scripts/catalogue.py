@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from posbench.cli import listing
-from posbench.comparison import load
 from posbench.config import compose
 from posbench.errors import UserError
 from posbench.evaluation.headline import Level
-from posbench.portrait import places
-from posbench.runs.rows import PLAIN
-from posbench.sweep import jobs
+from posbench.launch import jobs
+from posbench.report.comparison import load
+from posbench.run_folder.rows import PLAIN
+from posbench.show import places
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 SWEEP = "catalogue"

@@ -27,9 +27,9 @@ from posbench.evaluation.intervals import Blocks, Interval
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
-from posbench.model import build
-from posbench.runs import checkpoint
-from posbench.runs.folder import load_config
+from posbench.model.gpt import build
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config
 
 Floats = NDArray[np.float64]
 

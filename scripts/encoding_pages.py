@@ -15,9 +15,9 @@ from posbench.cli import listing
 from posbench.config.shipped import choices
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Shape
+from posbench.encodings.extend.methods import METHODS, methods_of
 from posbench.evaluation import probes
-from posbench.extend.methods import METHODS, methods_of
-from posbench.portrait import places, properties, show
+from posbench.show import command, places, properties
 
 ROOT = Path(__file__).parents[1]
 SPEED = ROOT / "docs" / "performance.md"
@@ -56,7 +56,7 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
 def draw(name: str, folder: Path) -> None:
     """The picture that `posbench show` makes of an encoding, NAME.png."""
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the file's name
-        show.main([name], folder / f"{name}.png")
+        command.main([name], folder / f"{name}.png")
 
 
 def measured_speeds() -> dict[str, list[tuple[str, list[str], list[str]]]]:

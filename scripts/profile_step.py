@@ -16,8 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from posbench import machine
-from posbench.speed import bench
-from posbench.speed.bench import Sizes, TrainingStep
+from posbench.bench import speed
+from posbench.bench.speed import Sizes, TrainingStep
 
 WARM_UP, STEPS = 4, 8
 
@@ -25,11 +25,11 @@ WARM_UP, STEPS = 4, 8
 def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
     peer = bench_peers.PEERS.get(name)
     given = ["runtime.device=cpu", *(peer.overrides if peer else ())]
-    config = bench.configuration(peer.encoding if peer else name, sizes, threads, given)
+    config = speed.configuration(peer.encoding if peer else name, sizes, threads, given)
     if peer is None:
-        return bench.training_step(config, sizes.vocab_size)
+        return speed.training_step(config, sizes.vocab_size)
     attention = "eager" if "eager" in peer.attentions else peer.attentions[0]  # on CPUs the fastest at most lengths
-    return bench.training_step(config, sizes.vocab_size, bench_peers.LikePosbench(peer.build(sizes, attention)))
+    return speed.training_step(config, sizes.vocab_size, bench_peers.LikePosbench(peer.build(sizes, attention)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def table(found: dict[str, dict[str, Spent]], rows: int) -> str:
     lines = [["all", *(f"{total:.1f} ms" for total in totals.values())]]
     for key in sorted(keys, key=longest.__getitem__, reverse=True)[:rows]:
         lines.append([f"`{key}`", *(cell(name, key) for name in found)])
-    return bench.markdown(["operator", *found], lines)
+    return speed.markdown(["operator", *found], lines)
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would announce itself on stderr
     with arguments.errors_in_one_line():
-        sizes = bench.find_shape(given.shape, given.length)
+        sizes = speed.find_shape(given.shape, given.length)
         machine.keep_freed_memory()
         found = {name: operators(step_of(name, sizes, given.threads)) for name in given.names}
     print(table(found, given.rows))

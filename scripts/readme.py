@@ -7,7 +7,7 @@ from posbench import encodings
 from posbench.cli import listing
 from posbench.config.shipped import configs_dir
 from posbench.encodings._wrapper import Wrapper
-from posbench.portrait import places
+from posbench.show import places
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- encodings: written by `make readme` -->\n"

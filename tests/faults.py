@@ -28,12 +28,12 @@ from disks import start_child
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError
 from posbench.evaluation.job import evaluate_runs
-from posbench.runs import checkpoint
-from posbench.runs.folder import load_config, load_record
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import evaluation_blocks, evaluation_rows
+from posbench.launch import job
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import evaluation_blocks, evaluation_rows
 from posbench.terminal import exits
-from posbench.training import job
 
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
 _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha256")

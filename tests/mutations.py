@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from posbench.comparison import load
+from posbench.api import many
+from posbench.api.run import LoadedRun
 from posbench.data.tokenizer import from_file
 from posbench.evaluation import curve, sync
-from posbench.notebook import many
-from posbench.notebook.run import LoadedRun
 from posbench.report import csv_files, tables
-from posbench.runs.folder import Run, load_config
-from posbench.runs.names import TOKENIZER
+from posbench.report.comparison import load
+from posbench.run_folder.folder import Run, load_config
+from posbench.run_folder.names import TOKENIZER
 from posbench.terminal import exits
 
 VALUES: list[Any] = [
@@ -106,9 +106,9 @@ def chart(folder: Path) -> None:
 
 def report(folder: Path) -> None:
     """What a report computes and writes, without its pictures and the page around it, which take seconds."""
-    from posbench.comparison import summary
     from posbench.report import figures, latex, page
     from posbench.report.answer import answer
+    from posbench.report.comparison import summary
 
     runs = [load.read(folder)]
     for group in load.groups(runs):

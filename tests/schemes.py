@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.attention.dispatch import attention
-from posbench.attention.reference import logits_of, rows_of
 from posbench.encodings.base import Encoding, Shape
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import logits_of, rows_of
 
 NAMES = encodings.names()
 

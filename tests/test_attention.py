@@ -14,9 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench import machine
-from posbench.attention import dispatch
-from posbench.attention.dispatch import attention
-from posbench.attention.reference import attention_output
 from posbench.encodings import fire
 from posbench.encodings.base import Encoding, Rows, Shape, declared
 from posbench.errors import UserError
@@ -24,6 +21,9 @@ from posbench.kernels import tiled, tiles, toeplitz
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Bias, Curves, Decay, Dense, LaidOut, Lines, Slopes, Table
 from posbench.kernels.tiled import tiled_attention
+from posbench.model.attention import dispatch
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import attention_output
 
 KINDS = (
     "none",
@@ -647,7 +647,7 @@ def offered(name: str) -> Encoding:
     ).requires_grad_(False)
 
 
-@pytest.mark.parametrize("name", posbench.encodings())
+@pytest.mark.parametrize("name", posbench.encodings.names())
 def test_an_encoding_by_itself_changes_the_output_or_is_refused_or_known_to_be_none(name: str) -> None:
     torch.manual_seed(0)
     encoding, ids = offered(name), torch.arange(24).view(2, 12) % 19

@@ -19,10 +19,10 @@ import torch
 from support import posbench
 
 from posbench import encodings
+from posbench.bench import speed, timing
+from posbench.bench.timing import Timings, load_average, step_memory, take_turns
 from posbench.errors import UserError
-from posbench.model import build
-from posbench.speed import bench, timing
-from posbench.speed.timing import Timings, load_average, step_memory, take_turns
+from posbench.model.gpt import build
 
 CPU = torch.device("cpu")
 SCRIPT = pathlib.Path(__file__).parent.parent / "scripts" / "bench_peers.py"
@@ -103,7 +103,7 @@ def test_an_unknown_name_is_one_line_before_any_work(
 
 
 def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1, style="markdown")
+    speed.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1, style="markdown")
     header, rule, row, empty, caption = capsys.readouterr().out.splitlines()
     assert header.count("|") == rule.count("|") == row.count("|") == 10
     assert row.startswith("| rope | ") and empty == "" and "2 x 16 tokens per step" in caption
@@ -111,32 +111,32 @@ def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.C
 
 def test_without_names_all_schemes_are_measured_that_need_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "names", lambda: ["alibi", "needs_an_option", "none", "rope"])
-    found = bench.configurations([], bench.find_shape("demo"), threads=1, overrides=[])
+    found = speed.configurations([], speed.find_shape("demo"), threads=1, overrides=[])
     assert list(found) == ["none", "alibi", "rope"]
 
 
 def test_flops_agree_with_a_count_by_hand() -> None:
     """Demo: 4 blocks of 12 x 128^2 weights and a head of 2048 x 128; 64 tokens see 32.5 keys each on average."""
-    sizes = bench.find_shape("demo")
-    model = build(bench.configuration("none", sizes, threads=1, overrides=[]), sizes.vocab_size)
+    sizes = speed.find_shape("demo")
+    model = build(speed.configuration("none", sizes, threads=1, overrides=[]), sizes.vocab_size)
     weights = 4 * 12 * 128**2 + 2048 * 128
     forward = 2 * weights + 4 * 32.5 * (2 * 128 + 2 * 128)
-    assert bench.train_flops_per_token(model, 64) == 3 * forward == 6_491_136
+    assert speed.train_flops_per_token(model, 64) == 3 * forward == 6_491_136
 
 
 def test_flops_agree_with_torchs_own_counter() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes = bench.find_shape("demo", 1)  # one token sees one key: nothing is masked, so that both count the same
-    model = build(bench.configuration("none", sizes, 1, ["training.train_length=2"]), sizes.vocab_size)
+    sizes = speed.find_shape("demo", 1)  # one token sees one key: nothing is masked, so that both count the same
+    model = build(speed.configuration("none", sizes, 1, ["training.train_length=2"]), sizes.vocab_size)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
-    assert counter.get_total_flops() == 3 * bench.train_flops_per_token(model, 1)
+    assert counter.get_total_flops() == 3 * speed.train_flops_per_token(model, 1)
 
 
 def test_another_length_keeps_the_tokens_of_a_batch() -> None:
-    assert bench.find_shape("12m", 1024).batch_size == 4
-    assert bench.find_shape("demo", 4096).batch_size == 1
+    assert speed.find_shape("12m", 1024).batch_size == 4
+    assert speed.find_shape("demo", 4096).batch_size == 1
 
 
 def test_ratios_are_paired_within_rounds() -> None:
@@ -181,8 +181,8 @@ def test_a_busy_machine_is_pointed_out(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_peer_runs_beside_posbench(
     quick: None, peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = dataclasses.replace(bench.find_shape("demo"), train_length=8, batch_size=2)
-    monkeypatch.setattr(bench, "SHAPES", {"small": sizes})
+    sizes = dataclasses.replace(speed.find_shape("demo"), train_length=8, batch_size=2)
+    monkeypatch.setattr(speed, "SHAPES", {"small": sizes})
     command = ["bench_peers.py", "nanogpt", "--shape", "small", "--rounds", "2", "--threads", "1"]
     monkeypatch.setattr(sys, "argv", [*command, "--json"])
     peers.main()
@@ -197,8 +197,8 @@ def test_a_peer_runs_beside_posbench(
 
 
 def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None:
-    sizes = bench.find_shape("demo")
-    ours = build(bench.configuration("learned", sizes, 1, []), sizes.vocab_size)
+    sizes = speed.find_shape("demo")
+    ours = build(speed.configuration("learned", sizes, 1, []), sizes.vocab_size)
     theirs = peers.NanoGPT(sizes, "sdpa")
     weights = {name.replace(".attention.", ".").replace(".mlp.", "."): p for name, p in ours.state_dict().items()}
     weights["positions.weight"] = weights.pop("encoding.table")
@@ -209,14 +209,14 @@ def test_the_nanogpt_peer_computes_what_posbench_does(peers: ModuleType) -> None
 
 def test_an_unknown_peer_is_one_line(peers: ModuleType) -> None:
     with pytest.raises(UserError, match=r"unknown peer 'lama': did you mean 'llama'\?"):
-        peers.measure(["lama"], bench.find_shape("demo"), rounds=1, threads=1)
+        peers.measure(["lama"], speed.find_shape("demo"), rounds=1, threads=1)
 
 
 @pytest.mark.slow
 def test_every_peer_is_of_posbenchs_size_and_trains(quick: None, peers: ModuleType) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("x_transformers")
-    rows, _ = peers.measure(list(peers.PEERS), bench.find_shape("demo", 64), rounds=1, threads=1)
+    rows, _ = peers.measure(list(peers.PEERS), speed.find_shape("demo", 64), rounds=1, threads=1)
     assert {row.peer for row in rows} == set(peers.PEERS)
     assert all(sum(row.default for row in rows if row.peer == name) == 1 for name in peers.PEERS)
 

@@ -21,7 +21,7 @@ from support import snapshot
 
 from posbench import files
 from posbench.errors import RunFailed, UserError
-from posbench.runs import checkpoint
+from posbench.run_folder import checkpoint
 
 
 def save(folder: Path, step: int, size: int = 64) -> Path:

@@ -20,8 +20,8 @@ from posbench.evaluation.probes import Choice, Material
 from posbench.evaluation.subject import Ranker, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
-from posbench.model import build
-from posbench.runs.rows import BlockRow, EvaluationRow
+from posbench.model.gpt import build
+from posbench.run_folder.rows import BlockRow, EvaluationRow
 
 L, V = 64, 400
 PROBLEMS = 128

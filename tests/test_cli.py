@@ -26,11 +26,10 @@ from posbench.config.settings import settings
 from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
-from posbench.portrait import places
-from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs
+from posbench.launch import job, jobs
+from posbench.run_folder.rows import evaluation_rows
+from posbench.show import places
 from posbench.terminal import exits
-from posbench.training import job
 
 # Two updates of a very small model, from an empty folder.
 TINY = [*support.TINY, "training.tokens=128", "runtime.cache=cache"]
@@ -713,12 +712,12 @@ def test_a_saved_configuration_is_held_to_its_source_but_a_run_from_before_is_ke
     assert train("hydra.run.dir=mine") == 0
     saved = Path("mine/config.yaml").read_text().replace("subset: null", "subset: other")
     Path("new.yaml").write_text(saved)
-    refused = process("-m", "posbench.training.job", "new.yaml")
+    refused = process("-m", "posbench.launch.job", "new.yaml")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "error: data.subset is 'other', which data=text does not read: data=hub does\n"
     assert not Path("outputs").exists()
     Path("mine/config.yaml").write_text(saved)
-    assert process("-m", "posbench.training.job", "mine/config.yaml", "--run-dir", "mine").returncode == 0
+    assert process("-m", "posbench.launch.job", "mine/config.yaml", "--run-dir", "mine").returncode == 0
 
 
 def test_another_run_in_the_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -964,13 +963,13 @@ def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() 
     assert train() == 0
     (name,) = runs()
     shutil.copy(Path("outputs/demo") / name / "config.yaml", "saved.yaml")
-    done = process("-X", "importtime", "-m", "posbench.training.job", "saved.yaml", "--run-dir", "again")
+    done = process("-X", "importtime", "-m", "posbench.launch.job", "saved.yaml", "--run-dir", "again")
     assert done.returncode == 0, done.stderr
     assert "torch.optim" in done.stderr and not {"hydra.main", "torch._dynamo"} & set(done.stderr.split())
     again = Path("again/checkpoint/step-00000002/model.safetensors").read_bytes()
     assert again == (Path("outputs/demo") / name / "checkpoint/step-00000002/model.safetensors").read_bytes()
     Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
-    refused = process("-m", "posbench.training.job", "saved.yaml")
+    refused = process("-m", "posbench.launch.job", "saved.yaml")
     assert refused.returncode == 2
     assert refused.stderr == "error: saved.yaml: 'hydra' is not allowed in a saved file, which is data only\n"
 

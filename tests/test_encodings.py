@@ -15,11 +15,11 @@ import yaml
 from torch import Tensor
 
 from posbench import encodings
-from posbench.attention import dispatch
-from posbench.attention.reference import attention_logits, attention_output, rows_of
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.kernels import tiles
+from posbench.model.attention import dispatch
+from posbench.model.attention.reference import attention_logits, attention_output, rows_of
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())

@@ -33,10 +33,10 @@ from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
-from posbench.model import build
-from posbench.runs import tracking
-from posbench.runs.folder import load_record
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.model.gpt import build
+from posbench.run_folder import tracking
+from posbench.run_folder.folder import load_record
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
 from posbench.training.train import train
 
 V = 37

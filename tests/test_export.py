@@ -25,12 +25,12 @@ from posbench.config.schema import Config, from_container, to_container
 from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import architectures, export, parity, rotary
-from posbench.model import build
-from posbench.runs import checkpoint
-from posbench.runs.folder import load_config
-from posbench.runs.names import TOKENIZER
-from posbench.runs.rows import evaluation_rows
-from posbench.runs.trained import model_of
+from posbench.model.gpt import build
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config
+from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.trained import model_of
 
 transformers = pytest.importorskip("transformers")
 

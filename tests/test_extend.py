@@ -12,16 +12,17 @@ import torch
 from oracles import third_party
 from torch import Tensor
 
-from posbench import encodings, model
-from posbench.attention.dispatch import attention
-from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench import encodings
 from posbench.config.schema import Config
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.extend import frequencies
+from posbench.encodings.extend.methods import METHODS, extended, methods_of
 from posbench.encodings.rope import RoPE
 from posbench.errors import UserError
-from posbench.extend import frequencies
-from posbench.extend.methods import METHODS, extended, methods_of
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench.model.gpt import build
 
 L = 16  # training length of most tests
 SHAPE = Shape(d_model=16, n_heads=2, n_layers=2, train_length=L)
@@ -436,7 +437,7 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     name: str, method: str, tiny_config: Config
 ) -> None:
     config = dataclasses.replace(tiny_config, encoding=dataclasses.replace(tiny_config.encoding, name=name))
-    gpt = model.build(config, 257).eval()
+    gpt = build(config, 257).eval()
     trained = gpt.encoding
     ids = torch.randint(257, (2, 16))
     far = torch.randint(257, (2, 40))

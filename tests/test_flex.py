@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as library
 
-from posbench.attention import dispatch
-from posbench.attention.dispatch import attention
 from posbench.encodings import fire
 from posbench.encodings.base import Shape
 from posbench.kernels import flex
 from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Near, Table
+from posbench.model.attention import dispatch
+from posbench.model.attention.dispatch import attention
 
 SHAPE = Shape(d_model=48, n_heads=3, n_layers=2, train_length=64)
 LENGTH = 150  # one block and a part of one; beyond train_length, where FIRE's rows begin to differ

@@ -9,11 +9,11 @@ import pytest
 from fake_study import Truth, configured, demo_config, write_run
 from support import posbench
 
-from posbench.comparison import load, summary
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.evaluation import curve
 from posbench.evaluation.headline import Reach, check_objective, headline_of, objective, reach
+from posbench.report.comparison import load, summary
 from posbench.terminal import chart
 
 

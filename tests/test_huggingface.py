@@ -26,7 +26,7 @@ from posbench.evaluation.variants import Variant
 from posbench.huggingface import attention, building, job, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.runs.jsonl import read_jsonl
+from posbench.run_folder.jsonl import read_jsonl
 
 transformers = pytest.importorskip("transformers")
 LONG = 2 * LENGTH

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.attention.reference import attention_logits, attention_output
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Shape
 from posbench.encodings.rope import RoPE
+from posbench.model.attention.reference import attention_logits, attention_output
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -17,10 +17,10 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from posbench import files, machine
-from posbench.attention import dispatch
 from posbench.kernels import library, on_cuda
 from posbench.kernels.native import takes
-from posbench.runs.folder import load_record
+from posbench.model.attention import dispatch
+from posbench.run_folder.folder import load_record
 
 HERE = (sys.platform, os.uname().machine) == ("linux", "x86_64") and shutil.which("g++") is not None
 needs_it = pytest.mark.skipif(library.binary() is None, reason=f"attention here: {library.described()}")

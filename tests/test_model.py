@@ -13,7 +13,7 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.encodings import _rotary, base, xpos
 from posbench.encodings._rotary import Rotary
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
-from posbench.model import GPT, build, parameter_counts
+from posbench.model.gpt import GPT, build, parameter_counts
 
 V = 50
 
@@ -26,7 +26,7 @@ def built(config: Config, name: str, **options: object) -> GPT:
     return build(with_encoding(config, name, **options), V)
 
 
-@pytest.mark.parametrize("name", posbench.encodings())
+@pytest.mark.parametrize("name", posbench.encodings.names())
 def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: Config, name: str) -> None:
     model = built(tiny_config, name)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: 
     assert not torch.allclose(model(ids)[:, 7:], model(changed)[:, 7:])
 
 
-@pytest.mark.parametrize("name", posbench.encodings())
+@pytest.mark.parametrize("name", posbench.encodings.names())
 def test_runs_of_one_seed_start_from_the_same_model_weights_whatever_the_encoding(
     tiny_config: Config, name: str
 ) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posbench import machine
-from posbench.attention import dispatch
-from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import library
@@ -27,6 +25,8 @@ from posbench.kernels.native import (
     turn_pairs,
     turns_pairs,
 )
+from posbench.model.attention import dispatch
+from posbench.model.attention.dispatch import attention
 
 needs_it = pytest.mark.skipif(library.binary() is None, reason=f"attention here: {library.described()}")
 

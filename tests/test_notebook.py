@@ -24,9 +24,9 @@ from tiny_sweep import until
 import posbench
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.headline import headline_of
-from posbench.runs import checkpoint
-from posbench.runs.folder import load_config
-from posbench.runs.rows import evaluation_rows
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config
+from posbench.run_folder.rows import evaluation_rows
 
 ROOT = Path(__file__).parent.parent
 TINY = [*support.TINY, "data.path=text.txt", "training.tokens=512", "runtime.cache=cache"]
@@ -313,7 +313,7 @@ def test_a_log_that_is_set_up_gets_the_records(
 def test_the_package_lists_all_that_it_has() -> None:
     assert set(posbench.__all__) < set(dir(posbench))
     assert all(getattr(posbench, name).__doc__ for name in posbench.__all__)
-    assert load_config.__module__ == "posbench.runs.folder"  # the package is still one beside the function
+    assert load_config.__module__ == "posbench.run_folder.folder"
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         _ = posbench.trian
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from posbench.attention.dispatch import attention
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import cope, stick_breaking
 from posbench.encodings.base import Shape
 from posbench.kernels import on_cuda
+from posbench.model.attention.dispatch import attention
 
 CPU = torch.device("cpu")
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)

@@ -14,8 +14,8 @@ import schemes
 import torch
 from torch import Tensor
 
-from posbench.attention.reference import attention_logits, attention_output
 from posbench.encodings.base import Encoding, Shape, shared
+from posbench.model.attention.reference import attention_logits, attention_output
 
 BATCH, LAYERS = 2, 3
 

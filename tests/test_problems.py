@@ -25,9 +25,9 @@ from posbench.evaluation.problems import TaskEvaluation, evaluate
 from posbench.evaluation.subject import Answers, Varied
 from posbench.evaluation.variants import Variant
 from posbench.kernels.cross_entropy import IGNORED
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
-from posbench.runs.trained import tokenizer_of
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.run_folder.trained import tokenizer_of
 
 NAMES = tasks.names()
 TINY = [
@@ -252,7 +252,7 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     shutil.rmtree(again / "checkpoint/step-00000010")
     for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
         (again / name).unlink()
-    from posbench.runs.folder import load_config
+    from posbench.run_folder.folder import load_config
     from posbench.training.train import train
 
     train(load_config(again), again, ["posbench", "train"])

@@ -25,12 +25,12 @@ import posbench.training.train
 from posbench import files, machine
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
+from posbench.launch import ranks
 from posbench.processes import Joined, World, joined
-from posbench.runs import checkpoint
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import evaluation_rows
+from posbench.run_folder import checkpoint
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
-from posbench.training import launch
 from posbench.training.step import Learner
 from posbench.training.train import train, train_beside
 
@@ -39,7 +39,7 @@ STEPS = 12
 
 @pytest.fixture(autouse=True)
 def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", launch._loopback())
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ranks._loopback())
 
 
 @pytest.fixture
@@ -402,7 +402,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_numbers_that_do(config
 
 def test_one_process_is_started_by_nobody(config: Config) -> None:
     for processes in (None, 1):
-        with launch._joining(with_processes(config, processes)) as world:
+        with ranks._joining(with_processes(config, processes)) as world:
             assert type(world) is World and (world.rank, world.size) == (0, 1)
 
 
@@ -416,16 +416,16 @@ def test_another_number_of_processes_than_were_started_is_refused(
     for name, value in {rank: "0", size: "4", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"runtime.processes is 2, but {by} started 4 processes"):
-        launch._joining(with_processes(config, 2))
+        ranks._joining(with_processes(config, 2))
 
 
 def test_more_processes_and_threads_than_cores_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
-    assert launch._threads(with_processes(config, 2, threads=None), 2) == 2
-    assert launch._threads(with_processes(config, 4, threads=None), 4) == 1
+    assert ranks._threads(with_processes(config, 2, threads=None), 2) == 2
+    assert ranks._threads(with_processes(config, 4, threads=None), 4) == 1
     for processes, threads in ((2, 3), (8, None)):
         with pytest.raises(UserError, match=f"runtime.processes is {processes}, .* as many in all as cores here, 4"):
-            launch._threads(with_processes(config, processes, threads=threads), processes)
+            ranks._threads(with_processes(config, processes, threads=threads), processes)
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda:1"])
@@ -434,7 +434,7 @@ def test_a_device_that_is_not_for_several_is_refused(
 ) -> None:
     monkeypatch.setattr(machine, "resolve", torch.device)
     with pytest.raises(UserError, match=f"runtime.device is {device}: 2 processes train on cpu, or on cuda with a GPU"):
-        launch._check(with_processes(config, 2, device=device), 2, 2, "posbench")
+        ranks._check(with_processes(config, 2, device=device), 2, 2, "posbench")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes on this machine need a GPU each, it has 1"):
-        launch._check(with_processes(config, 2, device="cuda"), 2, 2, "posbench")
+        ranks._check(with_processes(config, 2, device="cuda"), 2, 2, "posbench")

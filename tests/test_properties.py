@@ -13,8 +13,8 @@ import torch
 import posbench
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
-from posbench.portrait import codes, properties
-from posbench.portrait.schemes import Scheme
+from posbench.show import codes, properties
+from posbench.show.schemes import Scheme
 
 
 class Measured(dict[str, properties.Properties]):
@@ -32,7 +32,7 @@ def measured() -> Measured:
 
 @pytest.fixture(scope="module")
 def all_measured(measured: Measured) -> list[properties.Properties]:
-    return [measured[name] for name in posbench.encodings()]
+    return [measured[name] for name in posbench.encodings.names()]
 
 
 def _figure(one: properties.Properties, title: str, figure: str) -> float:
@@ -73,7 +73,7 @@ def test_verdicts_are_the_expected_table(measured: Measured, name: str) -> None:
 
 def test_every_scheme_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(properties, "_measure_one", lambda scheme: scheme.name)
-    assert properties.measure() == posbench.encodings()
+    assert properties.measure() == posbench.encodings.names()
 
 
 @pytest.mark.full

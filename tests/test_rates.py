@@ -9,12 +9,12 @@ import pytest
 from fake_study import SCHEMES, configured, demo_config, write_run
 
 from posbench import report
-from posbench.comparison import load, rates, summary
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
-from posbench.portrait import properties
 from posbench.report import figures, tables
-from posbench.runs import finding
+from posbench.report.comparison import load, rates, summary
+from posbench.run_folder import finding
+from posbench.show import properties
 
 HEADINGS = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
 

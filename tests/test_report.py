@@ -14,14 +14,14 @@ from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, 
 from support import posbench
 
 from posbench import report
-from posbench.comparison import load, summary
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.portrait import properties
 from posbench.report import figures, tables, text
 from posbench.report.answer import answer
-from posbench.runs import finding
+from posbench.report.comparison import load, summary
+from posbench.run_folder import finding
+from posbench.show import properties
 
 MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"

@@ -17,8 +17,8 @@ from support import posbench
 from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.portrait import properties
 from posbench.report import figures, latex
+from posbench.show import properties
 
 PDFLATEX = shutil.which("pdflatex")
 HOSTILE = "[x] * \\input{x} ^^M % # & $x^2$ _{y} ~"

@@ -14,11 +14,11 @@ from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write
 from matplotlib.text import Text
 
 from posbench import encodings
-from posbench.comparison import load, summary
-from posbench.comparison.load import Group
-from posbench.comparison.summary import Summary
 from posbench.report import ends, families, figures, lines, page, styles
-from posbench.runs import finding
+from posbench.report.comparison import load, summary
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.summary import Summary
+from posbench.run_folder import finding
 
 MANY = [
     "rope", "alibi", "none", "t5", "sinusoidal", "learned", "binary", "index", "sine", "minmax", "fire", "fox", "cope",

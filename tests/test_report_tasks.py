@@ -18,17 +18,17 @@ from scipy import stats
 
 import posbench
 from posbench import report
-from posbench.comparison import load, problems, statistics
-from posbench.comparison.load import Group
-from posbench.comparison.problems import Spread, Standing
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import answers
 from posbench.evaluation.answers import TRAINED, Answers, Place
 from posbench.evaluation.intervals import clopper_pearson
-from posbench.portrait import properties
 from posbench.report import figures, task_figure, task_page, task_tables
-from posbench.runs import finding
+from posbench.report.comparison import load, problems, statistics
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.problems import Spread, Standing
+from posbench.run_folder import finding
+from posbench.show import properties
 
 DOUBLE = Place("", 2.0, 0)
 

@@ -16,15 +16,16 @@ import torch
 from disks import in_child, small_disk, start_child
 from support import snapshot
 
-from posbench import files, model
+from posbench import files
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
-from posbench.runs import checkpoint, lock
-from posbench.runs.folder import Run, load_config, load_record
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.redaction import redact
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.model import gpt
+from posbench.run_folder import checkpoint, lock
+from posbench.run_folder.folder import Run, load_config, load_record
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.redaction import redact
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
 
 COMMAND = ["posbench", "train"]
 FAKE_SECRETS = (
@@ -168,13 +169,13 @@ def test_a_run_of_another_definition_of_the_block_is_refused(
     with Run.open(folder, tiny_config, COMMAND) as run:
         assert run.record["block"] is None  # not trained yet
         run.begin_attempt("cpu", "fp32", 1)
-        assert run.record["block"] == model.BLOCK == 1
-    monkeypatch.setattr(model, "BLOCK", 2)
+        assert run.record["block"] == gpt.BLOCK == 1
+    monkeypatch.setattr(gpt, "BLOCK", 2)
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.begin_attempt("cpu", "fp32", 1)
         assert run.record["block"] == 2  # it had no weights to misread
         checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
-    monkeypatch.setattr(model, "BLOCK", 3)
+    monkeypatch.setattr(gpt, "BLOCK", 3)
     before = (folder / "run.json").read_bytes()
     message = "was trained with definition 2 of the model's block, here is 3"
     for refused in (lambda: Run.open(folder, tiny_config, COMMAND), lambda: checkpoint.trained(folder)):
@@ -198,7 +199,7 @@ def test_runs_from_before_the_block_was_recorded_have_the_first(
         run.begin_attempt("cpu", "fp32", 1)
         assert run.record["block"] == 1
     assert checkpoint.trained(folder).step == 1
-    monkeypatch.setattr(model, "BLOCK", 2)
+    monkeypatch.setattr(gpt, "BLOCK", 2)
     with pytest.raises(UserError, match="definition 1"):
         checkpoint.trained(folder)
 

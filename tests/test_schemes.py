@@ -11,10 +11,10 @@ from oracles import third_party, third_party_file
 from torch import Tensor, nn
 
 from posbench import attention_logits, attention_output, encodings
-from posbench.attention.reference import logits_of, rows_of
 from posbench.encodings import _frequencies as rules
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import OptionError, UserError
+from posbench.model.attention.reference import logits_of, rows_of
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
 FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order

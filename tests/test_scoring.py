@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import encodings
-from posbench.attention import dispatch
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
@@ -17,7 +16,8 @@ from posbench.evaluation.protocols import Windows, targets_of
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
-from posbench.model import GPT, Reading, build
+from posbench.model.attention import dispatch
+from posbench.model.gpt import GPT, Reading, build
 
 V = 50
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from matplotlib.image import imread
 import posbench
 from posbench.cli.app import main
 from posbench.errors import UserError
-from posbench.portrait import panels, plots, schemes, show
-from posbench.portrait.schemes import Scheme
+from posbench.show import command, panels, plots, schemes
+from posbench.show.schemes import Scheme
 
 PHRASE = "my daughter called her brother last night"
 
@@ -28,7 +28,7 @@ def _titles(name: str) -> list[str]:
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("name", posbench.encodings())
+@pytest.mark.parametrize("name", posbench.encodings.names())
 def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
     picture = panels.picture(Scheme(name))
     assert picture.panels[-1].title == "Mean attention, random tokens"
@@ -61,7 +61,7 @@ def test_a_pattern_of_layers_is_drawn_under_its_own_name() -> None:
     picture = panels.picture(scheme)
     assert (picture.name, picture.subtitle) == ("layered/gemma3", "first layer: rope")
     with pytest.raises(UserError, match="is not a run folder"):
-        show.main(["layered/gemma33"])
+        command.main(["layered/gemma33"])
 
 
 def test_rope_wavelengths_are_those_of_the_formula() -> None:
@@ -144,7 +144,7 @@ def test_the_order_of_words_does_not_matter() -> None:
 
 def test_terminal_pictures_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    show.main(["sinusoidal", "rope", "alibi"])
+    command.main(["sinusoidal", "rope", "alibi"])
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 80
     assert any("Added to the logit" in line and "Mean attention" in line for line in lines)  # two side by side
@@ -154,23 +154,23 @@ def test_terminal_pictures_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsy
 def test_terminal_pictures_survive_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
-    show.main(["learned", "rope"])
-    show.main(["rope"], phrase="ma fille a appelé son frère", words="fille,appelé")
+    command.main(["learned", "rope"])
+    command.main(["rope"], phrase="ma fille a appelé son frère", words="fille,appelé")
     sys.stdout.flush()
     assert "|" in raw.getvalue().decode("ascii")
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    show.main(["alibi"])
+    command.main(["alibi"])
     assert "\x1b[94m" in capsys.readouterr().out  # bright blue
     monkeypatch.setenv("NO_COLOR", "1")
-    show.main(["alibi"])
+    command.main(["alibi"])
     assert "\x1b[94m" not in capsys.readouterr().out
 
 
 def test_terminal_says_who_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    show.main(["rope", "sinusoidal"], phrase=PHRASE, words="daughter,called")
+    command.main(["rope", "sinusoidal"], phrase=PHRASE, words="daughter,called")
     out = capsys.readouterr().out
     assert "stays" in out and "changes by" in out
 
@@ -195,7 +195,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 @pytest.mark.full
 def test_png_holds_a_row_of_panels_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
     names = ["sinusoidal", "learned", "none"]
-    show.main(names, tmp_path / "a.png")
+    command.main(names, tmp_path / "a.png")
     rows = saved[0].subfigs
     assert [row.get_suptitle().split()[0] for row in rows] == names
     assert [[axis.get_title() for axis in row.axes if axis.get_title()] for row in rows] == [_titles(n) for n in names]
@@ -204,7 +204,7 @@ def test_png_holds_a_row_of_panels_per_scheme(tmp_path: Path, saved: list[Figure
 
 
 def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
-    show.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
+    command.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     for axis, name in zip(saved[0].axes, ("rope", "sinusoidal"), strict=True):
         row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
@@ -215,7 +215,7 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["t5", "fire", "path", "rope", "index", "shaw"])
 def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: list[Figure], name: str) -> None:
-    show.main([name], tmp_path / "a.png")
+    command.main([name], tmp_path / "a.png")
     axes = saved[0].subfigs[0].axes
     boxes = [legend.get_window_extent() for axis in axes if (legend := axis.get_legend())]
     taken = [axis.get_window_extent() for axis in axes] + [axis.xaxis.label.get_window_extent() for axis in axes]
@@ -228,33 +228,33 @@ def test_a_legend_lies_below_its_panel_and_on_no_other(tmp_path: Path, saved: li
 @pytest.mark.full
 @pytest.mark.parametrize("names", [["bipe"], ["cape"], ["rope", "sinusoidal"]], ids="-".join)
 def test_nothing_is_cut_off(tmp_path: Path, names: list[str]) -> None:
-    show.main(names, tmp_path / "a.png")
+    command.main(names, tmp_path / "a.png")
     pixels = imread(tmp_path / "a.png")[..., :3]
     assert all((edge == 1).all() for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]))
 
 
 @pytest.mark.full
 def test_many_panels_are_rows_of_equal_length(tmp_path: Path, saved: list[Figure]) -> None:
-    show.main(["bipe"], tmp_path / "a.png")
+    command.main(["bipe"], tmp_path / "a.png")
     tops = collections.Counter(round(axis.get_position().y1, 2) for axis in saved[0].axes if axis.get_title())
     assert list(tops.values()) == [3, 3]
 
 
 def test_the_heading_of_a_single_panel_is_as_wide_as_the_picture(tmp_path: Path, saved: list[Figure]) -> None:
-    show.main(["canon"], tmp_path / "a.png")
+    command.main(["canon"], tmp_path / "a.png")
     (row,) = saved[0].subfigs
     assert row._suptitle.get_window_extent().x0 >= 0 and "untrained" in row.get_suptitle()
 
 
 def test_where_attention_is_too_faint_to_draw_the_legend_says_so(tmp_path: Path, saved: list[Figure]) -> None:
-    show.main(["fox", "alibi"], tmp_path / "a.png")
+    command.main(["fox", "alibi"], tmp_path / "a.png")
     said = [[text.get_text() for text in row.axes[-1].get_legend().get_texts()] for row in saved[0].subfigs]
     assert "below 0.0001: not drawn" in said[0] and "below 0.0001: not drawn" not in said[1]
 
 
 def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: No such file"):
-        show.main(["none"], tmp_path / "nowhere" / "a.png")
+        command.main(["none"], tmp_path / "nowhere" / "a.png")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_folder_that_does_not_exist_gets_one_line(tmp_path: Path) -> None:
 )
 def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        show.main(names, None, phrase, words)
+        command.main(names, None, phrase, words)
 
 
 # -- the command, and the gallery --------------------------------------------------------------------------------------
@@ -284,12 +284,12 @@ def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
     assert pictures == [words[-1] for words in commands]
     assert {path.name for path in (docs / "gallery").iterdir()} == set(pictures)
     assert all((docs / "gallery" / name).stat().st_size < 200_000 for name in pictures)
-    shown = {word for words in commands for word in words if word in posbench.encodings()}
+    shown = {word for words in commands for word in words if word in posbench.encodings.names()}
     assert shown >= {"sinusoidal", "sine", "binary", "learned", "index", "minmax", "rope", "alibi", "t5", "shaw"}
 
 
 def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    show.main(["none", "alibi"])
+    command.main(["none", "alibi"])
     pictures = capsys.readouterr().out
     assert "none" in pictures and "alibi" in pictures
     monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "alibi"])

@@ -15,12 +15,12 @@ import torch
 from matplotlib.image import imread
 
 import posbench
-from posbench import model
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import UserError
-from posbench.portrait import codes, panels, plots, schemes, show, trained
-from posbench.portrait.panels import Curves
+from posbench.model.gpt import GPT, build
+from posbench.show import codes, command, panels, plots, schemes, trained
+from posbench.show.panels import Curves
 
 LENGTH = 16  # that tiny_config is trained at
 TEXT = TokenSplit(
@@ -28,12 +28,12 @@ TEXT = TokenSplit(
 )
 
 
-def built(config: Config, name: str, **options: Any) -> tuple[model.GPT, Config]:
+def built(config: Config, name: str, **options: Any) -> tuple[GPT, Config]:
     config = dataclasses.replace(config, encoding=EncodingConfig(name, options))
-    return model.build(config, 257, tuple(map(str, range(257)))).eval(), config
+    return build(config, 257, tuple(map(str, range(257)))).eval(), config
 
 
-def drawn(gpt: model.GPT, config: Config) -> dict[str, Curves]:
+def drawn(gpt: GPT, config: Config) -> dict[str, Curves]:
     with torch.no_grad():
         found = trained._on_text(gpt, config, TEXT)
     assert all(isinstance(panel, Curves) for panel in found)
@@ -41,7 +41,7 @@ def drawn(gpt: model.GPT, config: Config) -> dict[str, Curves]:
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("name", posbench.encodings())
+@pytest.mark.parametrize("name", posbench.encodings.names())
 def test_attention_of_every_encoding_is_drawn_at_and_beyond_the_training_length(name: str, tiny_config: Config) -> None:
     options: dict[str, Any] = {"layers": [{"name": "fox"}, {"name": "rope"}]} if name == "layered" else {}
     gpt, config = built(tiny_config, name, **options)
@@ -200,20 +200,20 @@ def test_without_its_text_a_run_shows_its_encoding_and_says_why(run: Path, tmp_p
 )
 def test_mistakes_get_one_line(run: Path, words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        show.main([word.format(run=run) for word in words])
+        command.main([word.format(run=run) for word in words])
     assert "\n" not in str(error.value)
 
 
 def test_a_phrase_is_moved_through_encodings_only(run: Path) -> None:
     with pytest.raises(UserError, match="--phrase is for encodings by their names"):
-        show.main([str(run)], phrase="a b", words="a,b")
+        command.main([str(run)], phrase="a b", words="a,b")
 
 
 def test_a_run_without_a_checkpoint_gets_one_line(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     with pytest.raises(UserError, match="has no checkpoint"):
-        show.main([str(tmp_path / "run")])
+        command.main([str(tmp_path / "run")])
 
 
 # -- options of encodings that are named -------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_options_after_a_name_are_its_own(words: list[str]) -> None:
 
 
 def test_a_picture_says_which_options_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    show.main(["rope", "encoding.base=100", "rope"])
+    command.main(["rope", "encoding.base=100", "rope"])
     out = capsys.readouterr().out
     assert " rope base=100 " in out and " rope ─" in out
 

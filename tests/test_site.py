@@ -20,10 +20,10 @@ import pytest
 import support
 import yaml
 
+from posbench.bench import speed
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
-from posbench.speed import bench
-from posbench.sweep import jobs, launcher
+from posbench.launch import jobs, launcher
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -138,8 +138,8 @@ def _bench(arguments: list[str]) -> None:
     """What would be measured is composed as it stands; it takes minutes to measure."""
     names = [word for word in arguments if word.isidentifier() and word in choices("encoding")]
     flags = dict(itertools.pairwise(arguments))
-    sizes = bench.find_shape(flags.get("--shape", "demo"), int(flags["--length"]) if "--length" in flags else None)
-    assert bench.configurations(names, sizes, 1, [word for word in arguments if "=" in word])
+    sizes = speed.find_shape(flags.get("--shape", "demo"), int(flags["--length"]) if "--length" in flags else None)
+    assert speed.configurations(names, sizes, 1, [word for word in arguments if "=" in word])
 
 
 def _of_a_study(word: str) -> list[str]:

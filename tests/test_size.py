@@ -20,7 +20,7 @@ from posbench.config import size
 from posbench.config.schema import Config, EncodingConfig, ModelConfig, from_container, to_container
 from posbench.config.shape import shape_of
 from posbench.errors import RunFailed, UserError
-from posbench.model import build, parameter_counts
+from posbench.model.gpt import build, parameter_counts
 
 
 def with_model(config: Config, **changes: Any) -> Config:

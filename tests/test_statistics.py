@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbench.comparison.statistics import holm, needed, two_groups
+from posbench.report.comparison.statistics import holm, needed, two_groups
 
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
 

@@ -21,7 +21,7 @@ from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.fused import fusible, fusing
-from posbench.model import GPT, build
+from posbench.model.gpt import GPT, build
 from posbench.processes import World
 from posbench.training.compilation import is_compiled
 from posbench.training.step import Learner, LossScale, begin_update, learner_for, update

@@ -24,21 +24,21 @@ from support import each_once, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
-from posbench import encodings, machine, sweep
-from posbench.comparison import load
-from posbench.comparison import rates as rates_of
+from posbench import encodings, machine
 from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_id, run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
-from posbench.runs import finding
-from posbench.runs.lock import in_use
-from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs, launcher, pool, rates, slurm, table, template, tuning
-from posbench.sweep.jobs import Job, Status
+from posbench.launch import jobs, launcher, pool, rates, slurm, sweep, table, template, tuning
+from posbench.launch.job import _command_line as run_by_command_line
+from posbench.launch.jobs import Job, Status
+from posbench.report.comparison import load
+from posbench.report.comparison import rates as rates_of
+from posbench.run_folder import finding
+from posbench.run_folder.lock import in_use
+from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
-from posbench.training.job import _command_line as run_by_command_line
 from posbench.training.train import train
 
 
@@ -463,7 +463,7 @@ def test_a_job_whose_template_died_before_it_began_knows_its_parent(
     def serve() -> None:
         monkeypatch.setattr(os, "fork", fork_and_die)
         monkeypatch.setattr(
-            "posbench.training.job.as_process", lambda: (os.write(1, f"{sys.argv}\n".encode()), os._exit(0))
+            "posbench.launch.job.as_process", lambda: (os.write(1, f"{sys.argv}\n".encode()), os._exit(0))
         )
         template._serve(theirs)
         os._exit(0)
@@ -476,7 +476,7 @@ def test_a_job_whose_template_died_before_it_began_knows_its_parent(
         socket.send_fds(ours, [json.dumps(order).encode()], [output.fileno()])
         until(lambda: (tmp_path / "output").read_text().endswith("\n"))
     served.join()
-    assert (tmp_path / "output").read_text() == f"{['posbench.training.job', '--parent', str(served.pid)]}\n"
+    assert (tmp_path / "output").read_text() == f"{['posbench.launch.job', '--parent', str(served.pid)]}\n"
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from posbench.cli import listing
 from posbench.evaluation import curve
-from posbench.portrait import characters, properties
 from posbench.report import text
+from posbench.show import characters, properties
 from posbench.terminal import console, exits, tables
 
 HOSTILE = "[red]rope[/blue] :smile: [link=file:///]x"

@@ -18,11 +18,11 @@ import wandb_offline
 from posbench import files
 from posbench.config.schema import Config, to_container
 from posbench.evaluation import picture
-from posbench.runs import checkpoint, tracking
-from posbench.runs.folder import Run
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import EvaluationRow
-from posbench.runs.wandb_session import choose_mode
+from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.folder import Run
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import EvaluationRow
+from posbench.run_folder.wandb_session import choose_mode
 
 TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
             "validation/accuracy", "validation/exact_match")  # fmt: skip

@@ -25,18 +25,18 @@ import posbench.training.step
 import posbench.training.train
 from posbench import machine
 from posbench.cli import doctor
-from posbench.comparison import load
 from posbench.config.schema import Config, to_container
 from posbench.data.batches import Batch, validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.headline import headline_of
 from posbench.kernels import native
-from posbench.model import GPT, build
-from posbench.runs import checkpoint, tracking
-from posbench.runs.folder import Run, held_config
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import EvaluationRow, evaluation_rows
+from posbench.model.gpt import GPT, build
+from posbench.report.comparison import load
+from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.folder import Run, held_config
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.step import Learner, Outcome, learning_rate, optimizer_for
 from posbench.training.train import train
@@ -73,7 +73,7 @@ def record_of(folder: pathlib.Path) -> dict[str, Any]:
 def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
     saved = folder.parent / f"{folder.name}.yaml"
     saved.write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
-    command = [sys.executable, "-m", "posbench.training.job", str(saved), "--run-dir", str(folder)]
+    command = [sys.executable, "-m", "posbench.launch.job", str(saved), "--run-dir", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -22,10 +22,10 @@ from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.evaluation import sync
 from posbench.evaluation.headline import check_objective, headline_of
-from posbench.runs import tracking
-from posbench.runs.folder import Run
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import EvaluationRow
+from posbench.run_folder import tracking
+from posbench.run_folder.folder import Run
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import EvaluationRow
 
 ROW = EvaluationRow(
     protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=7, status="ok", nll=1.0

@@ -11,18 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench import encodings, model
-from posbench.attention import dispatch
-from posbench.attention.dispatch import attention
-from posbench.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench import encodings
 from posbench.config import history
 from posbench.config.schema import Config
 from posbench.encodings._wrapper import Wrapper
 from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.extend.methods import extended, methods_of
 from posbench.errors import Undefined, UserError
-from posbench.extend.methods import extended, methods_of
-from posbench.portrait import codes, panels
-from posbench.portrait.schemes import Scheme
+from posbench.model.attention import dispatch
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench.model.gpt import build
+from posbench.show import codes, panels
+from posbench.show.schemes import Scheme
 from posbench.training.step import tell_progress
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
@@ -91,8 +92,8 @@ def test_layers_keep_the_cheap_form_of_their_encoding(monkeypatch: pytest.Monkey
 def test_a_model_of_equal_layers_is_the_model_of_their_encoding(tiny_config: Config) -> None:
     ids = torch.randint(257, (2, 16))
     for name in ("rope", "t5", "fox"):
-        plain = model.build(with_encoding(tiny_config, name), 257)
-        same = model.build(with_encoding(tiny_config, "layered", layers=[{"name": name}]), 257)
+        plain = build(with_encoding(tiny_config, name), 257)
+        same = build(with_encoding(tiny_config, "layered", layers=[{"name": name}]), 257)
         assert torch.equal(plain(ids), same(ids))
         assert sum(p.numel() for p in same.encoding.parameters()) == sum(p.numel() for p in plain.encoding.parameters())
 
@@ -301,8 +302,8 @@ def test_every_position_is_drawn_equally_often() -> None:
 
 def test_as_many_positions_as_tokens_are_the_encoding_itself(tiny_config: Config) -> None:
     ids = torch.randint(257, (2, 16))
-    plain = model.build(with_encoding(tiny_config, "rope"), 257)
-    same = model.build(with_encoding(tiny_config, "randomized", max_length=16), 257)
+    plain = build(with_encoding(tiny_config, "rope"), 257)
+    same = build(with_encoding(tiny_config, "randomized", max_length=16), 257)
     torch.testing.assert_close(same(ids), plain(ids), **CLOSE)
     with pytest.raises(Undefined, match=r"length 17 is beyond the end of 'randomized' \(defined up to 16\)"):
         same(torch.randint(257, (2, 17)))

@@ -9,10 +9,10 @@ from typing import Any
 
 import support
 
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs
-from posbench.sweep.jobs import Job
+from posbench.launch import jobs
+from posbench.launch.jobs import Job
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import evaluation_rows
 from posbench.training.train import train
 
 TINY = [

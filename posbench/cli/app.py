@@ -16,8 +16,8 @@ from posbench.cli import complete
 from posbench.config.overrides import OF_A_FINISHED_RUN
 from posbench.config.settings import listed
 from posbench.config.shipped import choices
+from posbench.encodings.extend import NAMES as EXTENSIONS
 from posbench.errors import PosbenchError, UserError
-from posbench.extend import NAMES as EXTENSIONS
 from posbench.terminal import exits
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def train(
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
     from posbench.config import compose
-    from posbench.training import job
+    from posbench.launch import job
 
     options = ["--config-dir", str(config_dir)] if config_dir else []
     if cfg:
@@ -144,7 +144,7 @@ def _hand_on(context: typer.Context) -> None:
 
 def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
     """Run all combinations; those that fail are named at the end, and what a sweeper found best."""
-    from posbench.training import job
+    from posbench.launch import job
 
     outputs, began = Path(first.runtime.outputs), time.time()
     outputs.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def sweep(
     does not stop the others; the same command does what is missing or failed. hydra/launcher=submitit_slurm runs them
     elsewhere.
     """
-    from posbench import sweep as comparison
+    from posbench.launch import sweep as comparison
 
     _hand_on(context)
     comparison.sweep(overrides or [], n_jobs, config_dir)
@@ -199,7 +199,7 @@ def evaluate(
 
     Rows that exist are not computed again. Results of a model go to outputs/models/MODEL.
     """
-    from posbench.runs import finding
+    from posbench.run_folder import finding
 
     if models := [word for word in words if "=" not in word and finding.is_model(word)]:
         from posbench.huggingface import job as huggingface
@@ -224,7 +224,7 @@ def _all_settings(words: list[str], models: list[str]) -> list[str]:
 def _runs_and_overrides(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
     """The run folders that words name, and those words that are settings."""
     from posbench.config.overrides import full_key
-    from posbench.runs import finding
+    from posbench.run_folder import finding
 
     paths = [word for word in words if Path(word).exists() or ("=" not in word and full_key(word) == word)]
     overrides = [word for word in words if word not in paths]
@@ -295,7 +295,7 @@ def clean(
 
     The optimizer's state goes too, which is most of a run's size.
     """
-    from posbench.runs import cleaning, finding
+    from posbench.run_folder import cleaning, finding
 
     folders = finding.run_folders(paths)
     freed, left = cleaning.clean(folders)
@@ -355,7 +355,7 @@ def properties(
 
     That is order, uniqueness, relative, shift linear, continuous, invariant, and what it changes.
     """
-    from posbench.portrait import properties
+    from posbench.show import properties
 
     properties.main(names, as_json)
 
@@ -389,9 +389,10 @@ def show(
         width = min(shutil.get_terminal_size().columns, 100)
         print("\n\n\n".join(listing.page(name, width) for name in names))
         return
-    from posbench.portrait import show
 
-    show.main(names, png, phrase, words)
+    from posbench.show import command
+
+    command.main(names, png, phrase, words)
 
 
 @app.command()
@@ -415,10 +416,11 @@ def bench(
 
     Tokens per second, peak memory, and the share of what this machine can compute at most.
     """
-    from posbench.speed import bench
 
     style = "json" if as_json else "markdown" if markdown else "table"
-    bench.main(words or [], shape, length, rounds, threads, style)
+    from posbench.bench import speed
+
+    speed.main(words or [], shape, length, rounds, threads, style)
 
 
 @app.command()

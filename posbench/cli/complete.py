@@ -113,7 +113,7 @@ def _values(key: str) -> list[str]:
 
         return probes.names()
     if full == "evaluation.extensions":
-        from posbench.extend import NAMES
+        from posbench.encodings.extend import NAMES
 
         return list(NAMES)
     if key == "tune":

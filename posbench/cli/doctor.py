@@ -110,9 +110,9 @@ def _memory_gib() -> float | None:
 
 def _runs() -> dict[str, str]:
     """The number of runs in ./outputs by status; `died`: killed before it was recorded."""
-    from posbench.runs.finding import run_folders
-    from posbench.runs.folder import load_record
-    from posbench.runs.lock import died
+    from posbench.run_folder.finding import run_folders
+    from posbench.run_folder.folder import load_record
+    from posbench.run_folder.lock import died
 
     counted: Counter[str] = Counter()
     with contextlib.suppress(UserError, OSError):
@@ -126,7 +126,7 @@ def _wandb_mode() -> str:
     """The mode that `tracking.mode=auto` comes to here. The key itself is only asked whether it exists."""
     import wandb
 
-    from posbench.runs.wandb_session import choose_mode
+    from posbench.run_folder.wandb_session import choose_mode
 
     return choose_mode("auto", wandb.Settings().base_url)
 

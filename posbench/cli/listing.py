@@ -16,7 +16,7 @@ from posbench import encodings, tasks
 from posbench.config.shipped import choices
 from posbench.errors import UserError
 from posbench.evaluation import probes
-from posbench.portrait import places
+from posbench.show import places
 
 # Parameters are counted at the size of experiment=demo, as the head of their column says.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
@@ -143,7 +143,7 @@ def describe(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
     row |= {"parameters": None, "max_length": None, "length_dependent": None}
     from posbench.encodings.base import Shape
-    from posbench.extend.methods import methods_of
+    from posbench.encodings.extend.methods import methods_of
 
     try:
         encoding = encodings.build(name, Shape(**DEMO))
@@ -176,7 +176,7 @@ def _section(document: str, label: str) -> str | None:
 
 
 def _extensions() -> list[dict[str, Any]]:
-    from posbench.extend.methods import METHODS
+    from posbench.encodings.extend.methods import METHODS
 
     return [{"name": m.name, "title": m.title, "source": m.source, "options": m.options} for m in METHODS.values()]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posbench.config.elsewhere import TrainedElsewhere
+from posbench.config.external import TrainedElsewhere
 from posbench.config.history import without_neutral
 from posbench.config.schema import SAVED, Config, to_container
 

@@ -9,8 +9,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import sys
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,13 +112,3 @@ def _owner(key: str, name: str) -> str:
     """The first encoding that has an option which another one has not: it may have been meant."""
     owner = next((other for other in ("rope", *names()) if other in names() and key in options_of(other)), None)
     return f"; did you mean to choose '{owner}'?" if owner and owner != name else ""
-
-
-class _Registry(types.ModuleType):
-    """Lets `posbench.encodings()` list the names although `posbench.encodings` is also this package."""
-
-    def __call__(self) -> list[str]:
-        return names()
-
-
-sys.modules[__name__].__class__ = _Registry

@@ -8,7 +8,7 @@ from rich.table import Table
 from posbench.config.problems import task_of
 from posbench.config.schema import Config
 from posbench.evaluation.answers import GATE, Answer, Answers, answers_of
-from posbench.runs.rows import EvaluationRow, evaluation_blocks
+from posbench.run_folder.rows import EvaluationRow, evaluation_blocks
 from posbench.terminal import chart, console, tables
 
 FLAT = 10.0  # percent: curves that span less look flat

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from posbench.config.schema import LONGEST, Config
 from posbench.evaluation.intervals import clopper_pearson
-from posbench.runs.jsonl import number, read_jsonl
-from posbench.runs.names import METRICS
-from posbench.runs.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, newest_of_split
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.names import METRICS
+from posbench.run_folder.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, newest_of_split
 
 PROTOCOL = "problems"
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned the task

@@ -7,12 +7,12 @@ from posbench import encodings
 from posbench.config import problems, size
 from posbench.config.schema import Config
 from posbench.config.shape import shape_of
+from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation import probes
 from posbench.evaluation.plan import lengths_of
 from posbench.evaluation.variants import parse_choice
-from posbench.extend import methods
-from posbench.runs.folder import load_config
+from posbench.run_folder.folder import load_config
 
 
 def check(config: Config) -> None:

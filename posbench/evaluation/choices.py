@@ -17,7 +17,7 @@ from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.evaluation.score import in_batches
 from posbench.evaluation.subject import Floats, Ranker, Subject
 from posbench.processes import World
-from posbench.runs.rows import BlockRow, EvaluationRow
+from posbench.run_folder.rows import BlockRow, EvaluationRow
 
 _TEXT = 2**16  # tokens of the text that problems are made of, at most
 

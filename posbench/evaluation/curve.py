@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from posbench.config.elsewhere import AnyConfig, TrainedElsewhere
+from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.evaluation import choices, intervals
 from posbench.evaluation.answer_curve import print_answers
 from posbench.evaluation.headline import headline_split, learned_of, levels_of
-from posbench.runs.folder import load_any_config
-from posbench.runs.rows import (
+from posbench.run_folder.folder import load_any_config
+from posbench.run_folder.rows import (
     PLAIN,
     EvaluationRow,
     evaluation_blocks,

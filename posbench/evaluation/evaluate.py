@@ -22,8 +22,8 @@ from posbench.evaluation.score import score
 from posbench.evaluation.subject import Floats, Subject
 from posbench.evaluation.variants import AS_TRAINED
 from posbench.processes import World
-from posbench.runs.jsonl import plain
-from posbench.runs.rows import EVALUATION_KEY, BlockRow, EvaluationRow
+from posbench.run_folder.jsonl import plain
+from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow
 
 Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 

@@ -11,13 +11,13 @@ from typing import Literal
 
 import numpy as np
 
-from posbench.config.elsewhere import AnyConfig
+from posbench.config.external import AnyConfig
 from posbench.config.schema import Config
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation import answers, intervals
 from posbench.evaluation.intervals import Blocks, Interval, blocks_of
-from posbench.runs.folder import load_any_config
-from posbench.runs.rows import (
+from posbench.run_folder.folder import load_any_config
+from posbench.run_folder.rows import (
     PLAIN,
     BlockRow,
     BlocksKey,

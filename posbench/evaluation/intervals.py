@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.runs.rows import BlockRow
+from posbench.run_folder.rows import BlockRow
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -25,14 +25,14 @@ from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of, headline_split
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
-from posbench.model import GPT
+from posbench.model.gpt import GPT
 from posbench.processes import World
-from posbench.runs import checkpoint, tracking
-from posbench.runs.folder import Run, load_config, load_record
-from posbench.runs.names import TOKENIZER
-from posbench.runs.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split, on_shared_targets
-from posbench.runs.trained import with_weights
-from posbench.runs.wandb_session import Draw
+from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.folder import Run, load_config, load_record
+from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split, on_shared_targets
+from posbench.run_folder.trained import with_weights
+from posbench.run_folder.wandb_session import Draw
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 

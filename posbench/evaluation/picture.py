@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from posbench.runs.rows import PLAIN, EvaluationRow
+from posbench.run_folder.rows import PLAIN, EvaluationRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

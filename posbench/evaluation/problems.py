@@ -27,8 +27,8 @@ from posbench.evaluation.score import in_batches
 from posbench.evaluation.subject import Answers, Solver
 from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
 from posbench.processes import World
-from posbench.runs.jsonl import plain
-from posbench.runs.rows import BlockRow, EvaluationRow
+from posbench.run_folder.jsonl import plain
+from posbench.run_folder.rows import BlockRow, EvaluationRow
 from posbench.tasks.base import Problems, Task
 
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length

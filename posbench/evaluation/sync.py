@@ -10,12 +10,12 @@ from posbench.config.schema import Config, TrackingConfig, validate
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
-from posbench.runs.folder import Run, load_config
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.names import EVALUATION, METRICS
-from posbench.runs.redaction import redact
-from posbench.runs.rows import EvaluationRow, evaluation_rows
-from posbench.runs.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
+from posbench.run_folder.folder import Run, load_config
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.names import EVALUATION, METRICS
+from posbench.run_folder.redaction import redact
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
 from posbench.terminal import console, exits
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.encodings.base import Encoding, check_length
+from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Answers, Bools, Floats, Varied
 from posbench.evaluation.variants import Variant, parse_choice
-from posbench.extend import methods
-from posbench.model import GPT, Reading
+from posbench.model.gpt import GPT, Reading
 from posbench.randomness import generator
 
 Head = Callable[[Tensor], Tensor]  # hidden states (N, D) to logits (N, V), in fp32

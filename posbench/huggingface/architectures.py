@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.attention.reference import narrower
 from posbench.config.schema import Config
 from posbench.config.size import hidden_width
 from posbench.encodings._additive import Additive
@@ -31,7 +30,8 @@ from posbench.errors import UserError
 from posbench.huggingface import rotary, spelling
 from posbench.huggingface.weights import NAMES, Tensors, tensors_of
 from posbench.kernels.rms_norm import EPS
-from posbench.model import GPT
+from posbench.model.attention.reference import narrower
+from posbench.model.gpt import GPT
 
 _FOLLOW_LENGTH = (DynamicNTK, LongRoPE)  # encodings whose frequencies change with the input's length
 _CLASSES = {

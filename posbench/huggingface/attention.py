@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.attention.reference import narrower
+from posbench.model.attention.reference import narrower
 
 NAME = "posbench"  # under which the library finds it
 SCORES = 2**25  # of one block, B x H x queries x keys

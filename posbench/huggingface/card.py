@@ -11,7 +11,7 @@ from typing import Any
 from posbench.config.schema import Config, to_container
 from posbench.huggingface.architectures import Stock
 from posbench.huggingface.parity import Agreement
-from posbench.runs.rows import EvaluationRow
+from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal.exits import spelt_out
 
 _SHAPING = ("encoding", "model", "data", "training", "seed")  # sections that a reader of the card is told

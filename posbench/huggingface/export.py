@@ -30,11 +30,11 @@ from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.building import quiet, transformers
 from posbench.huggingface.card import card
 from posbench.huggingface.parity import Agreement
-from posbench.runs import checkpoint
-from posbench.runs.facts import versions
-from posbench.runs.folder import load_config, load_record
-from posbench.runs.rows import evaluation_rows, newest_of_split
-from posbench.runs.trained import tokenizer_of, with_weights
+from posbench.run_folder import checkpoint
+from posbench.run_folder.facts import versions
+from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.rows import evaluation_rows, newest_of_split
+from posbench.run_folder.trained import tokenizer_of, with_weights
 
 PARITY = "posbench_parity.json"
 _LARGEST_PARITY = 2**20  # bytes

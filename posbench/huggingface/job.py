@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from posbench import machine
-from posbench.config.elsewhere import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
+from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
 from posbench.config.overrides import apply, full_key, parted, refuse_twice, value
 from posbench.config.schema import Config, EncodingConfig, EvaluationConfig
 from posbench.data import hub
@@ -32,8 +32,8 @@ from posbench.huggingface import building, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of
-from posbench.runs.folder import Run
-from posbench.runs.rows import EvaluationRow
+from posbench.run_folder.folder import Run
+from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 

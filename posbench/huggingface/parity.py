@@ -19,7 +19,7 @@ from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
 from posbench.huggingface.architectures import Stock
 from posbench.huggingface.building import quiet, transformers
-from posbench.model import GPT
+from posbench.model.gpt import GPT
 from posbench.randomness import generator
 
 LIMIT = 1e-5  # of the largest logit

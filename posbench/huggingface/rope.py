@@ -1,7 +1,7 @@
 """Context extensions of rotary models of transformers, as the configuration that the library is to build them by.
 
-What an extension does is defined once, in `posbench.extend`. Here it becomes `rope_parameters`; whether the library
-then turns by those very frequencies is looked at, in every rotary module and for every kind of layer.
+`posbench.encodings.extend` defines what an extension does. This module turns it into `rope_parameters` and checks that
+transformers then rotates by the same frequencies, in every rotary module and for every kind of layer.
 """
 
 import copy
@@ -15,8 +15,8 @@ from torch import nn
 from posbench import encodings
 from posbench.encodings._rotary import Rotary
 from posbench.encodings.base import Shape
+from posbench.encodings.extend import methods
 from posbench.errors import Undefined
-from posbench.extend import methods
 from posbench.huggingface import spelling
 from posbench.huggingface.spelling import Parameters
 

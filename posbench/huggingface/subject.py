@@ -12,12 +12,12 @@ from torch import Tensor
 
 from posbench import encodings, machine
 from posbench.encodings.base import Shape
+from posbench.encodings.extend import methods
 from posbench.errors import RunFailed, Undefined
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subject import Floats, Varied
 from posbench.evaluation.trained import candidates_nll, nll_of
 from posbench.evaluation.variants import Variant, parse_choice
-from posbench.extend import methods
 from posbench.huggingface import attention, rope
 from posbench.huggingface.folder import Checkpoint
 

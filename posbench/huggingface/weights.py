@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.model import GPT, Attention
+from posbench.model.gpt import GPT, Attention
 
 Tensors = dict[str, Tensor]
 

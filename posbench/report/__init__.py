@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench import files
-from posbench.config.elsewhere import TrainedElsewhere
+from posbench.config.external import TrainedElsewhere
 from posbench.errors import PosbenchError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from posbench.comparison.load import Group, RunData
-    from posbench.portrait.properties import Properties
+    from posbench.report.comparison.load import Group, RunData
     from posbench.report.page import Section
+    from posbench.show.properties import Properties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ def main(
         UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
             written.
     """
-    from posbench.comparison import load
     from posbench.report import latex
+    from posbench.report.comparison import load
     from posbench.terminal import console as terminal
     from posbench.terminal import exits
 
@@ -73,8 +73,8 @@ def main(
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     """Every run once, and what has to be said about those left out."""
-    from posbench.comparison import load
-    from posbench.runs import finding
+    from posbench.report.comparison import load
+    from posbench.run_folder import finding
 
     runs, warnings = [], []
     for folder in finding.run_folders(paths):
@@ -111,8 +111,8 @@ def _write(
     wanted: Wanted,
 ) -> None:
     """All files of a report; the main tables go to the console, too."""
-    from posbench.comparison import load
     from posbench.report import csv_files, page, tables, text
+    from posbench.report.comparison import load
 
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
@@ -142,7 +142,7 @@ def _write(
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
     """The measured properties of encodings, and a line about those that cannot be measured here and why."""
-    from posbench.portrait import properties
+    from posbench.show import properties
 
     measured, missing = [], []
     for name in names:
@@ -155,9 +155,9 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
 
 def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Section":
     """The part of a report on text: levels and rises of nll."""
-    from posbench.comparison import summary
     from posbench.report import captions, figures, latex, page, tables
     from posbench.report.answer import answer
+    from posbench.report.comparison import summary
 
     least = summary.LEAST if wanted.least is None else wanted.least
     summaries = summary.summarise(group, least)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from posbench.comparison.load import Group
-from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
 from posbench.evaluation.headline import REACH_LIMIT
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.report.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
 
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from posbench.comparison import load, rates
-from posbench.comparison.load import Group, RunData
-from posbench.comparison.problems import Standing
-from posbench.comparison.summary import Summary
-from posbench.config.elsewhere import ModelElsewhere, TrainedElsewhere
+from posbench.config.external import ModelElsewhere, TrainedElsewhere
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
-from posbench.runs.rows import PLAIN, WINDOWED, EvaluationRow
+from posbench.report.comparison import load, rates
+from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.problems import Standing
+from posbench.report.comparison.summary import Summary
+from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # commands that are all named
 

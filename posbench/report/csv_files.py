@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from posbench.comparison import problems
-from posbench.comparison.load import Group, RunData
-from posbench.comparison.problems import At, Standing
 from posbench.evaluation.answers import Answer, Place
 from posbench.report import text
-from posbench.runs.rows import COLUMNS
+from posbench.report.comparison import problems
+from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.problems import At, Standing
+from posbench.run_folder.rows import COLUMNS
 
 _HEADLINE = ["learned", "nll_1x", "rise_4x", "rise_16x", "reach"]  # as `headline` defines them, for this checkpoint
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from posbench.comparison.load import Scheme
-from posbench.portrait import places
+from posbench.report.comparison.load import Scheme
+from posbench.show import places
 
 
 class OfScheme(Protocol):

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbench import files
-from posbench.comparison.load import Group
-from posbench.comparison.summary import ENDPOINT_RATIO, Curve, Summary
 from posbench.report import ends, families, lines, styles
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Curve, Summary
 from posbench.report.lines import Line
 from posbench.report.styles import Style
-from posbench.runs.rows import WINDOWED
+from posbench.run_folder.rows import WINDOWED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Callable
 from typing import Literal
 
-from posbench.comparison import summary
-from posbench.comparison.load import Group
-from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.comparison.summary import Measure, Point, Summary
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.headline import REACH_LIMIT
 from posbench.report import tables
+from posbench.report.comparison import summary
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.report.comparison.summary import Measure, Point, Summary
 from posbench.report.tables import FEW, ONE, Table, Value
-from posbench.runs.rows import PLAIN
+from posbench.run_folder.rows import PLAIN
 from posbench.terminal.exits import one_line
 
 TIMES = "\N{MULTIPLICATION SIGN}"

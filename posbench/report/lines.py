@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from posbench.comparison.load import Group
-from posbench.comparison.summary import Curve, Point, Summary
 from posbench.evaluation.intervals import Interval
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import Style
-from posbench.runs.rows import PLAIN
+from posbench.run_folder.rows import PLAIN
 
 FAR = 2.0  # times as high as the next line, and
 HUGE = 2.0  # nats per token above the lowest: such a line leaves the picture rather than flatten the others

@@ -16,16 +16,16 @@ import yaml
 from markupsafe import Markup
 
 import posbench
-from posbench.comparison.load import Group, RunData
-from posbench.comparison.summary import Curve, Point, Summary
 from posbench.config.history import without_neutral
 from posbench.config.schema import to_container
 from posbench.evaluation.intervals import Interval
 from posbench.report import families, lines, styles
+from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
-from posbench.runs.redaction import redact
-from posbench.runs.rows import PLAIN, WINDOWED
+from posbench.run_folder.redaction import redact
+from posbench.run_folder.rows import PLAIN, WINDOWED
 from posbench.terminal.exits import one_line
 
 _HERE = Path(__file__).parent

@@ -5,16 +5,16 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from posbench.comparison import rates, statistics, summary
-from posbench.comparison.load import Failure, Group, RunData
-from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
 from posbench.evaluation import choices, probes
 from posbench.evaluation.headline import REACH_LIMIT
 from posbench.evaluation.intervals import Interval, over_seeds
-from posbench.portrait.properties import PROPERTIES, Measured, Properties
-from posbench.runs.jsonl import number
-from posbench.runs.rows import PLAIN, WINDOWED, EvaluationRow
+from posbench.report.comparison import rates, statistics, summary
+from posbench.report.comparison.load import Failure, Group, RunData
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.report.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
+from posbench.show.properties import PROPERTIES, Measured, Properties
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from posbench.comparison.load import Group
-from posbench.comparison.problems import Standing, standings
 from posbench.report import captions, latex, task_figure, task_page, task_tables
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.problems import Standing, standings
 from posbench.report.page import Part, Section
 
 

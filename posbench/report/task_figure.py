@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posbench.comparison.load import Group, RunData
-from posbench.comparison.problems import Standing, learned
 from posbench.evaluation.answers import GATE, Answer, Place
 from posbench.report import ends, families, figures, styles
+from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.problems import Standing, learned
 from posbench.report.figures import DARK, NAME_LINE, SETTINGS, write
 from posbench.report.lines import Line
 from posbench.report.styles import Style

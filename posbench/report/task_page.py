@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from posbench.comparison.load import Group
-from posbench.comparison.problems import Standing, learned
 from posbench.report import families, page, styles
+from posbench.report.comparison.load import Group
+from posbench.report.comparison.problems import Standing, learned
 from posbench.report.styles import Style
 from posbench.report.task_figure import lengths, seeds
 from posbench.terminal.exits import one_line

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from posbench.comparison import problems, rates
-from posbench.comparison.load import Group, RunData
-from posbench.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
-from posbench.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
+from posbench.report.comparison import problems, rates
+from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.tables import Table, Value
-from posbench.runs.rows import PLAIN
+from posbench.run_folder.rows import PLAIN
 
 NOT_LEARNED = "not learned"
 GATE_SAID = f"{100 * GATE:g} %"

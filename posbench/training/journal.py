@@ -18,11 +18,11 @@ from posbench import machine
 from posbench.config.schema import TrainingConfig
 from posbench.errors import UserError
 from posbench.processes import World
-from posbench.runs import checkpoint
-from posbench.runs.folder import Run
-from posbench.runs.jsonl import number
-from posbench.runs.tracking import Tracker
-from posbench.runs.trained import give_weights
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import Run
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.tracking import Tracker
+from posbench.run_folder.trained import give_weights
 from posbench.terminal import console
 from posbench.training.step import Learner, LossScale
 

@@ -31,13 +31,13 @@ from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of
 from posbench.evaluation.sync import send
 from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
-from posbench.model import GPT, build, parameter_counts
+from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
-from posbench.runs import checkpoint, tracking
-from posbench.runs.folder import Run, held_config
-from posbench.runs.log import kept
-from posbench.runs.names import TOKENIZER
-from posbench.runs.wandb_session import Target, in_sweep
+from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.folder import Run, held_config
+from posbench.run_folder.log import kept
+from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.wandb_session import Target, in_sweep
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.compilation import is_compiled
 from posbench.training.journal import Journal, RunJournal, Where

@@ -23,12 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posbench import encodings, machine
+from posbench.bench import speed
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError
 from posbench.evaluation import trained
 from posbench.kernels import flex
-from posbench.model import build
-from posbench.speed import bench
+from posbench.model.gpt import build
 from posbench.training import step
 
 KIND, *NAMES = sys.argv[1:]
@@ -148,9 +148,9 @@ def moved(model: nn.Module) -> nn.Module:
 
 def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
     """What the second of two steps, and a scoring at four times the training length, ask of the device."""
-    sizes = bench.find_shape(shape)
-    config = bench.configuration(name, sizes, 1, ["runtime.device=cpu", *overrides])
-    text = bench.random_text(sizes.vocab_size, config)
+    sizes = speed.find_shape(shape)
+    config = speed.configuration(name, sizes, 1, ["runtime.device=cpu", *overrides])
+    text = speed.random_text(sizes.vocab_size, config)
     dtype = torch.bfloat16 if KIND == "cuda" else torch.float32
     model = build(config, sizes.vocab_size)
     batch = TrainingBatches(text, sizes.train_length, sizes.batch_size, seed=0).batch(0)

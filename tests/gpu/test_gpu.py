@@ -17,8 +17,8 @@ from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.trained import TrainedGPT
 from posbench.kernels import flex
-from posbench.model import GPT, build
-from posbench.runs.checkpoint import newest
+from posbench.model.gpt import GPT, build
+from posbench.run_folder.checkpoint import newest
 from posbench.training.step import Learner, begin_update, learner_for, update
 from posbench.training.train import train
 

@@ -17,8 +17,7 @@ from support import posbench
 
 from posbench.config import compose
 from posbench.errors import UserError
-from posbench.sweep import jobs
-from posbench.training import job
+from posbench.launch import job, jobs
 
 WHOLE = "# @package _global_\n"
 CALL = "{_target_: pandas.read_pickle, filepath_or_buffer: EVIL}"

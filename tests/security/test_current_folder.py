@@ -31,7 +31,7 @@ def python(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("module", ["posbench.training.job", "posbench.sweep.launcher", "joblib"])
+@pytest.mark.parametrize("module", ["posbench.launch.job", "posbench.launch.launcher", "joblib"])
 def test_the_payload_is_real(module: str, folder: Path) -> None:
     """What `python -m` starts imports from the current folder."""
     assert python(folder, "-m", module, "--help").returncode != 0

@@ -7,8 +7,8 @@ import pytest
 
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.runs.folder import refuse_secrets
-from posbench.runs.redaction import redact, secret_keys
+from posbench.run_folder.folder import refuse_secrets
+from posbench.run_folder.redaction import redact, secret_keys
 
 HEX = "0123456789" * 4
 MIXED = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY"

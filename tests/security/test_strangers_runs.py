@@ -26,14 +26,14 @@ import yaml
 from support import TINY, posbench, snapshot, write_text
 
 from posbench import files
+from posbench.api.run import load
 from posbench.config.schema import load_saved
 from posbench.data import apart, tokens
 from posbench.data.tokenizer import from_file
 from posbench.errors import UserError
-from posbench.notebook.run import load
-from posbench.runs.lock import died, in_use
-from posbench.sweep import jobs, pool
-from posbench.sweep.jobs import Job
+from posbench.launch import jobs, pool
+from posbench.launch.jobs import Job
+from posbench.run_folder.lock import died, in_use
 from posbench.terminal import exits
 from posbench.training import train
 

@@ -11,8 +11,8 @@ import pytest
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import sync
-from posbench.runs.folder import Run
-from posbench.runs.wandb_session import Session, Target, choose_mode
+from posbench.run_folder.folder import Run
+from posbench.run_folder.wandb_session import Session, Target, choose_mode
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from faults import Case, Kill, at_boundaries, at_random
 
 from posbench.config.schema import Config
-from posbench.runs import checkpoint
-from posbench.runs.rows import evaluation_rows
+from posbench.run_folder import checkpoint
+from posbench.run_folder.rows import evaluation_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # some hundred runs, on a busy machine too
 
@@ -102,11 +102,14 @@ def half_lines_kept(file: Any) -> int:
 
 
 WORSE: dict[str, tuple[str, Any]] = {
-    "a checkpoint is written in place": ("posbench.runs.checkpoint.save", saved_in_place),
+    "a checkpoint is written in place": ("posbench.run_folder.checkpoint.save", saved_in_place),
     "the optimizer begins anew": ("posbench.training.journal._took", lambda *_: True),
-    "metrics are not cut on resuming": ("posbench.runs.folder.Run.cut_metrics", lambda *_: None),
-    "half lines stay": ("posbench.runs.jsonl.drop_half_line", half_lines_kept),
-    "blocks without their row stay": ("posbench.runs.folder.Run.whole_rows", lambda run: evaluation_rows(run.folder)),
+    "metrics are not cut on resuming": ("posbench.run_folder.folder.Run.cut_metrics", lambda *_: None),
+    "half lines stay": ("posbench.run_folder.jsonl.drop_half_line", half_lines_kept),
+    "blocks without their row stay": (
+        "posbench.run_folder.folder.Run.whole_rows",
+        lambda run: evaluation_rows(run.folder),
+    ),
 }
 
 

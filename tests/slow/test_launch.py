@@ -13,8 +13,8 @@ import pytest
 from support import TINY, write_text
 
 from posbench import machine
-from posbench.runs.jsonl import read_jsonl
-from posbench.runs.rows import evaluation_rows
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import evaluation_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(machine.cores() < 2, reason="needs two cores")]
 
@@ -97,7 +97,7 @@ def test_two_processes_give_what_one_gives(started: str) -> None:
 def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    (other,) = others(process, "posbench.training.launch")
+    (other,) = others(process, "posbench.launch.ranks")
     os.kill(process.pid if who == "first" else other, signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143 and "Traceback" not in errors, errors
@@ -110,7 +110,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_both(who: str) -> None:
 def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    (other,) = others(process, "posbench.training.launch")
+    (other,) = others(process, "posbench.launch.ranks")
     os.kill(other, signal.SIGKILL)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1 and "rank 1 of 2 was killed by SIGKILL" in errors
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_reason() -> None:
 def test_no_process_outlives_the_first() -> None:
     process = posbench(*LONG, "study=two", "processes=2")
     until_it_trains(process, "two")
-    (other,) = others(process, "posbench.training.launch")
+    (other,) = others(process, "posbench.launch.ranks")
     process.kill()
     process.wait()
     end = time.monotonic() + 30

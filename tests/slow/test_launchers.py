@@ -10,10 +10,9 @@ from support import write_text
 from tiny_sweep import LONG, SHORT, TINY, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
 import posbench.report
-from posbench import sweep
 from posbench.errors import PosbenchError
-from posbench.sweep import jobs
-from posbench.sweep.jobs import Job, Status
+from posbench.launch import jobs, sweep
+from posbench.launch.jobs import Job, Status
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from posbench import model
-from posbench.attention.reference import attention_output
 from posbench.config import compose
 from posbench.data import tokens
 from posbench.data.batches import TrainingBatches
+from posbench.model.attention.reference import attention_output
+from posbench.model.gpt import build
 from posbench.training.step import learner_for, learning_rate, update
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     size = [f"training.train_length={LENGTH}", f"training.batch_size={BATCH}", "model.d_model=64", "model.n_layers=2"]
     config = compose.check([f"encoding={encoding}", *size, "evaluation.targets=1", "runtime.device=cpu"])[0]
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
-    gpt = model.build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
+    gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
     learner = learner_for(gpt, config, CPU, dtype)
     batches = TrainingBatches(corpus.train, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
@@ -37,7 +37,7 @@ def by_definition(encoding: Any, q: Any, k: Any, v: Any, x: Any, positions: Any,
 @pytest.mark.parametrize("encoding", ["rope", "t5"])
 def test_300_steps_lose_what_they_lose_by_definition(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, half = losses(encoding, torch.float32), losses(encoding, torch.bfloat16)
-    monkeypatch.setattr(model, "attention", by_definition)
+    monkeypatch.setattr("posbench.model.gpt.attention", by_definition)
     exact = losses(encoding, torch.float32)
     assert exact[-1] < exact[0] - 1  # it did learn
     torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)

@@ -11,9 +11,9 @@ import pytest
 from support import write_text
 from tiny_sweep import LONG, SHORT, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
-from posbench.runs.rows import evaluation_rows
-from posbench.sweep import jobs
-from posbench.sweep.jobs import Job
+from posbench.launch import jobs
+from posbench.launch.jobs import Job
+from posbench.run_folder.rows import evaluation_rows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm_local.sh"
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]

@@ -17,8 +17,8 @@ from test_export import EXACT, configured, written
 from posbench.config.schema import Config
 from posbench.data import tokenizer as tokenizers
 from posbench.huggingface import export
-from posbench.runs.folder import load_config
-from posbench.runs.trained import model_of
+from posbench.run_folder.folder import load_config
+from posbench.run_folder.trained import model_of
 
 PYTHON = os.environ.get("POSBENCH_TRANSFORMERS4", "")
 pytestmark = [

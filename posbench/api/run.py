@@ -1,0 +1,258 @@
+"""A run folder as a Python object."""
+
+import functools
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.errors import UserError
+from posbench.evaluation.headline import Headline
+from posbench.report.comparison.load import RunData, read
+from posbench.run_folder.finding import run_folders
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.names import CONFIG, METRICS
+from posbench.run_folder.rows import COLUMNS, PLAIN, EvaluationRow, evaluation_blocks
+from posbench.terminal.exits import spelt_out
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from posbench.data.tokenizer import Tokenizer
+    from posbench.model.gpt import GPT
+
+# Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
+_FIRST = (
+    "protocol",
+    "length",
+    "length_ratio",
+    "nll",
+    "ci_low",
+    "ci_high",
+    "learned",
+    "perplexity",
+    "extension",
+    "status",
+)
+_NAMED = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach")
+_NAMED_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
+_FIRST_OF_TASK = (
+    "task",
+    "problem_length",
+    "length_ratio",
+    "offset",
+    "accuracy",
+    "exact_match",
+    "learned",
+    "nll",
+    "status",
+)
+_COUNTS = (
+    "problem_length",
+    "offset",
+    "stride",
+    "window",
+    "n_tokens",
+    "n_bytes",
+    "n_blocks",
+    "n_documents",
+    "peak_memory_bytes",
+)  # None: missing
+
+
+def load(run: str | Path) -> "LoadedRun":
+    """Read a run folder, finished or not; a folder that a stranger made is only read.
+
+    Args:
+        run: the folder, `outputs/STUDY/RUN`.
+
+    Raises:
+        UserError: it is no run folder, or its files cannot be read as what they should be.
+    """
+    folder = Path(run)
+    if not (folder / CONFIG).is_file() and folder.is_dir():
+        _say_what_it_is(folder)
+    return LoadedRun(read(folder))
+
+
+class LoadedRun:
+    """A run folder as it was when it was read: load it again to see what came later.
+
+    Attributes:
+        folder: where it lies.
+        config: what was asked for.
+        record: what became of it, the content of `run.json`.
+    """
+
+    def __init__(self, data: RunData) -> None:
+        self.data = data
+        self.folder = data.folder
+        self.config: AnyConfig = data.config
+        self.record: dict[str, Any] = data.record
+
+    @property
+    def id(self) -> str:
+        """The run's name; its last eight digits are those of all that shapes its weights."""
+        return str(self.record.get("id") or self.folder.name)
+
+    @property
+    def status(self) -> str:
+        """`done`, `running`, `stopped`, or why it failed: `diverged`, `oom`, `disk`, `error`."""
+        return self.data.outcome
+
+    @functools.cached_property
+    def headline(self) -> Headline:
+        """The run in a few values: `learned`, `nll_1x` .. and `rise_4x` .. (nats per token), `reach` (tokens).
+
+        `reach` is None for a run that has not learned. Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` ..
+        and `exact_match_1x` .. (shares).
+        """
+        return self.data.headline
+
+    @property
+    def learned(self) -> str | None:
+        """Whether it has learned: `yes`, `no` or `not resolved`; None where that is not known.
+
+        Of text: nll at the training length is below that of a bigram model of the training tokens on the same targets,
+        by a 95 % interval over documents. Rows of earlier versions lack what pairs documents: there the two numbers
+        decide. Not known: nothing was evaluated, or by a version without that model, or the model was trained
+        elsewhere. Of a task: 99 % of the answers' tokens are right at every trained length.
+        """
+        found = self.headline["learned"]
+        return None if found is None else str(found)
+
+    # -- what was measured -----------------------------------------------------------------------------------------
+
+    def curve(self) -> pd.DataFrame:
+        """What was evaluated, a row each: fixed_target as trained first, then narrowed or extended, then the rest.
+
+        `length` is in tokens, `nll` and its 95 % interval `ci_low`, `ci_high` in nats per token. What is undefined is
+        NaN; `status` and `reason` say why. `learned` is that of the run, in every row. `curve` names the rows that
+        belong together: fixed_target, windowed, nonoverlap, fixed_target_yarn ...
+
+        Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
+        trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
+        """
+        on_task = self.data.answers is not None
+        rows = sorted(self.data.rows, key=_task_first if on_task else _headline_first)
+        first = _FIRST_OF_TASK if on_task else _FIRST
+        columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
+        of_run = {"learned": self.learned}
+        frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json(), **of_run} for row in rows], columns=columns)
+        return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
+
+    def metrics(self) -> pd.DataFrame:
+        """Training as it went, a row per logged step: `step`, `tokens`, `train/loss`, `validation/nll` (nats), ..."""
+        lines = read_jsonl(self.folder / METRICS)
+        rows = [{spelt_out(key): number(value) for key, value in line.items()} for line in lines]
+        frame = pd.DataFrame(
+            rows, columns=list(dict.fromkeys(["step", "tokens", *(key for row in rows for key in row)]))
+        )
+        frame = frame.dropna(subset=["step", "tokens"]).groupby("step", as_index=False).last()
+        return frame.astype({"step": "int64", "tokens": "int64"})
+
+    def blocks(self) -> pd.DataFrame:
+        """The sums behind `curve`, a row per block of target tokens: for statistics of one's own.
+
+        Rows of equal `targets_sha256`, `block` and `document` are of the same tokens, in other runs, too.
+        """
+        found = evaluation_blocks(self.folder)
+        rows = [block.to_json(row) for row in self.data.rows for block in found.get(row.blocks_key, [])]
+        return pd.DataFrame(rows)
+
+    # -- the model -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer it was trained with: `encode(texts)`, `decode(ids)`, and the `separator` before each document.
+
+        Raises:
+            UserError: the folder has no tokenizer yet.
+        """
+        from posbench.run_folder.trained import tokenizer_of
+
+        return tokenizer_of(self.folder)
+
+    def model(self, device: str = "cpu") -> "GPT":
+        """The trained model, its newest checkpoint, in eval mode: `model(run.ids(text))` is logits (1, T, vocab_size).
+
+        Args:
+            device: cpu, cuda, cuda:1, mps or auto.
+
+        Raises:
+            UserError: no complete checkpoint, no such device, or a model that was trained elsewhere.
+        """
+        from posbench import machine
+        from posbench.run_folder.trained import model_of
+
+        if isinstance(self.config, TrainedElsewhere):
+            raise UserError(f"{self.folder} holds results of {self.config.model.source}: transformers loads that model")
+        return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))
+
+    def ids(self, text: str) -> "Tensor":
+        """Token ids (1, T) of a text, the separator first."""
+        import torch
+
+        return torch.tensor([[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]])
+
+    # -- to look at ------------------------------------------------------------------------------------------------
+
+    def plot(self) -> "Figure":
+        """The curve beyond the training length, as in a report: its level, and its rise on the same target tokens.
+
+        Of a run on a task: accuracy by problem length.
+
+        Raises:
+            UserError: the run has not ended, or nothing was evaluated.
+        """
+        from posbench.api.figure import figure
+
+        return figure([self.data])
+
+    def __repr__(self) -> str:
+        numbers = "".join(f", {name} {value}" for name, value in self._shown())
+        return spelt_out(f"<run {self.id}: {self.status}{numbers}; {self.folder}>")
+
+    def _repr_html_(self) -> str:
+        cells = [("status", self.status), *self._shown()]
+        head, body = (
+            "".join(f"<t{tag}>{html.escape(cell[at])}</t{tag}>" for cell in cells) for at, tag in ((0, "h"), (1, "d"))
+        )
+        title = f"<b>{html.escape(self.id)}</b> <code>{html.escape(spelt_out(str(self.folder)))}</code>"
+        return f"{title}<table><tr>{head}</tr><tr>{body}</tr></table>"
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """The known values, by name."""
+        names = _NAMED_OF_TASK if self.data.answers else _NAMED
+        named = ((name, self.headline.get(name)) for name in names)
+        return [
+            (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
+        ]
+
+
+def _headline_first(row: EvaluationRow) -> tuple[bool, bool, str, int]:
+    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
+
+
+def _task_first(row: EvaluationRow) -> tuple[bool, bool, str, int, float]:
+    varied = ":" in (row.task or "") or row.kind != PLAIN
+    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
+
+
+def _say_what_it_is(folder: Path) -> None:
+    """Refuse a folder of runs, with the call that reads them all.
+
+    Raises:
+        UserError: always where there are runs in it.
+    """
+    try:
+        inside = run_folders([folder])
+    except UserError:
+        return
+    raise UserError(
+        f"{folder} is not a run folder: posbench.runs('{folder}') reads the {len(inside)} in it, or load one, "
+        f"'{inside[0]}'"
+    )

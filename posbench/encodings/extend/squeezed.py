@@ -1,0 +1,88 @@
+"""Extensions that squeeze positions into the range seen in training, for encodings other than RoPE."""
+
+import dataclasses
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench.encodings import _rotary as rotary
+from posbench.encodings.alibi import ALiBi
+from posbench.encodings.base import Encoding, Rows, check_length
+from posbench.encodings.extend.stretch import Extended, Stretch
+from posbench.encodings.fire import FIRE
+from posbench.encodings.learned import Learned
+from posbench.encodings.sinusoidal import Sinusoidal
+from posbench.encodings.t5 import T5Bias
+
+
+class Squeezed(Encoding):
+    """An encoding that is shown every position and every distance divided by `factor`."""
+
+    def __init__(self, inner: Encoding, factor: float) -> None:
+        super().__init__(inner.shape)
+        self.inner = inner
+        self.factor = factor
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return self.inner.hooks & {"token_dim", "embed", "distance_bias", "bias"}
+
+    def token_dim(self) -> int:
+        return self.inner.token_dim()
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        exact = positions.float() if positions.device.type == "mps" else positions.double()  # MPS has no fp64
+        return self.inner.embed(x, exact / self.factor, ids)
+
+    def distance_bias(self, distance: Tensor, layer: int) -> Tensor | None:
+        return self.inner.distance_bias(distance / self.factor, layer)
+
+    def bias(self, rows: Rows) -> Tensor | None:
+        positions, distance = rows.positions / self.factor, rows.distance / self.factor
+        return self.inner.bias(dataclasses.replace(rows, positions=positions, distance=distance))
+
+
+class StretchedTable(Encoding):
+    """Learned positions with the table's rows spread over `length` positions, linear between them, ends aligned."""
+
+    def __init__(self, inner: Learned, length: int) -> None:
+        super().__init__(inner.shape)
+        self.inner = inner
+        self.max_length = length
+        self.step = (len(inner.table) - 1) / max(1, length - 1)  # rows per position
+
+    def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
+        check_length(self, positions.shape[-1])
+        table = self.inner.table
+        place = rotary.exact(positions) * self.step
+        below = place.long().clamp(max=len(table) - 1)
+        beyond = (place - below)[..., None].to(table)
+        below = below.to(table.device)
+        above = (below + 1).clamp(max=len(table) - 1)
+        code = F.embedding(below, table) * (1 - beyond) + F.embedding(above, table) * beyond
+        return (x + code).to(x.dtype)
+
+
+def alibi_pi(alibi: ALiBi, stretch: Stretch, factor: float | None = None) -> Extended:
+    """ALiBi with its slopes divided by s, which is position interpolation.
+
+    Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
+    arXiv:2306.15595, applied to Press et al. (2021), arXiv:2108.12409.
+    """
+    s, facts = stretch.factor(factor)
+    return Squeezed(alibi, s), facts
+
+
+def interpolate(
+    encoding: Sinusoidal | Learned | T5Bias | FIRE, stretch: Stretch, factor: float | None = None
+) -> Extended:
+    """Positions and distances divided by s; the table of `learned` stretched linearly over s times its length.
+
+    Source: Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation" (2023),
+    arXiv:2306.15595, applied to other encodings; for tables, Dosovitskiy et al. (2020), arXiv:2010.11929, section 3.2.
+    """
+    s, facts = stretch.factor(factor)
+    if isinstance(encoding, Learned):
+        return StretchedTable(encoding, math.ceil(s * stretch.train_length)), facts
+    return Squeezed(encoding, s), facts

@@ -1,0 +1,199 @@
+"""How a run is started: by `run` with its configuration at hand, by `python -m posbench.launch.job SAVED_CONFIG` with
+a saved one, or by Hydra, which calls `main` for each run of a multirun.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from omegaconf import DictConfig, OmegaConf
+
+from posbench.config.identity import run_folder
+from posbench.config.schema import SAVED, Config, load_saved
+from posbench.config.shipped import configs_dir
+from posbench.config.sources import refuse_unread
+from posbench.errors import InUse, Stopped, UserError
+from posbench.terminal import exits
+from posbench.terminal.signals import end_with
+
+# Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
+RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
+FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
+
+
+def run(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
+    """Train and evaluate a configuration in its folder, told and drawn on the terminal, in a process that is for this.
+
+    Arguments and errors are those of `launch.train_together`.
+    """
+    from posbench import machine
+    from posbench.evaluation import curve
+    from posbench.launch.ranks import train_together
+    from posbench.terminal import console
+
+    console.log_to_terminal()
+    machine.keep_freed_memory()
+    if train_together(config, folder, command, restart=restart):
+        curve.print_curves(folder, config.evaluation.split)
+
+
+def prepare(configs: list[Config]) -> None:
+    """Make the tokens of a multirun, told on the terminal, before its first run.
+
+    Raises:
+        UserError: there is no such text or tokenizer, or it cannot be read.
+    """
+    from posbench.data.tokens import prepare_all
+    from posbench.terminal import console
+
+    console.log_to_terminal()
+    prepare_all(configs)
+
+
+def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None, restart: bool = False) -> None:
+    """Run a saved configuration, in its own run folder unless another is given.
+
+    Args:
+        command: the command line, for the record; None = this one.
+    """
+    config = load_saved(saved)
+    folder = folder or run_folder(config)
+    if not (folder / SAVED).is_file():  # what a run from before has, it keeps
+        refuse_unread(config.data)
+    command = command or [sys.executable, "-m", "posbench.launch.job", str(saved)]
+    run(config, folder, command, restart)
+
+
+# -- by Hydra ----------------------------------------------------------------------------------------------------------
+
+
+def run_with_hydra(arguments: list[str], restart: bool = False) -> None:
+    """Hand a checked command line to Hydra, which calls `main` once, or once per combination with --multirun.
+
+    Raises:
+        Whatever Hydra raises; its own printing of errors is switched off.
+    """
+    import hydra
+
+    if restart:
+        os.environ[RESTART] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise instead of printing and exiting
+    before, sys.argv = sys.argv, ["posbench train", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=str(configs_dir()), config_name="train")(main)()
+    finally:
+        sys.argv = before
+
+
+def main(cfg: DictConfig) -> float | None:
+    """One run as Hydra composed it. In a multirun a failure is recorded and does not stop the others.
+
+    Returns:
+        What a sweeper optimises (`objective`); None where the run failed or it was not measured.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from posbench.config.compose import config_of
+
+    exits.tolerant_output()  # a launcher's process is its own
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    overrides = list(hydra.overrides.task)
+    try:
+        restart = os.environ.get(RESTART) == "1"
+        config = config_of(cfg, folder.parent)
+        run(config, folder, ["posbench", "train", *overrides], restart)
+        from posbench.evaluation.headline import objective
+
+        return objective(folder, config.runtime.objective)
+    except Exception as error:
+        code = exits.report(error)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # Hydra made it; only an empty one goes
+        if hydra.mode != RunMode.MULTIRUN or FAILURES not in os.environ or isinstance(error, Stopped):
+            raise SystemExit(code) from None
+        _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
+        return None
+
+
+def failures(path: Path) -> list[str]:
+    """What the jobs of a multirun recorded: their folders (overrides where none was made) and messages."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [f"{row['job']} ({row['message']})" for row in rows]
+
+
+def best(study: Path, since: float) -> str | None:
+    """What Hydra's Optuna sweeper wrote into the study after a time, in one line; None where it wrote nothing.
+
+    Its own log, which says the same, is Hydra's and switched off.
+    """
+    from posbench.config import plain_yaml
+
+    path = study / "optimization_results.yaml"
+    if not path.is_file() or path.stat().st_mtime < since:
+        return None
+    found = plain_yaml.load(path)
+    value, chosen = (found.get(name) for name in ("best_value", "best_params")) if isinstance(found, dict) else (0, 0)
+    if not isinstance(value, float) or not isinstance(chosen, dict):
+        return None
+    return " ".join([f"{value:.6g} with", *(f"{key}={setting}" for key, setting in chosen.items())])
+
+
+def _record_failure(job: str, error: Exception) -> None:
+    row = json.dumps({"job": job, "message": exits.one_line(str(error))})
+    with open(os.environ[FAILURES], "a", encoding="utf-8") as file:
+        file.write(row + "\n")
+
+
+def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:
+    """The run's name, for Hydra's folder. A combination that is no run gets a name too, and fails in its own turn."""
+    from posbench.config.compose import config_of
+
+    of_sweep = "subdir" in set(_parent_)  # `in _parent_` would resolve it, which asks for the name again, and so on
+    study = Path(_parent_.dir) if of_sweep else None
+    try:
+        return run_folder(config_of(_root_, study), study).name
+    except UserError:
+        return "invalid"
+
+
+OmegaConf.register_new_resolver("posbench.run_id", _run_id, replace=True)
+
+
+# -- from a saved configuration ----------------------------------------------------------------------------------------
+
+
+def _command_line() -> None:
+    parser = argparse.ArgumentParser(prog="python -m posbench.launch.job", description=run_saved.__doc__)
+    parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
+    parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
+    parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")
+    parser.add_argument("--command", type=shlex.split, help="command line for the record (default: this one)")
+    parser.add_argument("--parent", type=int, metavar="PID", help="save and end when this parent process is gone")
+    arguments = parser.parse_args()
+    if arguments.parent:
+        threading.Thread(target=end_with, args=(arguments.parent,), daemon=True).start()
+    try:
+        run_saved(arguments.saved, arguments.run_dir, arguments.command, arguments.restart)
+    except InUse as error:
+        exits.report(error)
+        raise SystemExit(exits.IN_USE) from None
+
+
+def as_process() -> NoReturn:
+    """Be the process of a run; what it is, `sys.argv` says."""
+    exits.tolerant_output()
+    sys.exit(exits.run(_command_line))
+
+
+if __name__ == "__main__":
+    as_process()

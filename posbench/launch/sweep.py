@@ -1,0 +1,193 @@
+"""A comparison: many runs, resumable, which survives those that fail and ends with the report.
+
+A run is its configuration, so a sweep is a list of configurations, its jobs. Run again, it does what is missing or
+failed; the run folders are the only memory it needs.
+"""
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+from posbench import files, machine
+from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
+from posbench.data.tokens import prepare_all
+from posbench.errors import PosbenchError, UserError
+from posbench.launch import jobs, launcher, pool, rates, table, tuning
+from posbench.launch.jobs import Job, Status
+from posbench.run_folder import jsonl, tracking
+from posbench.run_folder.redaction import redact
+from posbench.terminal import console
+
+logger = logging.getLogger(__name__)
+RECORD = "sweep.json"
+_TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
+
+
+def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None) -> None:
+    """Run every combination of the arguments, then write the report.
+
+    Args:
+        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `rates=NAME` (configs/rates), `tune=true`,
+            `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
+        n_jobs: processes at a time; None = one per CPU core or GPU.
+        config_dir: a folder of further YAML files.
+
+    Raises:
+        UserError: a mistake in the arguments; nothing was run.
+        Stopped: a signal; what was running has saved itself.
+        PosbenchError: some runs failed; all others are done.
+    """
+    own, hydra, overrides = _parted(arguments)
+    grid = _grid(own)
+    if "sweep" not in own and not overrides:
+        raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
+    if hydra and n_jobs:
+        raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
+    todo = jobs.expand(jobs.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
+    console.log_to_terminal()
+    options = ["--config-dir", str(config_dir)] if config_dir else []
+    command = shlex.join(["posbench", "sweep", *options, *arguments])
+    if "rates" in own:
+        todo = rates.reused(todo, own["rates"], config_dir)
+    left = [job.config for job in todo if not jobs.is_finished(job)]
+    prepare_all(left)
+    if any(map(tracking.is_mirrored, left)):
+        logger.info(
+            "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set up "
+            "('posbench doctor' says which; tracking=none turns W&B off)"
+        )
+    if grid:
+        todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra), command)
+    status = _run(todo, n_jobs, hydra, command)
+    _report(todo, status)
+    failed = [job for job in todo if status[job.id].name != "done"]
+    if failed:
+        table.show_failures(todo, status)
+        what = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+        raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(job.id for job in failed)}")
+
+
+def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Arguments of the sweep itself by name, those for Hydra's launcher, and overrides of the runs."""
+    own: dict[str, str] = {}
+    hydra, overrides = [], []
+    refuse_twice(parted(text)[0] for text in arguments)
+    for text in arguments:
+        key, typed = parted(text)
+        if key in OF_A_SWEEP:
+            own[key] = typed
+        elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
+            hydra.append(text)
+        elif key.startswith("hydra"):
+            raise UserError(f"'{text}': of Hydra's own, a sweep takes hydra/launcher=... and hydra.launcher.* only")
+        else:
+            overrides.append(text)
+    if hydra and not any(text.startswith("hydra/launcher=") for text in hydra):
+        raise UserError(f"'{hydra[0]}' needs a launcher: hydra/launcher=joblib, submitit_local or submitit_slurm")
+    return own, hydra, overrides
+
+
+def _grid(own: dict[str, str]) -> list[float]:
+    """Multiples of the learning rate to try; empty without `tune=true`."""
+    tune = value(own.get("tune", "false"))
+    if not isinstance(tune, bool):
+        raise UserError(f"tune is '{own['tune']}': expected true or false")
+    if not tune:
+        if "tune_grid" in own:
+            raise UserError("tune_grid goes with tune=true")
+        return []
+    if "rates" in own:
+        raise UserError("tune=true finds learning rates and rates=NAME gives them: leave one of them out")
+    given = own.get("tune_grid")
+    grid = _TUNE_GRID if given is None else value(f"[{given.strip('[]')}]")
+    if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):
+        raise UserError(f"tune_grid is '{given}': expected multiples of the learning rate, such as [0.5,1,2]")
+    return sorted({float(factor) for factor in grid})
+
+
+def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
+    """Run jobs by the launcher that was asked for. With a command, record their states in `sweep.json`."""
+    processes = todo[0].config.runtime.processes or 1
+    if hydra:
+        settings = launcher.check(hydra)
+        launcher.refuse_lone_tasks(settings, processes)
+        threads = launcher.threads(settings, len(todo), processes)
+    else:
+        slots = _slots(todo, n_jobs)
+        threads = max(1, machine.cores() // len(slots) // processes)
+    todo = [job.with_threads(threads) for job in todo]
+    with table.shown(todo) as show:
+        follow = _recorded(todo, command, show) if command else show
+        return launcher.run(todo, hydra, follow) if hydra else pool.run(todo, slots, follow)
+
+
+def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
+    """The environment of each job that runs at a time: one per core, or per GPU and confined to it.
+
+    A job of several processes has a core or a GPU for each of them.
+    """
+    runtime = todo[0].config.runtime
+    processes = runtime.processes or 1
+    device = machine.resolve(runtime.device)
+    if device.type != "cpu":
+        gpus = pool.gpus(processes) if runtime.device in ("auto", "cuda") else [{}]
+        return [dict(gpus[number % len(gpus)]) for number in range(n_jobs or min(len(todo), len(gpus)))]
+    fit = max(1, machine.cores() // (runtime.threads or 1) // processes)
+    return [{} for _ in range(n_jobs or min(len(todo), fit))]
+
+
+# -- sweep.json --------------------------------------------------------------------------------------------------------
+
+
+def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
+    """Like `show`, and writes each change into the studies' `sweep.json`."""
+    last: dict[str, Status] = {}
+
+    def follow(status: dict[str, Status]) -> None:
+        if status != last:
+            for study, own in jobs.by_study(todo).items():
+                _write(study, own, command, status)
+            last.update(status)
+        show(status)
+
+    return follow
+
+
+def _write(study: Path, todo: list[Job], command: str, status: dict[str, Status]) -> None:
+    """All jobs that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
+    own = {job.id: _row(job, status[job.id]) | {"command": redact(command)} for job in todo}
+    path = study / RECORD
+    study.mkdir(parents=True, exist_ok=True)
+    earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
+    content = {"schema": 1, "command": redact(command), "cells": [*earlier, *own.values()]}
+    files.write(path, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _row(job: Job, status: Status) -> dict[str, Any]:
+    message = None if status.message is None else redact(status.message)
+    overrides = [redact(override) for override in job.overrides]
+    return {
+        "id": job.id,
+        "overrides": overrides,
+        "status": status.name,
+        "reason": status.reason,
+        "message": message,
+    }
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(files.read(path, jsonl.LARGEST))
+        return [row for row in content["cells"] if isinstance(row, dict)]
+    except (OSError, UserError, ValueError, KeyError, TypeError):  # none, or not ours: the run folders are the truth
+        return []
+
+
+def _report(todo: list[Job], status: dict[str, Status]) -> None:
+    studies = dict.fromkeys(job.folder.parent for job in todo if status[job.id].name == "done")
+    if studies:
+        from posbench import report
+
+        report.main(list(studies))

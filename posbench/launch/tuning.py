@@ -1,0 +1,105 @@
+"""`tune=true`: the learning rate of each encoding, chosen on validation text at the training length and nothing else.
+
+Each encoding is trained with seed 0 and the same budget at a few multiples of its configured learning rate. What
+it does beyond its training length, and the test text, play no part in the choice.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from posbench.config.identity import run_id
+from posbench.launch import jobs, rates
+from posbench.launch.jobs import Job, Status
+from posbench.report.comparison.rates import Rates, at_rate
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "tuning"  # below the study's
+_BLOCKS = 4096  # of which nonoverlap takes a quarter as windows: neighbouring rates differ by little
+
+
+def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]], command: str) -> list[Job]:
+    """The jobs of a sweep at their best learning rates, after training what the choice needs.
+
+    Writes into each study, per encoding, the rates tried with their nll, the choice and the spread: `tuning.json`,
+    which the report reads, and `rates.yaml`, which other sweeps can use.
+
+    Args:
+        grid: multiples of each encoding's configured learning rate.
+        run: runs jobs and returns what became of them.
+        command: the sweep's own, for the record.
+    """
+    groups: dict[str, Job] = {}
+    for job in todo:
+        groups.setdefault(_group(job), job)
+    trials = {group: [_trial(job, factor) for factor in grid] for group, job in groups.items()}
+    status = run([trial for several in trials.values() for trial in several])
+    rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
+    for row in rows.values():
+        _tell(row)
+    for study, own in jobs.by_study(todo).items():
+        rates.write(study, [rows[group] for group in dict.fromkeys(map(_group, own))])
+        rates.write_reusable(study, command)
+    return rates.applied([(job, rows[_group(job)]["chosen"]) for job in todo])
+
+
+def _group(job: Job) -> str:
+    """The key of jobs that are tuned together: they differ in the seed only."""
+    return run_id(dataclasses.replace(job.config, seed=0))
+
+
+def _trial(job: Job, factor: float) -> Job:
+    """A run that is evaluated on validation text at the training length only."""
+    config = job.config
+    rate = float(f"{config.training.learning_rate * factor:.6g}")
+    evaluation = dataclasses.replace(
+        config.evaluation,
+        protocols=("nonoverlap",),
+        ratios=(1.0,),
+        longest=None,
+        windowed=False,
+        sinks=0,
+        extensions=(),
+        tasks=(),
+        split="validation",
+        blocks=_BLOCKS,
+    )
+    # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
+    tracking = dataclasses.replace(config.tracking, backend="none")
+    config = dataclasses.replace(at_rate(config, rate, seed=0), evaluation=evaluation, tracking=tracking)
+    return jobs.job_of((), config, job.folder.parent / FOLDER)
+
+
+def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, Any]:
+    tried: list[dict[str, Any]] = [
+        {
+            "id": trial.id,
+            "learning_rate": trial.config.training.learning_rate,
+            "status": status[trial.id].name,
+            "reason": status[trial.id].reason,
+            "nll": jobs.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
+        }
+        for trial in trials
+    ]
+    found = Rates(job.config.training.learning_rate, {one["learning_rate"]: one["nll"] for one in tried})
+    return {
+        "encoding": job.config.encoding.name,
+        "options": job.config.encoding.options,
+        "configured": found.ran,
+        "chosen": found.best or found.ran,
+        "at_edge": found.at_edge,
+        "spread": found.spread,  # nats per token
+        "tried": tried,
+    }
+
+
+def _tell(row: dict[str, Any]) -> None:
+    name, chosen = row["encoding"], row["chosen"]
+    if row["spread"] is None:
+        logger.warning("%s: no learning rate of the grid could be trained; it keeps %g", name, chosen)
+        return
+    logger.info("%s: learning rate %g (spread over the grid %.4f nats/token)", name, chosen, row["spread"])
+    if row["at_edge"]:
+        logger.warning("%s: %g is at the edge of the grid; a wider tune_grid may find a better one", name, chosen)

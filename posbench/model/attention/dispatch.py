@@ -1,0 +1,204 @@
+"""The one place that chooses how an attention layer is computed."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
+from posbench.kernels import flex
+from posbench.kernels.banded import banded_attention
+from posbench.kernels.bias import Added, Bias, Counts, LaidOut, Near, Sticks, Sunk
+from posbench.kernels.native import (
+    native_attention,
+    native_banded_attention,
+    native_running_attention,
+    takes,
+)
+from posbench.kernels.tiled import fused_is_fast, tiled_attention
+from posbench.kernels.tiles import exact, kept_bytes
+from posbench.model.attention.reference import biases_of, grouped, logits_of, narrower, rows_of
+
+# Scores (B x H x rows x keys) of the row form. At once: on CPUs, what caches hold. Kept for one backward pass, in fp32
+# and twice over: above the bytes that a layer may keep, blocks of rows are computed again.
+SCORES_AT_ONCE = 2**21
+SCORES_AT_ONCE_ACCELERATOR = 2**24
+SCORE_BYTES = 8
+MIN_ROWS = 64
+# Tokens from which on torch's fused kernel, where there is AMX, is faster than tiles with gradients, too.
+FUSED_GRADIENTS_FROM = 1024
+
+
+def attention(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    layer: int,
+    window: int | None = None,
+    sinks: int = 0,
+    consecutive: bool = False,
+    last: int | None = None,
+) -> Tensor:
+    """Causal attention of one layer under `encoding`, equal to `reference.attention_output`.
+
+    Args:
+        q, k, v: raw queries, keys, values (B, H, T, Dh); keys and values may have fewer heads, each for a group.
+        x: the layer's normalised input (B, T, D).
+        positions: (1|B, T).
+        window: keys a query may see, itself included; None = all before it.
+        sinks: keys at the beginning that every query sees beside its window.
+        consecutive: positions are known to be 0 .. T-1, so that cheaper forms which count tokens hold.
+        last: compute only the last so many query rows; None = all T.
+
+    Returns:
+        (B, H, last or T, Dh) in v's dtype.
+    """
+    check_length(encoding, q.shape[2])
+    encoding, layer = encoding.at(layer)
+    window, dtype = narrower(window, encoding.window), v.dtype
+    whole = not last and (not sinks or flex.serves(q.device))  # one kernel knows sinks; none knows `last`
+    # The compiler cannot see into hand-written kernels.
+    by_data = whole and consecutive and not torch.compiler.is_compiling()
+    added = declared(encoding, q, grouped(k, q), x, positions, layer) if by_data else None
+    # Tiles add -inf to logits that are hidden, at consecutive positions those of a few hundred keys after the query.
+    addable = consecutive or encoding.hidden_finite
+    known = added is not None or (whole and addable and not encoding.hooks & PAIRWISE)
+    out = None
+    if known:
+        values = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
+        rotated, keys = encoding.rotate(q, grouped(k, q), x, positions, layer)
+        rotated, keys = rotated.to(dtype), keys.to(dtype)
+        options = flex.options_for(rotated, values, added, window, sinks)
+        if options is not None and (added is None or isinstance(added, Bias)):
+            out = flex.flex_attention(rotated, keys, values, encoding.logit_scale, added, window, sinks, options)
+        elif not sinks:
+            out = kernel(rotated, keys, values, encoding.logit_scale, added, window)
+    if out is None:
+        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
+    if "map_outputs" in encoding.hooks:
+        rows = slice(-out.shape[2], None)
+        out = encoding.map_outputs(out, x[:, rows], positions[:, rows], layer)
+    return out.to(dtype)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, window: int | None) -> Tensor:
+    """Attention with what an encoding adds, by the fastest kernel for it on this device.
+
+    Measured on CPUs: the kernel in C++ wins for what it takes. For the rest tiles win in bf16 and, with a bias,
+    gradients or queries wider than the values, in fp32; fused attention wins otherwise (and is what the compiler can
+    see into). With AMX that wins in bf16, too, but for the gradients of short sequences.
+    """
+    if isinstance(added, Near):
+        return _near(q, k, v, scale, added, window)
+    if isinstance(added, Sunk):
+        sunk = native_attention if takes(q, k, v, added.added) else tiled_attention
+        return sunk(q, k, v, scale, added.added, window, added.sinks)
+    if isinstance(added, Sticks | Counts):  # declared only where q and k are taken; v may be of another dtype
+        return native_running_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), scale, added, window)
+    if takes(q, k, v, added):
+        return native_attention(q, k, v, scale, added, window)
+    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
+    if added is not None or (on_cpu and not (of_one_width and window is None and _fused_wins(q))):
+        return tiled_attention(q, k, v, scale, added, window)
+    if window is None or window >= q.shape[2]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return windowed(q, k, v, scale, window)
+
+
+def _fused_wins(q: Tensor) -> bool:
+    """Whether torch's fused kernel is faster than tiles on a CPU, where nothing is added to the logits."""
+    if torch.is_grad_enabled():
+        return fused_is_fast(q) and q.shape[2] >= FUSED_GRADIENTS_FROM
+    return fused_is_fast(q) or q.dtype == torch.float32
+
+
+def _near(q: Tensor, k: Tensor, v: Tensor, scale: float, near: Near, window: int | None) -> Tensor:
+    """The row for far keys, taken off all rows, changes no softmax and adds itself to the output."""
+    banded = native_banded_attention if takes(q, k, v, None) else banded_attention
+    keys = near.keys[1:] - near.keys[0]
+    if near.values is None:
+        return banded(q, k, v, scale, keys, window=window)
+    far = near.values[0]
+    return banded(q, k, v, scale, keys, near.values[1:] - far, window) + far.to(v.dtype)
+
+
+def _by_rows(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    layer: int,
+    window: int | None,
+    sinks: int = 0,
+    last: int | None = None,
+) -> Tensor:
+    batch, heads, length, _ = q.shape
+    wanted = last or length
+    at_once = SCORES_AT_ONCE if q.device.type == "cpu" else SCORES_AT_ONCE_ACCELERATOR
+    kept = batch * heads * wanted * length * SCORE_BYTES <= kept_bytes(q.device)
+    block = wanted if kept else min(wanted, max(MIN_ROWS, at_once // (batch * heads * length)))
+    seen = length
+    if window:  # a block sees the keys before its first row as far as the window goes, and sinks
+        block = min(block, max(MIN_ROWS, window))
+        seen = min(length, block + window + sinks)
+    sequences = max(1, at_once // (heads * block * seen))
+    out = []
+    for first in range(0, batch, sequences):
+        some = slice(first, first + sequences)
+        where = positions if len(positions) == 1 else positions[some]
+        blocks = rows_of(
+            encoding, q[some], k[some], v[some], x[some], where, layer, True, window, sinks, block=block, last=last
+        )
+        out.append(torch.cat([_row_block(encoding, rows, kept, window, sinks) for rows in blocks], dim=2))
+    return torch.cat(out)
+
+
+def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, sinks: int) -> Tensor:
+    only_added = "attend" not in encoding.hooks and ("scores" not in encoding.hooks or encoding.additive_scores)
+    tiled = only_added and encoding.hidden_finite and not sinks and not torch.compiler.is_compiling()
+
+    def attend(rows: Rows) -> Tensor:
+        if tiled:
+            q, k, dtype = rows.q, rows.k, rows.v.dtype
+            added = _added(encoding, rows) or Bias()  # never None: rows may be the last ones only, which tiles know
+            return kernel(q.to(dtype), k.to(dtype), rows.v, encoding.logit_scale, added, window)
+        return encoding.attend(logits_of(encoding, rows), rows)
+
+    if kept or not torch.is_grad_enabled():
+        return attend(rows)
+    return checkpoint(attend, rows, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def _added(encoding: Encoding, rows: Rows) -> Bias | None:
+    """The sum of what the pairwise hooks add to a block's logits, (1|B, H, Tq, Tk); None = nothing."""
+    found = biases_of(encoding, rows)
+    if "scores" in encoding.hooks:
+        found = [encoding.scores(sum(found, rows.q.new_zeros((), dtype=exact(rows.q))), rows)]
+    if not found:
+        return None
+    total = sum(found[1:], found[0]).expand(-1, rows.q.shape[1], *rows.visible.shape)
+    return LaidOut(total[0] if len(total) == 1 else total)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Sliding-window attention by blocks of `window` query rows, O(window x length) in time and memory."""
+    index = torch.arange(2 * window, device=q.device)
+    gap = index[window:, None] - index[None, :]  # (window, 2 window): a block's rows against its own and the last keys
+    visible = (gap >= 0) & (gap < window)
+    out = []
+    for start in range(0, q.shape[2], window):
+        stop = min(q.shape[2], start + window)
+        first = max(0, start - window)
+        mask = visible[: stop - start, window - (start - first) : window + stop - start]
+        out.append(
+            F.scaled_dot_product_attention(
+                q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], attn_mask=mask, scale=scale
+            )
+        )
+    return torch.cat(out, dim=2)

@@ -1,0 +1,284 @@
+"""A small GPT without a positional encoding of its own: it calls one `Encoding` at the points of the contract.
+
+Pre-norm blocks without biases; LayerNorm + GELU (GPT-2) or RMSNorm + SwiGLU (Llama); tied head by default.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from posbench import encodings
+from posbench.config.schema import Config, ModelConfig
+from posbench.config.shape import shape_of
+from posbench.config.size import hidden_width
+from posbench.encodings.base import Encoding, shared
+from posbench.kernels.cross_entropy import IGNORED, cross_entropy
+from posbench.kernels.fused import fusible, gelu
+from posbench.kernels.rms_norm import RMSNorm
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import narrower
+from posbench.randomness import derive, generator
+
+# Which definition of the block this is, recorded with every run. Raise it with any change here or below that gives
+# trained weights another meaning, such as GELU's exact form in place of the tanh one: older runs are then refused, not
+# misread.
+BLOCK = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A change of how a trained model reads: the baselines and extensions of an evaluation."""
+
+    encoding: Encoding | None = None  # in place of the model's own, of the same shape
+    window: int | None = None  # keys a query may see, where the model does not see fewer anyway
+    sinks: int = 0  # keys at the beginning that every query sees beside that window
+
+
+_AS_TRAINED = Reading()
+
+
+class GPT(nn.Module):
+    """Token ids (B, T) to logits (B, T, vocab_size), or to the loss of labels."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, encoding: Encoding) -> None:
+        super().__init__()
+        self.config = config
+        self.encoding = encoding
+        self.window = config.attention.window
+        self.sinks = config.attention.sinks
+        width = encoding.token_dim()
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = _norm(config)
+        self.head = None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+
+    def forward(
+        self,
+        ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        n_scored: int | None = None,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """What a wrapper sees: training calls this and nothing else of the model.
+
+        Args:
+            ids: (B, T).
+            labels: (B, T), what should follow each token, or `IGNORED` where that is not scored.
+            n_scored: how many labels are scored. Not told, they are counted, for which the host waits for its device.
+            positions, generator: as for `hidden`.
+
+        Returns:
+            Without labels the logits (B, T, vocab_size); with labels their mean negative log-likelihood in nats per
+            scored token, a scalar. Where none is scored it is 0, and so are its gradients.
+        """
+        hidden = self.hidden(ids, positions, generator)
+        return self.logits(hidden) if labels is None else self.loss(hidden, labels, n_scored)
+
+    def hidden(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        last: int | None = None,
+        reading: Reading = _AS_TRAINED,
+    ) -> Tensor:
+        """Final normalised states (B, T, D), what the head reads.
+
+        Args:
+            ids: (B, T).
+            positions: (1|B, T); default the encoding's own.
+            generator: for encodings with random positions.
+            last: only the last so many tokens' states are wanted, (B, last, D): the last block computes no others.
+            reading: another encoding, or a narrower window.
+        """
+        encoding = self.encoding if reading.encoding is None else reading.encoding
+        window, sinks = narrower(self.window, reading.window), max(self.sinks, reading.sinks)
+        consecutive = positions is None and "positions" not in encoding.hooks
+        if positions is None:
+            positions = encoding.positions(ids, generator)
+        if not torch.compiler.is_compiling():
+            positions = shared(positions, consecutive)
+        x = encoding.embed(self.tokens(ids), positions, ids)
+        attend = functools.partial(
+            attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive
+        )
+        blocks = self.layers
+        q, k, v, read = before(blocks[0], x)
+        for layer, (block, following) in enumerate(itertools.pairwise(blocks)):
+            x, q, k, v, read = between(block, following, x, attend(q, k, v, read, layer=layer))
+        return after(blocks[-1], self.norm, x, attend(q, k, v, read, layer=len(blocks) - 1, last=last))
+
+    @property
+    def layers(self) -> "list[Block]":
+        """The blocks, typed."""
+        return cast("list[Block]", list(self.blocks))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size). With a concatenated code the head reads the token channels only."""
+        weight = self.tokens.weight if self.head is None else self.head.weight
+        return F.linear(hidden[..., : weight.shape[1]], weight)
+
+    def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
+        """The loss as `forward` returns it, from hidden states (B, T, D). The head runs on the scored rows alone."""
+        if n_scored is None:
+            n_scored = int((labels != IGNORED).sum())
+        if n_scored < labels.numel():
+            # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
+            rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
+            hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
+        return cross_entropy(self.logits(hidden), labels)
+
+
+class Block(nn.Module):
+    """Its parts are called by the functions below, in pieces that begin and end at attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = _norm(config)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+
+    def into_attention(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """States (B, T, D) to queries, keys and values (B, H, T, Dh), and what they were read from (B, T, D)."""
+        read = self.attention_norm(x)
+        return *self.attention.heads(read), read
+
+    def out_of_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """States (B, T, D) and what attention gave, (B, H, T, Dh) or the last rows of it, to the block's output."""
+        x = x[:, -attended.shape[2] :] + self.attention.joined(attended)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+@fusible()
+def before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From the embeddings to the first attention."""
+    return block.into_attention(x)
+
+
+@fusible()
+def between(
+    block: Block, following: Block, x: Tensor, attended: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """From one attention to the next."""
+    x = block.out_of_attention(x, attended)
+    return x, *following.into_attention(x)
+
+
+@fusible()
+def after(block: Block, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
+    """From the last attention to the final states."""
+    return norm(block.out_of_attention(x, attended))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """The projections round attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """States (B, T, D) to queries, keys and values (B, H, T, Dh)."""
+        packed = self.qkv(x).view(*x.shape[:2], 3, self.n_heads, -1)
+        if torch.compiler.is_compiling():  # which lays them out as kernels read them, in the pass that writes them
+            heads: tuple[Tensor, ...] = packed.permute(2, 0, 3, 1, 4).contiguous().unbind()
+        else:
+            heads = _Heads.apply(packed)  # type: ignore[no-untyped-call]
+        return heads
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """Attention's output (B, H, T, Dh) to what is added to the states (B, T, D)."""
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class _Heads(torch.autograd.Function):
+    """Packed projections (B, T, 3, H, Dh) as q, k and v; plain indexing would lay their gradients out twice."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor) -> tuple[Tensor, ...]:
+        return packed.permute(2, 0, 3, 1, 4).unbind()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.stack([gradient.transpose(1, 2) for gradient in gradients], dim=2)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = hidden_width(config)
+        self.up = nn.Linear(config.d_model, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
+        return self.down(gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = hidden_width(config)
+        self.gate = nn.Linear(config.d_model, hidden, bias=False)
+        self.up = nn.Linear(config.d_model, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> GPT:
+    """Build a run's model with its initial weights.
+
+    The encoding draws its parameters from a stream of its own and every model weight from one named after it,
+    so that runs of one seed start from the same weights whatever their encoding.
+    """
+    model, shape = config.model, shape_of(config, vocabulary)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "encoding"))
+        encoding = encodings.build(config.encoding.name, shape, config.encoding.options)
+        gpt = GPT(model, vocab_size, encoding)
+    _initialise(gpt, model, config.seed)
+    return gpt
+
+
+def parameter_counts(model: GPT) -> dict[str, int]:
+    """Numbers of parameters: total, of the encoding, and all but the token table and the head."""
+    total = sum(p.numel() for p in model.parameters())
+    tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
+    encoding = sum(p.numel() for p in model.encoding.parameters())
+    return {"total": total, "encoding": encoding, "non_embedding": total - tables}
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.d_model)
+    return nn.LayerNorm(config.d_model, bias=False)
+
+
+@torch.no_grad()
+def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
+    for name, weight in model.named_parameters():
+        if name.startswith("encoding.") or weight.dim() < 2:
+            continue
+        if name == "tokens.weight":
+            std = config.token_rms
+        elif config.init == "fan_in":
+            std = weight.shape[1] ** -0.5
+        else:  # GPT-2: projections into the residual stream are scaled by the number of them
+            into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            std = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
+        weight.normal_(0, std, generator=generator(seed, "weights", name))

@@ -1,0 +1,344 @@
+"""Run folders, read and sorted: which runs may be compared, and what each of them is called.
+
+Runs are compared only where data, tokenizer, model and budget are equal; each such set is a `Group`. Within it runs of
+one encoding with equal options are a `Scheme`, told apart by seed. Folders may come from strangers.
+"""
+
+import dataclasses
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from posbench import files
+from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.identity import NOT_IDENTITY
+from posbench.config.schema import flat, to_container
+from posbench.errors import UserError
+from posbench.evaluation import answers
+from posbench.evaluation.answers import Answers, answers_of
+from posbench.evaluation.headline import Headline, Levels, headline, headline_split, levels_of
+from posbench.run_folder import jsonl
+from posbench.run_folder.folder import load_any_config, load_record
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.lock import died
+from posbench.run_folder.redaction import redact
+from posbench.run_folder.rows import EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.terminal.exits import spelt_out
+
+REFERENCE = "rope"
+
+# What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
+_SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
+_NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """A run folder's content. `levels` are those of its headline; of a run on a task there are none, but `answers`."""
+
+    folder: Path
+    record: dict[str, Any]
+    config: AnyConfig
+    rows: list[EvaluationRow]
+    levels: Levels
+    answers: Answers | None = None
+
+    @property
+    def headline(self) -> Headline:
+        """The run in a few numbers by name, as `headline` or, of a task, `answers.headline` has them."""
+        if self.answers is not None:
+            return answers.headline(self.answers)
+        return headline(self.levels, self.config.training.train_length)
+
+    @property
+    def split(self) -> str:
+        """The text of its levels."""
+        return headline_split(self.rows, self.config)
+
+    @property
+    def name(self) -> str:
+        """The name of its curve: the encoding, or the external model."""
+        config = self.config
+        return config.model.name if isinstance(config, TrainedElsewhere) else config.encoding.name
+
+    @property
+    def seed(self) -> int:
+        """By which runs are paired; that of a model from elsewhere, which stands alone, is not known."""
+        return self.config.seed or 0
+
+    @property
+    def done(self) -> bool:
+        return self.record.get("status") == "done"
+
+    @property
+    def outcome(self) -> str:
+        """done, running, stopped, died (killed before it could say so), or why it failed."""
+        status, reason = self.record.get("status"), self.record.get("reason")
+        return str(reason or status) if status == "failed" else str(status)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        tokens, seconds = number(self.record.get("tokens")), number(self.record.get("train_seconds"))
+        return tokens / seconds if tokens and seconds else None
+
+    def parameters(self, kind: str) -> int | None:
+        counts = self.record.get("parameters")
+        value = number(counts.get(kind)) if isinstance(counts, dict) else None
+        return None if value is None else int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Runs that differ in nothing but the seed. `label` is the name, with options where those tell schemes apart."""
+
+    name: str
+    label: str
+    runs: list[RunData]
+
+    @property
+    def by_seed(self) -> dict[int, RunData]:
+        """Runs that ended well; those that did not are counted elsewhere."""
+        return {run.seed: run for run in self.runs if run.done}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Schemes that may be compared, and what sets them apart from the other groups of the report."""
+
+    schemes: list[Scheme]
+    settings: dict[str, str]  # only keys that differ between groups of text, or of this task
+    compared_with: str | None = None  # name or label of the reference that was asked for; None: `REFERENCE`
+
+    @property
+    def task(self) -> str | None:
+        """The name of the task that the runs were trained on; None for text."""
+        return _task(self.runs[0])
+
+    @property
+    def runs(self) -> list[RunData]:
+        return [run for scheme in self.schemes for run in scheme.runs]
+
+    @property
+    def train_length(self) -> int:
+        return self.runs[0].config.training.train_length
+
+    @property
+    def reference(self) -> Scheme | None:
+        """The scheme of that label, else of that name, `rope` by default; of several its default options."""
+        wanted = self.compared_with or REFERENCE
+        found = [scheme for scheme in self.schemes if scheme.label == wanted]
+        found = found or [scheme for scheme in self.schemes if scheme.name == wanted]
+        return min(found, key=lambda scheme: (not _default(scheme), scheme.label), default=None)
+
+
+# -- finding and reading -----------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> RunData:
+    """One run folder.
+
+    Raises:
+        UserError: its files cannot be read as what they should be.
+    """
+    rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
+    config, record = load_any_config(folder), load_record(folder)
+    if record.get("status") == "running" and died(folder):
+        record["status"] = "died"
+    shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
+    found = None
+    if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
+        found = answers_of(folder, rows, blocks, config)
+    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), found)
+
+
+def _shown(value: Any) -> Any:
+    """A record as it may be shown anywhere: control characters in its texts are spelt out."""
+    if isinstance(value, dict):
+        return {spelt_out(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return spelt_out(value) if isinstance(value, str) else value
+
+
+# -- sorting -----------------------------------------------------------------------------------------------------------
+
+
+def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
+    """Runs sorted into sets that may be compared: of text before tasks, those with results first, then the largest.
+
+    Args:
+        reference: name or label of the scheme that the others are compared with, where a set has it; None: `rope`.
+
+    Raises:
+        UserError: no set has such a scheme.
+    """
+    sets: dict[str, list[RunData]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: _corpus(run) is None):
+        sets[_home(run, list(sets))].append(run)
+    ordered = sorted(sets.items(), key=lambda item: (*_rank(item[1]), item[0]))
+    settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
+    found = []
+    for setting, (_, members) in zip(settings, ordered, strict=True):
+        task = _task(members[0])
+        alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if _task(others[0]) == task]
+        differing = {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in _differing(alike)}
+        found.append(Group(_schemes(members), differing, reference))
+    if reference is not None and not any(group.reference for group in found):
+        known = sorted({name for group in found for one in group.schemes for name in (one.name, one.label)})
+        raise UserError(f"no scheme is called '{spelt_out(reference)}': expected one of {', '.join(known)}")
+    return found
+
+
+def _rank(members: list[RunData]) -> tuple[str, bool, int]:
+    results = any(run.levels or (run.answers and run.answers.at) for run in members)
+    return _task(members[0]) or "", not results, -len(members)
+
+
+def _task(run: RunData) -> str | None:
+    task = run.config.data.task
+    return None if task is None else spelt_out(str(task.get("name")))
+
+
+def _home(run: RunData, known: list[str]) -> str:
+    """The key of a run's set. One that failed before it knew its corpus joins the runs that asked for the same."""
+    asked, corpus = _asked(run), _corpus(run)
+    if corpus is None:
+        for key in known:
+            if json.loads(key)[0] == asked:
+                return key
+    return json.dumps([asked, corpus], sort_keys=True)
+
+
+def repeated(runs: list[RunData]) -> list[RunData]:
+    """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
+    return _again([run for run in runs if _corpus(run) is not None], _corpus)
+
+
+def never_begun(runs: list[RunData]) -> list[RunData]:
+    """Runs that ended before they knew their text, such as one whose path was mistyped, where others asked the same."""
+    sorted_runs = sorted(runs, key=lambda run: _corpus(run) is None)
+    return [run for run in _again(sorted_runs, lambda run: None) if _corpus(run) is None]
+
+
+def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]:
+    """Those of runs that ask for what one before them asks for, of the same text."""
+    seen, again = set(), []
+    for run in runs:
+        key = json.dumps([_asked(run), text(run), _scheme_options(run), run.seed], sort_keys=True)
+        if key in seen:
+            again.append(run)
+        seen.add(key)
+    return again
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The outcome of runs that are not done; equal ones are grouped."""
+
+    outcome: str
+    message: str
+    runs: list[str]  # their names
+
+
+def failures(runs: list[RunData]) -> list[Failure]:
+    """Runs that are not done, and cells of the studies' `sweep.json` that left no run folder; the most frequent first.
+
+    A message may name its own run: such messages are alike, too.
+    """
+    known = [(run.folder.name, run.outcome, str(run.record.get("message") or "")) for run in runs if not run.done]
+    for study in studies(runs):
+        for cell in listed(study / "sweep.json", "cells"):
+            name = spelt_out(str(cell.get("id")))
+            if not (study / str(cell.get("id")) / "run.json").is_file():
+                outcome = spelt_out(str(cell.get("reason") or cell.get("status")))
+                known.append(
+                    (name, f"{outcome}, without a run folder", redact(spelt_out(str(cell.get("message") or ""))))
+                )
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, outcome, message in known:
+        found[outcome, message.replace(name, "RUN")].append(name)
+    alike = [Failure(*key, names) for key, names in found.items()]
+    one = {name: message for name, _, message in known}
+    alike = [dataclasses.replace(each, message=one[each.runs[0]]) if len(each.runs) == 1 else each for each in alike]
+    return sorted(alike, key=lambda each: -len(each.runs))
+
+
+def commands(runs: list[RunData]) -> list[str]:
+    """The command lines that runs were started with, each once: that of their sweep where its record has it."""
+    swept = {
+        study / str(cell.get("id")): redact(spelt_out(cell["command"]))
+        for study in studies(runs)
+        for cell in listed(study / "sweep.json", "cells")
+        if isinstance(cell.get("command"), str)
+    }
+    found = (swept.get(run.folder) or str(run.record.get("command") or "") for run in runs)
+    return [command for command in dict.fromkeys(found) if command]
+
+
+def studies(runs: list[RunData]) -> list[Path]:
+    """The folders that the runs lie in."""
+    return sorted({run.folder.parent for run in runs})
+
+
+def listed(path: Path, key: str) -> list[dict[str, Any]]:
+    """The objects of a list in a JSON file; none if it is not such a file."""
+    try:
+        content = json.loads(files.read(path, jsonl.LARGEST))
+    except (OSError, UserError, ValueError, RecursionError):
+        return []
+    rows = content.get(key) if isinstance(content, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _asked(run: RunData) -> dict[str, Any]:
+    """The settings that must be equal in runs that are compared: model, initialisation, budget."""
+    plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
+    settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
+    if run.config.data.task is not None:
+        settings |= flat({"data.task": run.config.data.task, "data.offset": run.config.data.offset})
+    return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
+
+
+def _corpus(run: RunData) -> dict[str, Any] | None:
+    data = run.record.get("data")
+    if not isinstance(data, dict):
+        return None
+    facts = {"data.sha256": data.get("sha256"), "data.split": data.get("split")}
+    return facts | {"tokenizer_sha256": run.record.get("tokenizer_sha256")}
+
+
+def _scheme_options(run: RunData) -> dict[str, Any]:
+    plain = to_container(run.config)
+    return {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
+
+
+def _schemes(members: list[RunData]) -> list[Scheme]:
+    variants: dict[str, dict[str, list[RunData]]] = defaultdict(lambda: defaultdict(list))
+    for run in members:
+        variants[run.name][json.dumps(_scheme_options(run), sort_keys=True)].append(run)
+    schemes = []
+    for name, by_options in variants.items():
+        options = [json.loads(key) for key in by_options]
+        differing = _differing(options)
+        for chosen, same in zip(options, by_options.values(), strict=True):
+            parts = [f"{key.rpartition('.')[2]}={_spelt(chosen.get(key))}" for key in differing]
+            same.sort(key=lambda run: run.seed)
+            schemes.append(Scheme(name, " ".join([name, *parts]), same))
+    return sorted(schemes, key=lambda scheme: scheme.label)
+
+
+def _differing(settings: list[dict[str, Any]]) -> list[str]:
+    keys = sorted({key for setting in settings for key in setting})
+    return [key for key in keys if len({json.dumps(setting.get(key), sort_keys=True) for setting in settings}) > 1]
+
+
+def _spelt(value: Any) -> str:
+    return spelt_out(value if isinstance(value, str) else json.dumps(value))
+
+
+def _default(scheme: Scheme) -> bool:
+    return scheme.runs[0].config.encoding.options.get("base") in (None, 10000)

@@ -1,0 +1,278 @@
+"""Statistics of each scheme on a task: the seeds that learned it, and accuracy beyond trained lengths.
+
+A run has learned where the gate is reached at every trained length. Medians and ranges are over learned seeds alone: a
+model that has not learned the task says nothing of how far it extends. A scheme of which fewer than half of the seeds
+learned is not ranked. Against the reference there are a test of how many seeds learned and one of accuracy at each of
+two lengths; their p-values are adjusted all together (Holm), over schemes and tests. So few seeds that no outcome
+could be told from chance are said to be too few.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from posbench.evaluation.answers import TRAINED, Answer, Place
+from posbench.evaluation.intervals import clopper_pearson
+from posbench.report.comparison import statistics
+from posbench.report.comparison.load import Group, RunData, Scheme
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM, Exact
+from posbench.run_folder.rows import PLAIN
+
+ENDPOINTS = (2.0, 4.0)  # times those
+LEAST = 0.01  # of accuracy: less is not called better or worse
+ALPHA = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median and range over seeds, each a share from 0 to 1."""
+
+    median: float
+    low: float
+    high: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        known = [value for value in values if value is not None]
+        return cls(float(np.median(known)), min(known), max(known), len(known)) if known else None
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """A scheme at one place."""
+
+    place: Place
+    status: str  # ok, undefined, too_short, failed
+    problem_length: int | None
+    accuracy: Spread | None  # of learned seeds
+    exact_match: Spread | None  # the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """One test against the reference."""
+
+    difference: float  # scheme less reference: of the share of seeds that learned, or of mean accuracy
+    p: float  # adjusted
+    least: float  # the smallest that so many seeds could have given, adjusted alike
+
+    @property
+    def too_small(self) -> bool:
+        return self.least >= ALPHA
+
+
+@dataclasses.dataclass(frozen=True)
+class Against:
+    """A scheme against the reference. A test is None where there is nothing to test."""
+
+    learned: Tested | None
+    accuracy: dict[float, Tested]  # by multiple of the longest trained length
+    verdict: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Everything that tables and pictures show of one scheme on a task."""
+
+    scheme: Scheme
+    outcomes: dict[str, int]  # done, diverged ... -> runs
+    learned: int  # seeds
+    seeds: int  # of which it is known
+    steps: float | None  # median over seeds to the gate; inf where most never got there
+    at: dict[Place, At]
+    untaught: float | None  # median accuracy of all seeds at the longest trained length
+    against: Against | None = None
+
+    @property
+    def ranked(self) -> bool:
+        """Whether half of the seeds or more learned."""
+        return self.seeds > 0 and 2 * self.learned >= self.seeds
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the share of seeds that learn."""
+        return clopper_pearson(self.learned, self.seeds) if self.seeds else None
+
+    @property
+    def undefined_at(self) -> float | None:
+        """The first multiple of the longest trained length at which the scheme is undefined."""
+        plain = [one for place, one in self.at.items() if place.as_trained and one.status == "undefined"]
+        return min((one.place.ratio for one in plain), default=None)
+
+    @property
+    def beyond(self) -> float | None:
+        """Mean over the lengths beyond the trained ones of the median accuracy; what is undefined counts as 0."""
+        found = [one for place, one in self.at.items() if place.as_trained and place.ratio > 1]
+        medians = [one.accuracy.median if one.accuracy else 0.0 for one in found]
+        return float(np.mean(medians)) if medians else None
+
+
+def standings(group: Group) -> list[Standing]:
+    """One per scheme: the most accurate beyond trained lengths first, what has not learned last."""
+    found = [_standing(scheme) for scheme in group.schemes]
+    against = _against(found, reference(group)) if len(found) > 1 else {}
+    found = [dataclasses.replace(one, against=against.get(one.scheme.label)) for one in found]
+    return sorted(found, key=_rank)
+
+
+def reference(group: Group) -> Scheme:
+    """The reference that others are tested against: as for text, else `none`, else the first."""
+    none = next((scheme for scheme in group.schemes if scheme.name == "none"), None)
+    return group.reference or none or group.schemes[0]
+
+
+def learned(run: RunData) -> bool | None:
+    """Whether a run learned; None where that is not known. One that diverged did not."""
+    if run.outcome == "diverged":
+        return False
+    return run.answers.learned if run.done and run.answers else None
+
+
+def learned_runs(scheme: Scheme) -> list[RunData]:
+    return [run for run in scheme.runs if learned(run)]
+
+
+def places(standings: Sequence[Standing]) -> list[Place]:
+    """Everywhere that any scheme was tested as it was trained: the task before its variants, by shift, by length."""
+    own = {place for one in standings for place in one.at if place.kind == PLAIN}
+    return sorted(own, key=lambda place: (place.variant, place.offset, place.ratio))
+
+
+def _standing(scheme: Scheme) -> Standing:
+    known = [(run, found) for run in scheme.runs if (found := learned(run)) is not None]
+    taught = [run for run, found in known if found]
+    steps = [run.answers.steps_to_gate if run.answers else None for run, _ in known]
+    all_places = sorted({place for run, _ in known if run.answers for place in run.answers.at})
+    return Standing(
+        scheme=scheme,
+        outcomes=dict(Counter(run.outcome for run in scheme.runs)),
+        learned=len(taught),
+        seeds=len(known),
+        steps=float(np.median([math.inf if step is None else step for step in steps])) if steps else None,
+        at={place: _at(place, [run for run, _ in known], taught) for place in all_places},
+        untaught=spread.median if (spread := Spread.of(_accuracies([run for run, _ in known], TRAINED))) else None,
+    )
+
+
+def _at(place: Place, known: list[RunData], taught: list[RunData]) -> At:
+    """Numbers are of learned seeds; where none learned the state is that of all."""
+    answers = answers_at(taught or known, place)
+    bad = next((answer.status for answer in answers if answer.status != "ok"), None)
+    own = answers_at(taught, place) if bad is None else []
+    return At(
+        place,
+        bad or "ok",
+        next((answer.row.problem_length for answer in answers), None),
+        Spread.of(answer.accuracy for answer in own),
+        Spread.of(answer.exact_match for answer in own),
+    )
+
+
+def answers_at(runs: list[RunData], place: Place) -> list[Answer]:
+    return [run.answers.at[place] for run in runs if run.answers and place in run.answers.at]
+
+
+def _accuracies(runs: list[RunData], place: Place) -> list[float]:
+    return [answer.accuracy for answer in answers_at(runs, place) if answer.accuracy is not None]
+
+
+def _rank(one: Standing) -> tuple[bool, float, float, str]:
+    """Of equals beyond trained lengths, and of what has not learned, the more accurate first at the trained ones."""
+    beyond = one.beyond if one.ranked and one.beyond is not None else 0.0
+    return not one.ranked, -beyond, -(one.untaught or 0.0), one.scheme.label
+
+
+# -- against the reference ---------------------------------------------------------------------------------------------
+
+Key = tuple[str, float | None]  # label; multiple of the longest trained length, None: how many seeds learned
+
+
+def _against(found: list[Standing], other: Scheme) -> dict[str, Against]:
+    """Label -> a scheme against the reference."""
+    base = next(one for one in found if one.scheme is other)
+    own = [one for one in found if one is not base]
+    raw: dict[Key, tuple[float, Exact]] = {}
+    for one in own:
+        if one.seeds and base.seeds:
+            share = one.learned / one.seeds - base.learned / base.seeds
+            test = statistics.fisher((one.learned, one.seeds), (base.learned, base.seeds))
+            raw[one.scheme.label, None] = (share, test)
+        for ratio in ENDPOINTS if one.ranked and base.ranked else ():
+            if tested := _accuracy_test(one, base, Place("", ratio, 0)):
+                raw[one.scheme.label, ratio] = tested
+    p = statistics.holm([test.p for _, test in raw.values()])
+    least = statistics.holm([test.least for _, test in raw.values()])
+    tests = {
+        key: Tested(difference, *adjusted)
+        for (key, (difference, _)), adjusted in zip(raw.items(), zip(p, least, strict=True), strict=True)
+    }
+    return {one.scheme.label: _of_scheme(one, base, tests) for one in own}
+
+
+def _accuracy_test(one: Standing, base: Standing, place: Place) -> tuple[float, Exact] | None:
+    """None where a learned seed of either lacks the number, or where the problems were not the same."""
+    pair = [learned_runs(standing.scheme) for standing in (one, base)]
+    values = [_accuracies(runs, place) for runs in pair]
+    problems = {_problems(answer) for runs in pair for answer in answers_at(runs, place)}
+    if any(len(known) < len(runs) for known, runs in zip(values, pair, strict=True)) or len(problems) > 1:
+        return None
+    difference = float(np.mean(values[0]) - np.mean(values[1]))
+    return difference, statistics.permutation(*values)
+
+
+def _problems(answer: Answer) -> tuple[str | None, str | None]:
+    """Identity of the problems, and the precision that they were answered in."""
+    return answer.row.targets_sha256, answer.row.dtype
+
+
+def _of_scheme(one: Standing, base: Standing, tests: dict[Key, Tested]) -> Against:
+    label = one.scheme.label
+    learned = tests.get((label, None))
+    accuracy = {ratio: tests[label, ratio] for ratio in ENDPOINTS if (label, ratio) in tests}
+    return Against(learned, accuracy, _verdict(one, base, learned, accuracy))
+
+
+def _verdict(one: Standing, base: Standing, learned: Tested | None, accuracy: dict[float, Tested]) -> str:
+    """In words; what seeds do not settle is said to be open, and too few of them to be too few."""
+    if not one.seeds:
+        return "no run is done"
+    seeds = min(one.seeds, base.seeds)
+    if seeds < SEEDS_FOR_A_CLAIM:
+        said = [f"{'one seed' if seeds == 1 else f'{seeds} seeds'}: no verdict"]
+        return "; ".join(["not learned: not ranked", *said] if not one.ranked else said)
+    words = []
+    if learned and learned.p < ALPHA:
+        words.append(f"learned by {'more' if learned.difference > 0 else 'fewer'} seeds")
+    if not one.ranked:
+        return "; ".join(["not learned: not ranked", *words])
+    if not base.ranked:
+        return "; ".join([*words, f"{base.scheme.label} has not learned"])
+    if accuracy and not words and all(test.too_small for test in accuracy.values()):
+        return "n too small"
+    return "; ".join([*words, *(_settled(one, base, ratio, accuracy.get(ratio)) for ratio in ENDPOINTS)])
+
+
+def _settled(one: Standing, base: Standing, ratio: float, test: Tested | None) -> str:
+    where = f"at {ratio:g}x"
+    if test is None:
+        found = [standing.at.get(Place("", ratio, 0)) for standing in (one, base)]
+        if any(at is not None and at.status == "undefined" for at in found):
+            return f"undefined {where}"
+        return f"not tested {where}" if None in found else f"other problems {where}"
+    if test.too_small:
+        return f"n too small {where}"
+    if test.p >= ALPHA:
+        return f"not resolved {where}"
+    if abs(test.difference) < LEAST:
+        return f"differs by less than {LEAST:.0%} {where}"
+    return f"{'better' if test.difference > 0 else 'worse'} {where}"
+
+
+def seeds_needed(standings: Sequence[Standing]) -> int:
+    """The number of seeds each scheme needs so that adjusted tests against one reference can be significant."""
+    tests = (len(standings) - 1) * (1 + len(ENDPOINTS))
+    return next(n for n in range(2, 100) if tests * 2 / math.comb(2 * n, n) < ALPHA)

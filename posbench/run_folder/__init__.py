@@ -1,0 +1,1 @@
+"""Run folders: who owns one, and what stands in it."""

@@ -1,0 +1,296 @@
+"""Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain state, and their digests.
+
+Neither format notices damage by itself, so a manifest holds a sha256 of each file, and nothing is used unverified.
+A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all. All bytes are made in
+memory first (one transient copy of the checkpoint), so the bytes that are hashed are those written.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench import files
+from posbench.errors import UserError
+from posbench.run_folder.folder import refuse_other_block
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+_STEP = re.compile(r"step-(\d{8,})")
+_SCHEMA = 1
+_KEEP = 2
+_LARGEST_MANIFEST = 2**20  # bytes
+_MOST_TENSORS = 50_000
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
+PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
+_MANIFEST = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a run. Each part is read when it is asked for, and used only if its digest is the manifest's.
+
+    Raises:
+        UserError: a part is damaged, cannot be read, or is not what posbench writes.
+    """
+
+    step: int
+    path: Path
+    _contents: dict[str, bytes] = dataclasses.field(repr=False)  # verified and not yet used, by file
+
+    def weights(self) -> dict[str, "Tensor"]:
+        """The model's weights, on the CPU."""
+        import safetensors
+        import safetensors.torch
+
+        data = self._take(WEIGHTS)
+        _refuse_many(self.path / WEIGHTS, data)
+        try:
+            return safetensors.torch.load(data)
+        except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
+            raise UserError(f"{self.path / WEIGHTS} is not a safetensors file: {error}") from None
+
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer's state dict; its tensors are on the CPU."""
+        import torch
+
+        data = io.BytesIO(self._take(OPTIMIZER))
+        try:  # weights_only spelt out: an environment variable can turn the default off
+            loaded = torch.load(data, map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception:  # torch's own message suggests disabling weights_only: not shown
+            loaded = None
+        if not isinstance(loaded, dict):
+            raise UserError(
+                f"{self.path / OPTIMIZER} is not an optimizer state of posbench: expected tensors and plain values"
+            )
+        return loaded
+
+    def state(self) -> dict[str, Any]:
+        """What else was saved; plain JSON types."""
+        try:
+            state = json.loads(self._take(STATE))
+        except (ValueError, RecursionError):
+            state = None
+        if not isinstance(state, dict):
+            raise UserError(f"{self.path / STATE} is not the state of a run: expected an object")
+        return state
+
+    def _take(self, name: str) -> bytes:
+        """A file's verified content, which is not kept."""
+        try:
+            return self._contents.pop(name, None) or _verified(self.path, self.step, (name,))[name]
+        except _DamagedError as damage:
+            raise UserError(f"{self.path} is incomplete ({damage})") from None
+
+
+def save(folder: Path, step: int, model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> Path:
+    """Write the checkpoint of a step into a run folder and keep the two newest.
+
+    Args:
+        model: state dict without tied duplicates.
+        optimizer: the optimizer's state dict; tensors and plain types only.
+        state: what else a resumed run needs; plain JSON types.
+
+    Raises:
+        RunFailed: no room on the disk (reason `disk`); earlier checkpoints are intact.
+    """
+    parent = folder / "checkpoint"
+    parent.mkdir(exist_ok=True)
+    path = parent / f"step-{step:08d}"
+    contents = _serialised(model, optimizer, state)
+    contents[_MANIFEST] = _manifest(step, contents)
+    new = files.temporary(path)
+    with files.full_disk_as_failure(path, sum(map(len, contents.values()))):
+        try:
+            new.mkdir()
+            for name, data in contents.items():
+                files.write_new(new / name, data)
+            files.sync_folder(new)
+            _remove([path] if os.path.lexists(path) else [])  # of this step already: damaged, or the same again
+            os.rename(new, path)
+            files.sync_folder(parent)
+        except BaseException:
+            files.delete(new)
+            raise
+    # A later checkpoint than this one is damaged: the run skipped it when it resumed from an earlier one.
+    steps = _steps(folder)
+    kept = [at for at in steps if at <= step][:_KEEP]
+    _remove(steps[at] for at in steps if at not in kept)
+    return path
+
+
+def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
+    """The newest checkpoint of a run whose parts verify; None if there are no checkpoints.
+
+    Raises:
+        UserError: there are checkpoints and all are damaged, or the newest cannot be read.
+    """
+    skipped: list[str] = []
+    for step, path in _steps(folder).items():
+        try:
+            found = Checkpoint(step, path, _verified(path, step, parts))
+        except _DamagedError as damage:
+            skipped.append(f"{path.name} is incomplete ({damage})")
+            continue
+        for line in skipped:
+            logger.warning("%s: newest complete checkpoint is %s, which is used", line, path.name)
+        return found
+    if skipped:
+        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(skipped)}; --restart starts over")
+    return None
+
+
+def at(folder: Path, step: int, part: str) -> Checkpoint | None:
+    """The checkpoint after that many steps; None if it is missing or the part does not verify.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = _steps(folder).get(step)
+    try:
+        return None if path is None else Checkpoint(step, path, _verified(path, step, (part,)))
+    except _DamagedError:
+        return None
+
+
+def trained(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run whose weights verify, to evaluate or to export.
+
+    Raises:
+        UserError: no checkpoint, none that verifies, one that cannot be read, or weights for another definition of
+            the model's block.
+    """
+    found = newest(folder, (WEIGHTS,))
+    if found is None:
+        raise UserError(f"{folder} has no checkpoint: expected the folder of a trained run")
+    refuse_other_block(folder)
+    return found
+
+
+def keep_weights(folder: Path) -> int:
+    """Delete all of a finished run's checkpoints but the newest verified weights; nothing else is read any more.
+
+    Returns:
+        Bytes freed.
+    """
+    found = newest(folder, (WEIGHTS,))
+    if found is None:
+        return 0
+    before = _size(folder / "checkpoint")
+    _remove(path for path in _steps(folder).values() if path != found.path)
+    (found.path / OPTIMIZER).unlink(missing_ok=True)
+    return before - _size(folder / "checkpoint")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
+def _refuse_many(path: Path, data: bytes) -> None:
+    """Refuse a file that names more tensors than any model has: a few megabytes can name hundreds of thousands.
+
+    Raises:
+        UserError: more than `_MOST_TENSORS`.
+    """
+    if (number := data[8 : 8 + int.from_bytes(data[:8], "little")].count(b'"dtype"')) > _MOST_TENSORS:
+        raise UserError(f"{path} holds {number:,} tensors: expected at most {_MOST_TENSORS:,}")
+
+
+def _serialised(model: dict[str, "Tensor"], optimizer: dict[str, Any], state: dict[str, Any]) -> dict[str, bytes]:
+    import safetensors.torch
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(optimizer, buffer)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
+    return {
+        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
+        OPTIMIZER: buffer.getvalue(),
+        STATE: json.dumps(state).encode(),
+    }
+
+
+def _manifest(step: int, contents: dict[str, bytes]) -> bytes:
+    entries = {name: _entry(data) for name, data in contents.items()}
+    return json.dumps({"schema": _SCHEMA, "step": step, "files": entries}, separators=(",", ":")).encode()
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _steps(folder: Path) -> dict[int, Path]:
+    """Checkpoint folders by step, newest first: by number, since clocks jump. Links and other names are skipped."""
+    parent = folder / "checkpoint"
+    found = {}
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _STEP.fullmatch(path.name)
+        if match and path.is_dir() and not path.is_symlink():
+            found[int(match[1])] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+class _DamagedError(Exception):
+    """Which file of a checkpoint is damaged, and how."""
+
+
+def _verified(path: Path, step: int, names: tuple[str, ...]) -> dict[str, bytes]:
+    """Contents of the named files, each equal to what the manifest says of it."""
+    try:
+        manifest = json.loads(_read(path / _MANIFEST, _LARGEST_MANIFEST))
+        entries = manifest["files"]
+        good = manifest["schema"] == _SCHEMA and manifest["step"] == step and isinstance(entries, dict)
+        sizes = {name: entries[name]["bytes"] for name in names}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good or not all(isinstance(size, int) for size in sizes.values()):
+        raise _DamagedError(f"{_MANIFEST}: not a manifest of this step")
+    contents = {}
+    for name, size in sizes.items():
+        contents[name] = _read(path / name, min(size, _MEMORY))
+        if entries[name] != _entry(contents[name]):
+            raise _DamagedError(f"{name}: checksum differs")
+    return contents
+
+
+def _read(path: Path, most: int) -> bytes:
+    """A file's content, of at most so many bytes.
+
+    Raises:
+        UserError: the disk fails or access is denied. That says nothing about the content, so no older checkpoint is
+            used instead: it would be another model.
+    """
+    try:
+        if not path.is_file():
+            raise _DamagedError(f"{path.name}: missing")
+        return files.read(path, most)
+    except FileNotFoundError:
+        raise _DamagedError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): try again, or move {path.parent.name} away to use the"
+            " checkpoint before it"
+        ) from None
+    except UserError as error:
+        raise _DamagedError(str(error)) from None
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Delete checkpoints. Renamed first, so that a kill in the middle leaves no half checkpoint of a valid name."""
+    for path in paths:
+        try:
+            going = files.temporary(path)
+            os.rename(path, going)
+            files.delete(going)
+        except OSError as error:
+            logger.warning("could not remove the old checkpoint %s (%s)", path, error.strerror)

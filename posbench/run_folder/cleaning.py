@@ -1,0 +1,32 @@
+"""`posbench clean`: free the disk space of what a finished run no longer needs: older checkpoints, optimizer states."""
+
+import logging
+from pathlib import Path
+
+from posbench.errors import InUse
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import Run, load_any_config, load_record
+
+logger = logging.getLogger(__name__)
+
+
+def clean(folders: list[Path]) -> tuple[int, list[Path]]:
+    """Delete what evaluation and reports do not read from finished runs; the newest weights stay.
+
+    Returns:
+        Bytes freed, and the folders that were left alone: unfinished, or owned by another process.
+
+    Raises:
+        UserError: a folder cannot be read as a run's.
+    """
+    freed, left = 0, []
+    for folder in folders:
+        if load_record(folder)["status"] != "done":
+            left.append(folder)
+            continue
+        try:
+            with Run.open(folder, load_any_config(folder), command=None) as run:
+                freed += checkpoint.keep_weights(run.folder)
+        except InUse:
+            left.append(folder)
+    return freed, left

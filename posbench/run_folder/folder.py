@@ -1,0 +1,410 @@
+"""The run folder: one owner at a time, and records that a kill, a full disk or a stranger cannot spoil.
+
+`config.yaml` (what was asked), `run.json` (what became of it), `metrics.jsonl`, `evaluation.jsonl`,
+`evaluation_blocks.jsonl` and `log.txt`. These are the truth; whatever else shows them mirrors them.
+"""
+
+import json
+import logging
+import os
+import shlex
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from posbench import files
+from posbench.config import external
+from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
+from posbench.config.schema import Config, flat, to_container
+from posbench.errors import UserError
+from posbench.run_folder.facts import git_state, now, versions
+from posbench.run_folder.jsonl import append, drop_half_line, number, plain, rounded
+from posbench.run_folder.lock import moved_aside, take
+from posbench.run_folder.log import LogFile, OneLine, heard
+from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
+from posbench.run_folder.redaction import redact, secret_keys
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_rows, parted_blocks
+
+logger = logging.getLogger(__name__)
+_SCHEMA = 1  # of run.json and the files beside it
+_LARGEST_RECORD = 2**24  # bytes; ten thousand attempts have a third of it
+
+
+class Run:
+    """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
+
+    def __init__(
+        self, folder: Path, config: AnyConfig, ids: tuple[str, ...], command: list[str] | None, lock: int
+    ) -> None:
+        self.folder = folder
+        self._trains = isinstance(config, Config)
+        self._ids = ids  # an earlier name holds where it is the folder's or the record's
+        self._command = None if command is None else redact(shlex.join(command))
+        self._lock = lock
+        self._log_file: logging.FileHandler | None = None
+        self._log_level = logging.NOTSET  # of the logger, before it was copied into a file
+        self.record = self._first_record(config)
+        self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
+
+    @classmethod
+    def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
+        """Take ownership of a run folder, new or old.
+
+        Args:
+            config: what the run is, or a model from elsewhere; written down if the folder is new.
+            command: the command line, for the record; None leaves the recorded one.
+            restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
+
+        Raises:
+            UserError: another process owns the folder, it holds another run or one of another definition of the model's
+                block, or the configuration holds a secret.
+        """
+        refuse_secrets(config)
+        lock = take(folder)
+        try:
+            if restart and any(path.name != LOCK for path in folder.iterdir()):
+                lock = moved_aside(folder, lock)
+            _refuse_links(folder)
+            files.remove_stale(folder)
+            files.remove_stale(folder / "checkpoint")
+            ids = run_ids(_keep_config(folder, config))
+            if _is_trained(folder):
+                refuse_other_block(folder)
+            return cls(folder, config, ids, command, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self._log_file:
+            logger = logging.getLogger("posbench")
+            logger.removeHandler(self._log_file)
+            logger.setLevel(self._log_level)
+            self._log_file.close()
+            self._log_file = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # -- run.json --------------------------------------------------------------------------------------------------
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of `run.json`; its schema knows them all."""
+        unknown = fields.keys() - self.record.keys()
+        if unknown:
+            raise ValueError(f"run.json has no {sorted(unknown)}")
+        self.record.update(plain(fields))
+        files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
+
+    def begin_attempt(
+        self,
+        device: str,
+        dtype: str,
+        threads: int,
+        processes: int = 1,
+        compiled: bool = False,
+        native: bool = False,
+        bit_exact: bool = True,
+    ) -> None:
+        """Record that this process starts to work on the run.
+
+        Args:
+            threads: CPU threads of each process.
+            processes: that train together, of which this is the first.
+            compiled: whether the compiler fuses what it can.
+            native: whether the kernels in C++ compute what they take.
+            bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
+        """
+        attempt = {
+            "started": now(),
+            "ended": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "processes": processes,
+            "compiled": compiled,
+            "native": native,
+            "bit_exact": bit_exact,
+            "steps": 0,
+        }
+        self.update(
+            status="running",
+            reason=None,
+            message=None,
+            block=self._block(),
+            command=self._command or self.record["command"],
+            attempts=[*self.record["attempts"], attempt],
+            versions=versions(),
+            git=git_state(),
+        )
+
+    def _block(self) -> int | None:
+        """The definition of the model's block; a model from elsewhere has none of ours."""
+        from posbench.model.gpt import BLOCK
+
+        if not self._trains:
+            return None
+        return (self.record["block"] or 1) if _is_trained(self.folder) else BLOCK
+
+    def update_attempt(self, **fields: Any) -> None:
+        """Set fields of the current attempt, such as `steps`, the updates it made."""
+        *before, current = self.record["attempts"]
+        unknown = fields.keys() - current.keys()
+        if unknown:
+            raise ValueError(f"an attempt has no {sorted(unknown)}")
+        self.update(attempts=[*before, {**current, **fields}])
+
+    def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
+        """Record how the attempt ended: `done`, `failed` or `stopped`. A run that was done stays done."""
+        if self.record["status"] == "done":
+            return
+        self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
+        if any(attempt["ended"] is None for attempt in self.record["attempts"][-1:]):
+            self.update_attempt(ended=now())
+        else:
+            self.update()
+
+    def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
+        """Refuse to resume or evaluate a trained run on another text or with another tokenizer.
+
+        Args:
+            sha256: of the corpus that the run's configuration means now.
+
+        Raises:
+            UserError: one of them differs.
+        """
+        if not _is_trained(self.folder):
+            return
+        data = self.record["data"]
+        for what, before, here in (
+            ("text", data.get("sha256") if isinstance(data, dict) else None, sha256),
+            ("tokenizer", self.record["tokenizer_sha256"], tokenizer_sha256),
+        ):
+            if before not in (None, here):
+                raise UserError(
+                    f"{self.folder} was trained on another {what} (sha256 {str(before)[:12]}) than its configuration "
+                    f"gives now ({here[:12]}): bring that {what} back, or train anew, with study=NAME in another "
+                    "study, or with --restart, which moves this run aside"
+                )
+
+    def _first_record(self, config: AnyConfig) -> dict[str, Any]:
+        path = self.folder / RECORD
+        new: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "id": self.folder.name if self.folder.name in self._ids else self._ids[0],
+            "study": config.study,
+            "encoding": config.encoding.name,
+            "seed": config.seed,
+            "block": None,  # the definition of the model's block that it was trained with
+            "status": "running",
+            "reason": None,
+            "message": None,
+            "command": self._command,
+            "attempts": [],
+            "parameters": {"total": None, "encoding": None, "non_embedding": None},
+            **dict.fromkeys(("tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes")),
+            "data": None,
+            "tokenizer_sha256": None,
+            "wandb": None,  # where it is mirrored: id, project, entity
+            "versions": {},
+            "git": {"commit": None, "dirty": None},
+        }
+        if path.exists():
+            held = load_record(self.folder)
+            attempts = held.get("attempts")
+            whole = isinstance(attempts, list) and all(isinstance(attempt, dict) for attempt in attempts)
+            return {**new, **held, "attempts": attempts if whole else []}
+        files.write(path, json.dumps(new, indent=2).encode() + b"\n")
+        return new
+
+    # -- the line-by-line records ----------------------------------------------------------------------------------
+
+    def log_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a row to `metrics.jsonl`. What is not finite is null; floats keep seven digits."""
+        append(self.folder / METRICS, [{key: rounded(value) for key, value in plain(row).items()}])
+
+    def metrics_offset(self) -> int:
+        """Length of `metrics.jsonl` in bytes, synced to the disk: a checkpoint saves it."""
+        path = self.folder / METRICS
+        if not path.exists():
+            return 0
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def cut_metrics(self, offset: int) -> None:
+        """Drop rows logged after a checkpoint, which will be logged again, and half lines."""
+        path = self.folder / METRICS
+        if not path.exists():
+            if offset:
+                logger.warning("%s is gone: its curve begins at the checkpoint", path)
+            return
+        with open(path, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < offset:
+                told = "%s has lost %s bytes of what was logged before the checkpoint: its curve has a gap"
+                logger.warning(told, path, f"{offset - size:,}")
+            file.truncate(min(offset, size))
+            drop_half_line(file)
+
+    def whole_rows(self) -> list[EvaluationRow]:
+        """The rows whose blocks are all there. Blocks that are double, damaged or of no such row are dropped."""
+        rows, blocks, dropped = parted_blocks(self.folder)
+        if dropped:
+            logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
+            files.write(self.folder / BLOCKS, blocks)
+        if lacking := len(evaluation_rows(self.folder)) - len(rows):
+            logger.warning("%s rows of %s lack blocks: computed again", lacking, self.folder / EVALUATION)
+        return rows
+
+    def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
+        """Append the blocks of a row, then the row: a row that is there has all its blocks."""
+        append(self.folder / BLOCKS, [block.to_json(row) for block in blocks], durable=True)
+        append(self.folder / EVALUATION, [row.to_json()], durable=True)
+
+    def log_to_file(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
+        """Copy posbench's log into `log.txt` while the run is owned, beginning with earlier records."""
+        self._log_file = LogFile(self.folder / LOG_TEXT, encoding="utf-8", errors="backslashreplace")
+        self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        for record in earlier:
+            self._log_file.handle(record)
+        self._log_level = logging.getLogger("posbench").level
+        heard().addHandler(self._log_file)
+
+    def note(self, text: str) -> None:
+        """Log to `log.txt` only."""
+        if self._log_file:
+            known = {"name": "posbench", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
+            self._log_file.handle(logging.makeLogRecord(known))
+
+
+# -- reading, also folders of strangers --------------------------------------------------------------------------------
+
+
+def load_config(folder: Path) -> Config:
+    """The configuration of a run folder.
+
+    Raises:
+        UserError: there is none, it is not one of posbench, or that of a model which was trained elsewhere.
+    """
+    config = load_any_config(folder)
+    if isinstance(config, TrainedElsewhere):
+        source = config.model.source
+        raise UserError(f"{folder} holds results of {source}, not a run: 'posbench evaluate {source}' adds to them")
+    return config
+
+
+def load_any_config(folder: Path) -> AnyConfig:
+    """The configuration of a run folder, or of a folder with results of a model from elsewhere.
+
+    Raises:
+        UserError: there is none, or it is not one of posbench.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    return external.load_saved(folder / CONFIG)
+
+
+def load_record(folder: Path) -> dict[str, Any]:
+    """The `run.json` of a run folder.
+
+    Raises:
+        UserError: it cannot be read, or a newer posbench wrote it.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(files.read(path, _LARGEST_RECORD))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} is not a run's record: expected an object; --restart starts over")
+    schema = number(record.get("schema"))
+    if schema is not None and schema > _SCHEMA:
+        raise UserError(f"{path} has schema {schema:g}, this posbench reads up to {_SCHEMA}: upgrade posbench")
+    return record
+
+
+def refuse_other_block(folder: Path) -> None:
+    """Refuse a run that was trained with another definition of the model's block.
+
+    Raises:
+        UserError: the definition is not this one (`model.BLOCK`).
+    """
+    from posbench.model.gpt import BLOCK
+
+    record = load_record(folder) if (folder / RECORD).exists() else {}
+    trained = record.get("block") or 1  # what runs before the key had
+    if trained != BLOCK:
+        raise UserError(
+            f"{folder} was trained with definition {trained} of the model's block, here is {BLOCK}: "
+            "use the posbench that its run.json names, or train it anew"
+        )
+
+
+def _is_trained(folder: Path) -> bool:
+    return any((folder / "checkpoint").glob("step-*"))
+
+
+def refuse_secrets(config: AnyConfig) -> None:
+    """Refuse a configuration with secrets: it is written down and shown.
+
+    Raises:
+        UserError: a value looks like a secret.
+    """
+    for key in secret_keys(to_container(config)):
+        raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links: an untrusted folder must not make posbench write elsewhere."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        files.refuse_unusual(path)
+
+
+def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
+    """The configuration in a folder if it asks for the same weights; None for a new folder.
+
+    Raises:
+        UserError: it holds another run, or a link where a file should be.
+    """
+    _refuse_links(folder)
+    if not (folder / CONFIG).exists():
+        return None
+    held = load_any_config(folder)
+    if not is_one_run(held, config):
+        was, now = flat(to_container(held)), flat(to_container(config))
+        changed = [
+            key for key in {**was, **now} if was.get(key) != now.get(key) and key.split(".")[0] not in NOT_IDENTITY
+        ]
+        shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise UserError(
+            f"{folder} holds another run ({run_ids(held)[0]}): {shown}{more}; "
+            "choose another folder, or --restart to move that run aside"
+        )
+    return held
+
+
+def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
+    """The configuration in the folder; this one, written down, if the folder is new."""
+    import yaml
+
+    held = held_config(folder, config)
+    if held is None:
+        text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+        files.write(folder / CONFIG, text.encode())
+    return held or config

@@ -1,0 +1,54 @@
+"""`log.txt` of a run folder: what posbench logs, one line per record."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from posbench.run_folder.facts import iso
+from posbench.run_folder.redaction import redact
+from posbench.terminal.exits import SpeltOut
+
+
+class OneLine(SpeltOut):
+    """One line per record, in UTC, and secrets stay out."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return iso(record.created)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+class LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[list[logging.LogRecord]]:
+    """Collect log records for the `log.txt` of a run that has no folder yet."""
+    handler, level = _Kept(), logging.getLogger("posbench").level
+    logger = heard()
+    logger.addHandler(handler)
+    try:
+        yield handler.records
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def heard() -> logging.Logger:
+    """posbench's logger, at the level of the log file."""
+    logger = logging.getLogger("posbench")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    return logger

@@ -1,0 +1,276 @@
+"""Evaluation rows: what a row is, its key, its name as a curve, and the two files that rows and their blocks stand in.
+
+Files may come from strangers and from other versions: unknown columns are left out, and a value that is missing or of
+another type is None. A line without what places a row (its key, length ratio or status) is no row and is passed over.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import typing
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.names import BLOCKS, EVALUATION
+from posbench.terminal.exits import spelt_out
+
+PLAIN, WINDOWED = "plain", "windowed"
+_PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
+
+
+class RowKey(NamedTuple):
+    """The key of a row in a run. Of two lines with equal keys the later one counts."""
+
+    protocol: str
+    length: int
+    stride: int | None
+    window: int | None
+    extension: str | None
+    task: str | None
+    split: str
+    checkpoint_step: int
+    problem_length: int | None = None
+    offset: int | None = None
+
+
+EVALUATION_KEY = RowKey._fields
+BlocksKey = tuple[RowKey, str | None]  # of a row, and its targets_sha256: a row's blocks are of the tokens it scored
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationRow:
+    """One line of `evaluation.jsonl`: what was measured, on what, and the result. What is undefined is None, never 0.
+
+    The order of the columns is that of the file.
+    """
+
+    protocol: str  # fixed_target, nonoverlap, sliding, per_position, task, problems
+    length: int  # tokens of context; of problems, tokens read
+    length_ratio: float  # length / training length; of problems, problem_length / the longest that was trained
+    stride: int | None = None  # tokens between the windows of `sliding`
+    window: int | None = None  # keys each query saw, where attention was narrowed
+    extension: str | None = None  # as it was asked for, such as yarn:factor=4; or sinks
+    extension_options: dict[str, Any] | None = None  # what it did
+    task: str | None = None  # a probe; of problems the task, with the option that a test varies: passkey:depth=0.5
+    problem_length: int | None = None  # in what the task counts; None = text, not problems
+    offset: int | None = None  # of problems: the position of their first token
+    split: str
+    documents: str | None = None  # doc, concat
+    checkpoint_step: int
+    status: str  # ok, undefined, too_short, failed
+    reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
+    dtype: str | None = None
+    n_tokens: int | None = None  # scored
+    n_bytes: int | None = None  # of the original text of the scored tokens
+    n_blocks: int | None = None
+    n_documents: int | None = None  # that the blocks stand in
+    mean_context: float | None = None  # tokens
+    nll: float | None = None  # nats per token
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None  # of problems: share of the scored tokens that were the likeliest
+    chance: float | None = None  # of a choice among candidates: the accuracy of guessing
+    exact_match: float | None = None  # share of the problems of which all were
+    ci_low: float | None = None  # of nll, 95 %, for this checkpoint
+    ci_high: float | None = None
+    ci_over: str | None = None  # documents, segments, problems; rows of earlier versions: None, of blocks
+    bigram_nll: float | None = None  # nats per token of a bigram model of the training tokens, on the same targets
+    targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow | None":
+        """A line of the file; None if it is no row."""
+        values = _values(cls, line)
+        return cls(**values) if values and values["length"] >= 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row's columns, in the order of the file."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def key(self) -> RowKey:
+        return RowKey(*(getattr(self, name) for name in EVALUATION_KEY))
+
+    @property
+    def blocks_key(self) -> BlocksKey:
+        return self.key, self.targets_sha256
+
+    @property
+    def measured(self) -> bool:
+        """Whether the row has a number. Numbers that were not finite are null."""
+        return self.status == "ok" and self.nll is not None
+
+    @property
+    def kind(self) -> str:
+        """How the model was changed: plain, windowed, or an extension's name (sinks, too, which are windowed)."""
+        return self.extension or (WINDOWED if self.window else PLAIN)
+
+    @property
+    def is_headline(self) -> bool:
+        """Whether the row belongs to the protocol of the headline."""
+        return self.protocol == "fixed_target" and self.task is None
+
+    @property
+    def curve_name(self) -> str:
+        """`fixed_target`, `windowed`, `nonoverlap_windowed`, `fixed_target_yarn`, `task_recall`, `problems_copy` ..."""
+        shifted = f"from_{self.offset}" if self.offset else None
+        parts = [self.protocol, self.task, shifted, self.extension, WINDOWED if self.window else None]
+        name = "_".join(part for part in parts if part)
+        return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockRow:
+    """One block of a row's targets; of problems, one problem. None: the file has no such number there."""
+
+    block: int | None  # from 0 on, in the order of the text
+    document: int | None = None  # that its first target stands in, from 0 on in the split: what intervals go by
+    nll_sum: float | None  # nats, over the block's targets
+    n_tokens: int | None  # targets
+    n_bytes: int | None
+    n_correct: int | None = None  # of a problem: targets that were the likeliest token
+    bigram_sum: float | None = None  # nats of a bigram model over the same targets; None as bigram_nll
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
+        return cls(**_values(cls, line) or {})
+
+    def to_json(self, row: EvaluationRow) -> dict[str, Any]:
+        """A line of `evaluation_blocks.jsonl`: the row that the block belongs to, and the block."""
+        return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
+
+
+def evaluation_rows(folder: Path) -> list[EvaluationRow]:
+    """Rows of `evaluation.jsonl`, the last of each key."""
+    rows = map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))
+    return list({row.key: row for row in rows if row}.values())
+
+
+def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
+    """The rows that may form curves: of one split, from the newest checkpoint evaluated on it."""
+    own = [row for row in rows if row.split == split]
+    newest = max((row.checkpoint_step for row in own), default=0)
+    return [row for row in own if row.checkpoint_step == newest]
+
+
+def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
+    """The rows that one line may join: for each protocol of text, the rows on its most common targets.
+
+    Of equally many the newer ones count. What has no number stays, and so do probes, problems and `per_position`, whose
+    rows have targets of their own by definition.
+    """
+    counted = Counter((row.protocol, row.targets_sha256) for row in rows if row.protocol in _PAIRED and row.measured)
+    shared: dict[str, str | None] = {}
+    for (protocol, targets), _ in sorted(reversed(counted.items()), key=lambda item: -item[1]):
+        shared.setdefault(protocol, targets)
+    return [
+        row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
+    ]
+
+
+def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
+    """Blocks of `evaluation_blocks.jsonl` by row; the last set of each row counts."""
+    sets: dict[BlocksKey, list[BlockRow]] = {}
+    for line in read_jsonl(folder / BLOCKS):
+        belongs_to, block = _row_of(line), BlockRow.from_json(line)
+        if belongs_to is None:
+            continue
+        if block.block == 0:
+            sets[belongs_to] = []
+        sets.setdefault(belongs_to, []).append(block)
+    return sets
+
+
+def _row_of(block: Mapping[str, Any]) -> BlocksKey | None:
+    """The row that a line of `evaluation_blocks.jsonl` belongs to."""
+    values = _values(RowKey, block)
+    return None if values is None else (RowKey(**values), _text(block.get("targets_sha256")))
+
+
+def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
+    """Rows whose blocks are all there, the repaired `evaluation_blocks.jsonl`, and the number of lines dropped.
+
+    A kill leaves blocks twice or without a row; a disk or an editor leaves lines that are damaged, cut or gone.
+    """
+    path = folder / BLOCKS
+    raw = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    sets: dict[BlocksKey | None, list[tuple[bytes, BlockRow]]] = {}
+    for text in raw:
+        try:
+            line = json.loads(text)
+            belongs_to, block = _row_of(line), BlockRow.from_json(line)
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        if block.block == 0 and belongs_to is not None:
+            sets.pop(belongs_to, None)
+        sets.setdefault(belongs_to, []).append((text, block))
+    rows = [row for row in evaluation_rows(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
+    known = {row.blocks_key for row in rows} | {None}
+    kept = [text for key, lines in sets.items() if key in known for text, _ in lines]
+    return rows, b"".join(kept), len(raw) - len(kept)
+
+
+def _is_whole(row: EvaluationRow, blocks: list[BlockRow]) -> bool:
+    """Whether these are a row's blocks: their number and mean agree. A row without a number has none."""
+    if not row.measured or row.n_blocks is None:
+        return True
+    sums, counts = [one.nll_sum for one in blocks], [one.n_tokens for one in blocks]
+    if len(blocks) != row.n_blocks or None in sums or None in counts:
+        return False
+    mean = sum(filter(None, sums)) / max(1, sum(filter(None, counts)))
+    return math.isclose(mean, row.nll or 0.0, rel_tol=1e-6, abs_tol=1e-9)
+
+
+# -- reading what may be anything --------------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str | None:
+    """A text that is safe to show: control characters are spelt out."""
+    return spelt_out(value) if isinstance(value, str) else None
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:  # too large for a table's column
+        return None
+    return value
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+_READERS: dict[object, Callable[[object], object]] = {
+    str: _text,
+    int: _whole,
+    float: number,
+    dict[str, Any]: _object,
+}
+
+
+@functools.cache
+def _columns(kind: type) -> list[tuple[str, Callable[[object], object], bool]]:
+    """Name, reader and necessity of each column."""
+    hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(kind).items()}
+    return [(name, _READERS[types[0]], len(types) == 1) for name, types in hints.items()]
+
+
+def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A line's values as the columns of a class declare them; None if a column that places the row is wrong."""
+    values: dict[str, Any] = {}
+    for name, read, needed in _columns(kind):
+        given = line.get(name)
+        values[name] = value = read(given)
+        if value is None and (needed or (name in EVALUATION_KEY and given is not None)):
+            return None
+    return values

@@ -1,0 +1,68 @@
+"""A run's trained model, from its folder alone: no text is needed, and nothing is written."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from posbench.config import size
+from posbench.config.schema import Config
+from posbench.data.tokenizer import Tokenizer, from_file
+from posbench.errors import UserError
+from posbench.model.gpt import GPT, build
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_record
+from posbench.run_folder.names import TOKENIZER
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with.
+
+    Raises:
+        UserError: the folder has none, or another one than its record names.
+    """
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{folder} has no {TOKENIZER}: the run ended before its text was made tokens")
+    tokenizer = from_file(folder / TOKENIZER)
+    recorded = load_record(folder).get("tokenizer_sha256")
+    if recorded not in (None, tokenizer.sha256):
+        raise UserError(f"{folder / TOKENIZER} is another tokenizer than the run was trained with")
+    return tokenizer
+
+
+def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
+    """A run's model with the weights of its newest complete checkpoint, on the CPU, in eval mode.
+
+    Raises:
+        UserError: no checkpoint, none that is complete, weights that are not of this configuration, or a model that
+            this machine cannot hold.
+    """
+    size.refuse_too_large(config, "cpu", "build")
+    return with_weights(folder, config, tokenizer, checkpoint.trained(folder).weights()).eval()
+
+
+def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> GPT:
+    """A run's model with weights of its checkpoint, on the CPU.
+
+    Raises:
+        UserError: they are not of this configuration.
+    """
+    model = build(config, tokenizer.vocab_size, tokenizer.texts)
+    give_weights(model, weights, folder)
+    return model
+
+
+def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Put the weights of a run's checkpoint into its model.
+
+    Raises:
+        UserError: they are not of this model.
+    """
+    known = model.state_dict()
+    for name in known.keys() & weights.keys():  # torch would cast them
+        if known[name].is_floating_point() != weights[name].is_floating_point():
+            raise UserError(f"the weights in {folder}: {name} is {weights[name].dtype}, expected {known[name].dtype}")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # torch's list of what does not fit
+        said = str(error).splitlines()[-1].strip()[:300]
+        raise UserError(f"the weights in {folder} are not of its configuration: {said}") from None

@@ -1,0 +1,350 @@
+"""A session of a run at Weights & Biases: its name there, what is sent, and how it is shown.
+
+Curves of different encodings overlay in one panel, because training rows have `tokens` and evaluation rows
+`eval/length_ratio` as their axis; `eval/length`, in tokens, stands beside it. A session says all that describes the
+run, so that a later session of the same run takes nothing away.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import math
+import netrc
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import posbench
+from posbench import encodings
+from posbench.config.schema import Config, to_container
+from posbench.errors import UserError
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
+from posbench.run_folder.redaction import redact
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+Draw = Callable[[], "Figure"]
+_INIT_SECONDS = 60.0  # for the server to answer; training goes on meanwhile
+_TRAINING = (
+    "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
+    "validation/accuracy", "validation/exact_match",
+)  # fmt: skip
+_CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
+_TABLE = (
+    "length", "length_ratio", "status", "nll", "ci_low", "ci_high", "perplexity", "bits_per_byte", "accuracy",
+    "chance", "exact_match", "bigram_nll", "n_tokens", "n_documents", "split", "checkpoint_step",
+)  # fmt: skip
+_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_LINE = "eval/line"  # of evaluation.jsonl, from 1 on
+_ROWS = "rows"  # logged so far
+_TRAINED, _VALIDATED = "train_step", "validation_step"  # of the last row of either kind; one step may have both
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Which run at W&B a folder is mirrored to."""
+
+    folder: Path
+    name: str  # the run's
+    id: str
+    project: str | None  # None: in a sweep, whose agent knows
+    entity: str | None
+    resume: Literal["allow"] | None  # None: what is there under the id is overwritten
+
+    @classmethod
+    def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
+        """The run that the folder had before, or a new one; in a W&B sweep the run that the agent names.
+
+        The user's environment stands above both records, which may be a stranger's.
+
+        Args:
+            new: nothing of the run can be there yet.
+        """
+        if in_sweep():
+            project, entity = os.environ.get("WANDB_PROJECT"), os.environ.get("WANDB_ENTITY")
+            return cls(folder, run_id, os.environ["WANDB_RUN_ID"], project, entity, "allow")
+        there, tracking = record.get("wandb"), config.tracking
+        resume: Literal["allow"] | None = None if new else "allow"
+        project, entity = (os.environ.get(name) or None for name in ("WANDB_PROJECT", "WANDB_ENTITY"))
+        if isinstance(there, dict) and _ID.fullmatch(str(there.get("id"))):
+            project, entity = project or there.get("project"), entity or there.get("entity")
+            return cls(folder, run_id, there["id"], project or tracking.project, entity or tracking.entity, resume)
+        aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
+        own = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
+        return cls(folder, run_id, own, project or tracking.project, entity or tracking.entity, resume)
+
+    @property
+    def path(self) -> dict[str, str | None]:
+        """As `run.json` keeps it."""
+        return {"id": self.id, "project": self.project, "entity": self.entity}
+
+
+def in_sweep() -> bool:
+    """Whether an agent of a W&B sweep started this process and chose the run."""
+    return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
+
+
+def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of W&B's run table beside configuration and headline."""
+    counts, data = record.get("parameters"), record.get("data")
+    tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
+    found = {
+        "status": record.get("status"),
+        "reason": record.get("reason"),
+        **{f"parameters/{part}": count for part, count in (counts if isinstance(counts, dict) else {}).items()},
+        "data/name": config.data.name,
+        "data/sha256": data.get("sha256") if isinstance(data, dict) else None,
+        "tokenizer/sha256": record.get("tokenizer_sha256"),
+        "tokens_per_second": tokens / seconds if tokens and seconds else None,
+    }
+    if config.tracking.command and record.get("command"):
+        found["command"] = redact(str(record["command"]))
+    return found
+
+
+def exit_code_of(record: Mapping[str, Any]) -> int:
+    """The exit code for W&B's client: 0 finished, 255 interrupted, else failed."""
+    return {"done": 0, "stopped": 255}.get(str(record.get("status")), 1)
+
+
+class Session:
+    """Opens the W&B run at once; every method may raise whatever the client raises."""
+
+    def __init__(self, config: Config, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
+        """Open it.
+
+        Args:
+            mode: what the user asked for just now; None = by the configuration and the environment.
+        """
+        import wandb
+
+        _refuse_settings_here()
+        logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
+        wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
+        tracking = config.tracking
+        self._config, self._target = config, target
+        where: dict[str, Any] = {} if in_sweep() else target.path
+        self._run = wandb.init(
+            **where,
+            name=target.name,
+            group=tracking.group or config.study,
+            tags=[config.encoding.name, *tracking.tags],
+            job_type="train",
+            config=to_container(config),
+            dir=str(target.folder),
+            resume=target.resume,
+            mode=mode or choose_mode(tracking.mode, wandb.Settings().base_url),
+            settings=wandb.Settings(
+                silent=True,
+                quiet=True,
+                console="off",
+                init_timeout=_INIT_SECONDS,
+                reinit="create_new",  # several runs in one process do not end each other
+                # What the command line, the environment or the code hold stays on this machine unless it is asked for.
+                program="",
+                disable_git=not tracking.git,
+                x_disable_stats=not tracking.system_metrics,
+                x_disable_machine_info=not tracking.system_metrics,
+                x_disable_meta=True,
+                save_code=False,
+                disable_code=True,
+                x_save_requirements=False,
+            ),
+        )
+        there = dict(self._run.summary) if self._run.resumed else {}
+        # What is there: the last steps, the last line of evaluation.jsonl, and how many rows of both.
+        step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", _LINE, _ROWS))
+        counted = {name: number(there.get(name)) for name in (_TRAINED, _VALIDATED)}
+        if None in counted.values():  # what earlier versions logged has the step alone
+            counted = dict.fromkeys(counted, step)
+        self._steps = {name: int(last or 0) for name, last in counted.items()}
+        self._rows = self.rows
+        self._shown: set[str] = set()
+        self._run.define_metric("tokens")
+        for name in ("step", "seconds", _TRAINED, _VALIDATED, _LINE, _ROWS):  # counters: no panels
+            self._run.define_metric(name, hidden=True)
+        for name in ("eval/length", "eval/length_ratio"):
+            self._run.define_metric(name, hidden=True, summary="none")
+        self._show(_TRAINING)
+        for row in evaluation_rows(target.folder):
+            self._show(curve_values(row))
+
+    def metrics(self, row: Mapping[str, Any]) -> bool:
+        """Send a row of `metrics.jsonl` unless W&B has it already; return whether it was sent."""
+        kind = _VALIDATED if any(name.startswith("validation/") for name in row) else _TRAINED
+        step = int(number(row.get("step")) or 0)
+        if step <= self._steps[kind]:
+            return False
+        self._steps[kind] = step
+        self._show(row)
+        self._log({**row, **self._steps})
+        return True
+
+    def curve(self, row: EvaluationRow, line: int) -> None:
+        """Send a row of `evaluation.jsonl` and its line number, from 1; leave out what is undefined."""
+        values = curve_values(row)
+        if line <= self.line or not values:
+            return
+        self._show(values)
+        self._log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        self._rows += 1
+        self._run.log({**defined(row), _ROWS: self._rows})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        self._run.summary.update(defined(values))
+
+    def results(self, rows: list[EvaluationRow], draw: Draw) -> None:
+        """Send the curve as a table and a picture, and files as artifacts; warn of what cannot be sent."""
+        parts: dict[str, Callable[[], None]] = {
+            "the curve": lambda: self._send_curve(rows, draw),
+            "evaluation.jsonl": self._send_evaluation,
+        }
+        if self._config.tracking.weights:
+            parts["the weights"] = self._send_weights
+        if self._config.tracking.code:
+            parts["the code"] = self._send_code
+        for what, send in parts.items():
+            try:
+                send()
+            except Exception as error:
+                logger.warning("W&B did not take %s: %s", what, redact(str(error).partition("\n")[0]))
+
+    @property
+    def where(self) -> str:
+        """Its page, or the offline run's folder."""
+        return str(self._run.url or Path(self._run.settings.sync_dir))
+
+    @property
+    def told(self) -> str:
+        """A line for the log of a run: where it goes, and how to change that."""
+        if self._run.url:
+            return (
+                f"W&B: this run is sent to {self._run.url} (WANDB_MODE=offline keeps runs on this machine, "
+                "tracking=none turns W&B off)"
+            )
+        folder = self._target.folder
+        return (
+            f"W&B: an offline run is written to {folder / 'wandb'} and nothing is sent ('posbench sync {folder}' sends "
+            "it, tracking.mode=online sends runs as they train, tracking=none turns W&B off)"
+        )
+
+    def finish(self, exit_code: int, values: Mapping[str, Any]) -> None:
+        """End the session with a last summary."""
+        self.summary(values)
+        self._run.finish(exit_code=exit_code)
+
+    # -- how it is shown -------------------------------------------------------------------------------------------
+
+    def _show(self, names: Any) -> None:
+        """Define a metric's axis once. A curve sets no summary value: the summary has the headline."""
+        for name in names:
+            if "/" in name and name not in self._shown:
+                self._shown.add(name)
+                if name.startswith("eval/"):
+                    self._run.define_metric(name, step_metric="eval/length_ratio", summary="none")
+                else:
+                    self._run.define_metric(name, step_metric="tokens")
+
+    def _send_curve(self, rows: list[EvaluationRow], draw: Draw) -> None:
+        import wandb
+
+        columns = _TABLE if self._config.data.task is None else ("problem_length", "offset", *_TABLE)
+        data = [[row.curve_name, *(getattr(row, name) for name in columns)] for row in rows]
+        table = wandb.Table(columns=["curve", *columns], data=data)
+        picture = Path(self._run.settings.sync_dir) / "curve.png"
+        draw().savefig(picture)
+        self._run.log({"curve/table": table, "curve/picture": wandb.Image(str(picture))})
+
+    # -- artifacts -------------------------------------------------------------------------------------------------
+
+    def _send_evaluation(self) -> None:
+        """A copy: the file may grow before an offline run is synced."""
+        copies = Path(self._run.settings.sync_dir) / "evaluation"
+        copies.mkdir(exist_ok=True)
+        self._send("evaluation", [Path(shutil.copy(self._target.folder / n, copies / n)) for n in (EVALUATION, BLOCKS)])
+
+    def _send_weights(self) -> None:
+        from posbench.run_folder.checkpoint import WEIGHTS, trained
+
+        folder = self._target.folder
+        self._send("model", [trained(folder).path / WEIGHTS, folder / CONFIG, folder / "tokenizer.json"])
+
+    def _send_code(self) -> None:
+        """Upload posbench's code, and the file of an external encoding."""
+        package = Path(posbench.__file__).parent
+        files = {path: str(path.relative_to(package.parent)) for path in sorted(package.rglob("*.py"))}
+        own = Path(inspect.getfile(encodings.load(self._config.encoding.name)))
+        self._send("code", [*files, *([] if own in files else [own])], files)
+
+    def _send(self, kind: str, files: list[Path], names: Mapping[Path, str] | None = None) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"{self._target.name}-{kind}"[:128], kind)
+        for path in files:
+            named = (names or {}).get(path, path.name)
+            artifact.add_file(str(path), name=named, policy="immutable", skip_cache=True)
+        self._run.log_artifact(artifact)
+
+
+def curve_values(row: EvaluationRow) -> dict[str, Any]:
+    """The values of a row to log; empty if it is undefined."""
+    if row.status != "ok":
+        return {}
+    return {f"eval/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
+
+
+def defined(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop nulls and values that are not finite, so that a curve shows a gap."""
+    finite = {k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))}
+    return {key: value for key, value in finite.items() if value is not None}
+
+
+def _refuse_settings_here() -> None:
+    """Refuse W&B settings in the current folder, which may be untrusted: server, proxies and more.
+
+    Raises:
+        UserError: there are some.
+    """
+    for name in ("wandb", ".wandb"):
+        if os.path.lexists(path := Path(name, "settings")):
+            raise UserError(f"{path.absolute()} would choose the server: move it away, 'wandb login' and WANDB_... can")
+
+
+# -- online or offline -------------------------------------------------------------------------------------------------
+
+
+def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
+    """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
+
+    What is asked for may stand in a stranger's file: it cannot send what WANDB_MODE keeps on this machine.
+    """
+    said = (asked, os.environ.get("WANDB_MODE", "auto"))
+    if "offline" in said or "dryrun" in said:
+        return "offline"
+    if has_key(base_url):
+        return "online"
+    if "online" in said:
+        logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
+    return "offline"
+
+
+def has_key(base_url: str) -> bool:
+    """Whether an API key for that server is set up on this machine."""
+    return bool(os.environ.get("WANDB_API_KEY")) or _netrc_has(urlsplit(base_url).netloc)
+
+
+def _netrc_has(host: str) -> bool:
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    return False

@@ -1,0 +1,78 @@
+"""`posbench show`: pictures of encodings and of trained runs, in the terminal or as a PNG file."""
+
+from pathlib import Path
+
+from posbench.errors import UserError
+from posbench.show import panels, schemes
+
+
+def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
+    """Draw encodings and trained runs side by side.
+
+    Args:
+        names: encodings and patterns of layers, each with its options after it (rope base=100), and run folders.
+        png: write the picture here; default: draw in the terminal.
+        phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
+        words: those two, separated by a comma.
+
+    Raises:
+        UserError: an unknown encoding, option or word, a folder that is no run, `phrase` without `words` or the other
+            way round.
+    """
+    asked = schemes.parted(names)
+    if phrase is None and words is None:
+        _show_pictures([_picture(name, options) for name, options in asked], png)
+        return
+    if phrase is None or words is None:
+        raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
+    if run := next((name for name, _ in asked if _is_run(name)), None):
+        raise UserError(f"--phrase is for encodings by their names: {run} is a run")
+    chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
+    pair = _pair(words)
+    _show_moved([panels.moved(scheme, phrase, pair) for scheme in chosen], phrase, pair, png)
+
+
+def _picture(name: str, options: list[str]) -> panels.Picture:
+    if not _is_run(name):
+        return panels.picture(schemes.scheme(name, options, panels.SHAPE))
+    if options:
+        raise UserError(f"{name} is a run, which has its options: {options[0]} stands after an encoding's name")
+    from posbench.show import trained
+
+    return trained.picture(Path(name))
+
+
+def _is_run(word: str) -> bool:
+    """Whether a word is the path of a folder: an encoding of that name comes first."""
+    return not schemes.is_scheme(word) and ("/" in word or Path(word).is_dir())
+
+
+def _pair(words: str) -> tuple[str, str]:
+    parts = tuple(word.strip() for word in words.split(","))
+    if len(parts) != 2 or parts[0].lower() == parts[1].lower():
+        raise UserError(f"--words is '{words}': expected two different words of the phrase, such as daughter,called")
+    return parts[0], parts[1]
+
+
+def _show_pictures(pictures: list[panels.Picture], png: Path | None) -> None:
+    if png is None:
+        from posbench.show import characters
+
+        characters.print_pictures(pictures)
+    else:
+        from posbench.show import plots
+
+        plots.save_pictures(pictures, png)
+        print(png)
+
+
+def _show_moved(rows: list[panels.Moved], phrase: str, words: tuple[str, str], png: Path | None) -> None:
+    if png is None:
+        from posbench.show import characters
+
+        characters.print_moved(rows, phrase, words)
+    else:
+        from posbench.show import plots
+
+        plots.save_moved(rows, phrase, words, png)
+        print(png)

@@ -1,0 +1,291 @@
+"""The panels of a trained run: its encoding as learned, and its attention on its own test text.
+
+What position adds to a logit depends, for many encodings, on the text: so it is measured there, as the mean over the
+last queries of some windows, a head and a layer at a time, at the training length and beyond it.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from posbench import encodings
+from posbench.config.schema import Config
+from posbench.config.shape import shape_of
+from posbench.data import tokens as data
+from posbench.data.tokenizer import Tokenizer
+from posbench.encodings.base import Encoding, Rows
+from posbench.errors import UserError
+from posbench.kernels.bias import Decay
+from posbench.model.attention.dispatch import attention
+from posbench.model.attention.reference import logits_of, rows_of
+from posbench.model.gpt import GPT
+from posbench.randomness import generator
+from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.trained import model_of, tokenizer_of
+from posbench.show import codes, panels
+from posbench.show.panels import Curves, Numbers, Panel, Picture
+
+RATIOS = (1, 2, 4)  # lengths that are looked at, in training lengths
+LONGEST = 2048  # tokens; a longer one is left out, unless it is the training length
+WINDOWS = 64  # of text, at each length, and
+SECONDS = 2.0  # at each length: what was read by then is what is drawn; after three times that, no third one is begun
+QUERIES = 16  # the last ones of a window, which see the most keys: at most so many, and an eighth of it
+LAYERS = 4  # that are drawn by themselves, where they differ
+FAINTEST = 1e-5  # attention; below, a curve leaves the picture
+
+
+def picture(folder: Path) -> Picture:
+    """Draw a run.
+
+    Raises:
+        UserError: it is no run, or has no complete checkpoint.
+    """
+    config = load_config(folder)
+    tokenizer = tokenizer_of(folder)
+    model = model_of(folder, config, tokenizer)
+    notes = [f"{config.encoding.name}, trained", *panels.first_layer_of_several(model.encoding)]
+    with codes.in_double(), torch.no_grad():
+        drawn = panels.of_positions(_in_double(model.encoding, config, tokenizer))
+    try:
+        text = _text(folder, config)
+    except UserError as error:
+        notes.append(f"its text is not here: {error}")
+    else:
+        with torch.no_grad():
+            drawn += _on_text(model, config, text)
+    return Picture(folder.resolve().name, ", ".join(notes), tuple(drawn), config.training.train_length)
+
+
+def _in_double(learned: Encoding, config: Config, tokenizer: Tokenizer) -> Encoding:
+    """The run's encoding in fp64, as all that is drawn of codes."""
+    encoding = encodings.build(config.encoding.name, shape_of(config, tokenizer.texts), config.encoding.options)
+    encoding.load_state_dict(learned.state_dict())
+    return encoding
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def _text(folder: Path, config: Config) -> data.TokenSplit:
+    """The run's test text, or what else it is evaluated on.
+
+    Raises:
+        UserError: its text cannot be had here, or is another one now.
+    """
+    tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
+    recorded = load_record(folder).get("data")
+    if isinstance(recorded, dict) and recorded.get("sha256") not in (None, tokens.record["sha256"]):
+        raise UserError("another one has taken its place")
+    split: data.TokenSplit = getattr(tokens, config.evaluation.split)
+    return split
+
+
+def _windows(text: data.TokenSplit, length: int) -> list[NDArray[np.integer]]:
+    """The beginnings of the first documents that are long enough; without such, the text as it comes."""
+    starts, ends = text.starts[:-1], text.starts[1:]
+    chosen = starts[ends - starts >= length]
+    if not len(chosen):
+        chosen = np.arange(0, len(text.ids) - length + 1, length)
+    return [text.ids[start : start + length] for start in chosen[:WINDOWS]]
+
+
+# -- what the model does there -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """Means over windows of one length."""
+
+    length: int
+    added: Numbers  # (layers, heads, distance): what position adds to a logit
+    weight: Numbers  # likewise, attention
+    read: Numbers  # (layers, heads): mean distance of what is read, tokens
+    kept: Numbers | None  # (layers, heads): what a token's forget gates let pass; None where not all layers have such
+
+
+def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:
+    trained = config.training.train_length
+    lengths = [trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST]
+    defined = [length for length in lengths if length <= (model.encoding.max_length or length)]
+    seen: list[_Seen] = []
+    began = time.monotonic()
+    for length in defined:
+        in_time = len(seen) < 2 or time.monotonic() < began + 3 * SECONDS
+        if in_time and (one := _seen(model, config, text, length)):
+            seen.append(one)
+    if not seen:
+        return []
+    hooks = {hook for layer in range(config.model.n_layers) for hook in model.encoding.at(layer)[0].hooks}
+    added = _added(seen[-1], trained) if hooks & {"distance_bias", "bias", "scores"} else []
+    return [*added, *_kept(seen[0]), _read(seen[0]), _attention(seen, lengths[-1], trained)]
+
+
+def _seen(model: GPT, config: Config, text: data.TokenSplit, length: int) -> _Seen | None:
+    """Attention in windows of a length; None if the text has no such window."""
+    until = time.monotonic() + SECONDS
+    read: list[list[tuple[Tensor, ...]]] = []
+    for number, window in enumerate(_windows(text, length)):
+        if read and time.monotonic() > until:
+            break
+        ids = torch.from_numpy(window.astype(np.int64))[None]
+        positions = model.encoding.positions(ids, generator(config.seed, "portrait", length, number))
+        read.append([_layer(model.encoding, rows, inputs) for rows, inputs in _rows(model, ids, positions)])
+    if not read:
+        return None
+    added, weight, distance = (_mean([[layer[part] for layer in layers] for layers in read]) for part in range(3))
+    gated = all(len(layer) == 4 for layer in read[0])
+    kept = np.exp(_mean([[layer[3] for layer in layers] for layers in read])) if gated else None
+    return _Seen(length, added, weight, distance, kept)
+
+
+def _mean(windows: list[list[Tensor]]) -> Numbers:
+    """Over windows, of each layer."""
+    found: Numbers = torch.stack([torch.stack(layers) for layers in windows]).double().mean(0).numpy()
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a layer's attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    positions: Tensor
+    layer: int
+
+
+def _rows(model: GPT, ids: Tensor, positions: Tensor) -> Iterator[tuple[Rows, _Inputs]]:
+    """The last queries of each layer, as the model reads a window (1, T)."""
+    encoding, last = model.encoding, max(1, min(QUERIES, ids.shape[1] // 8))
+    window, sinks, consecutive = model.window, model.sinks, "positions" not in encoding.hooks
+    x = encoding.embed(model.tokens(ids), positions, ids)
+    for layer, block in enumerate(model.layers):
+        q, k, v, read = block.into_attention(x)
+        one = _Inputs(q, k, v, read, positions, layer)
+        attended = attention(
+            encoding, one.q, one.k, one.v, one.x, positions, layer,
+            window=window, sinks=sinks, consecutive=consecutive,
+        )  # fmt: skip
+        x = block.out_of_attention(x, attended)
+        (rows,) = rows_of(
+            encoding, one.q, one.k, one.v, one.x, positions, one.layer,
+            window=window, sinks=sinks, block=last, last=last,
+        )  # fmt: skip
+        yield rows, one
+
+
+def _layer(encoding: Encoding, rows: Rows, inputs: _Inputs) -> tuple[Tensor, ...]:
+    """By head: what position adds and attention (H, T), how far it reads and the mean log of its forget gates (H,)."""
+    used, own = encoding.at(inputs.layer)
+    logits = logits_of(used, rows)
+    weights = _weights(used, logits, rows)
+    gap = _index(rows.queries)[:, None] - _index(rows.keys)  # in tokens, whatever the positions are
+    read = (weights[0] * gap).sum(-1).mean(-1)
+    added = logits - (rows.q @ rows.k.mT) * used.logit_scale
+    found = _by_distance(added, gap), _by_distance(weights, gap), read
+    gates = used.additions(inputs.q, inputs.k, inputs.x, inputs.positions, own)
+    if not isinstance(gates, Decay):
+        return found
+    return *found, (gates.sums[0, :, -1] - gates.sums[0, :, 0]) / (gates.sums.shape[-1] - 1)
+
+
+def _index(which: slice | Tensor) -> Tensor:
+    return torch.arange(which.start, which.stop) if isinstance(which, slice) else which
+
+
+def _weights(encoding: Encoding, logits: Tensor, rows: Rows) -> Tensor:
+    """The weight of each value (B, H, Tq, Tk); with an own normaliser, by identity matrices for values."""
+    if "attend" not in encoding.hooks:
+        return logits.softmax(-1)
+    keys, width = rows.v.shape[-2:]
+    nothing = encoding.attend(logits, dataclasses.replace(rows, v=torch.zeros_like(rows.v)))
+    parts = []
+    for start in range(0, keys, width):
+        v = torch.eye(keys, start + width)[:, start:].expand_as(rows.v)
+        parts.append(encoding.attend(logits, dataclasses.replace(rows, v=v)) - nothing)
+    return torch.cat(parts, dim=-1)[..., :keys]
+
+
+def _by_distance(pairs: Tensor, gap: Tensor) -> Tensor:
+    """Means (H, T) of pairs (1, H, Tq, Tk) at each distance 0 .. T-1, over the queries that stand so far from a key."""
+    there = gap >= 0
+    sums = torch.zeros(pairs.shape[1], int(gap.max()) + 1).index_add(1, gap[there], pairs[0][:, there])
+    return sums / torch.bincount(gap[there])
+
+
+# -- panels ------------------------------------------------------------------------------------------------------------
+
+
+def _by_head(values: Numbers) -> dict[str, Numbers]:
+    return {f"head {head + 1}": of_head for head, of_head in enumerate(values)}
+
+
+def _added(seen: _Seen, trained: int) -> list[Panel]:
+    """The contribution of position, a curve per head: once if all layers are equal, else for some layers."""
+    layers = len(seen.added)
+    alike = bool(np.allclose(seen.added, seen.added[:1], atol=1e-4))
+    chosen = [0] if alike else sorted({round(at) for at in np.linspace(0, layers - 1, min(LAYERS, layers))})
+    found: list[Panel] = []
+    for layer in chosen:
+        added = np.where(np.isfinite(seen.added[layer]), seen.added[layer], np.nan)
+        if not np.isfinite(added).any():
+            continue
+        found.append(
+            Curves(
+                title="Added to the logit" + ("" if alike else f", layer {layer + 1} of {layers}"),
+                x_label="distance (tokens)",
+                y_label="mean on its own text",
+                x=np.arange(added.shape[1], dtype=np.float64),
+                series=_by_head(added),
+                end=seen.length - 1,
+                limit=trained,
+            )
+        )
+    return found
+
+
+def _kept(seen: _Seen) -> list[Panel]:
+    if seen.kept is None:
+        return []
+    return [_by_layer("Forget gates: kept at each token", "share kept", seen.kept)]
+
+
+def _read(seen: _Seen) -> Curves:
+    return _by_layer(f"Mean distance read, at {seen.length} tokens", "tokens", seen.read)
+
+
+def _by_layer(title: str, y_label: str, values: Numbers) -> Curves:
+    """A point per head (layers, heads) above each layer's number."""
+    layers = np.arange(1, len(values) + 1, dtype=np.float64)
+    return Curves(title=title, x_label="layer", y_label=y_label, x=layers, series=_by_head(values.T), points=True)
+
+
+def _attention(seen: list[_Seen], end: int, trained: int) -> Curves:
+    """Mean attention over heads and layers by distance, a curve per length; lengths that do not exist have none."""
+    longest = max(one.weight.shape[-1] for one in seen)
+    series = {}
+    for one in seen:
+        mean = one.weight.mean((0, 1))
+        values = np.full(longest, math.nan)
+        values[: len(mean)] = panels.without_faint(mean, FAINTEST)
+        series[f"at {one.length}"] = values
+    return Curves(
+        title="Mean attention, its own text",
+        x_label="distance (tokens)",
+        y_label="mean weight",
+        x=np.arange(longest, dtype=np.float64),
+        series=series,
+        end=end - 1,
+        limit=trained,
+        log_y=True,
+        note=panels.faint(np.concatenate([one.weight.mean((0, 1)) for one in seen]), FAINTEST),
+    )
