@@ -21,9 +21,10 @@ from xml.etree import ElementTree
 
 from posbench.cli import listing
 from posbench.config import compose
+from posbench.config.identity import run_folder
 from posbench.errors import UserError
 from posbench.evaluation.headline import Level
-from posbench.launch import jobs
+from posbench.launch import plans
 from posbench.report.comparison import load
 from posbench.run_folder.rows import PLAIN
 from posbench.show import places
@@ -55,10 +56,10 @@ def errors(path: Path) -> dict[str, Errors]:
 def runs(folder: Path, *overriding: str) -> dict[str, load.RunData | None]:
     """The runs of the sweep by what `encoding=` chose; None where there is none yet, or one that has not ended."""
     found: dict[str, load.RunData | None] = {}
-    for overrides, config in compose.combinations(jobs.read_sets(SWEEP, list(overriding))):
+    for overrides, config in compose.combinations(plans.read_sets(SWEEP, list(overriding))):
         (name,) = (given.partition("=")[2] for given in overrides if given.startswith("encoding="))
         try:
-            run = load.read(folder / jobs.job_of(overrides, config).id)
+            run = load.read(run_folder(config, folder))
         except UserError:
             run = None
         found[name] = run if run and run.done else None

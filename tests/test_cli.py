@@ -26,7 +26,7 @@ from posbench.config.settings import settings
 from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
-from posbench.launch import job, jobs
+from posbench.launch import job, plans
 from posbench.run_folder.rows import evaluation_rows
 from posbench.show import places
 from posbench.terminal import exits
@@ -455,7 +455,7 @@ def test_an_installed_encodings_yaml_is_found_in_its_package(
     ):
         assert posbench("train", "--cfg", "job", *arguments) == 0  # through Hydra itself
         assert yaml.safe_load(capsys.readouterr().out)["encoding"]["slopes"] == [slope] * 4
-    assert [job.config.encoding.name for job in jobs.expand([["encoding=brought,rope"]])] == ["brought", "rope"]
+    assert [job.config.encoding.name for job in plans.resolve([["encoding=brought,rope"]])] == ["brought", "rope"]
 
 
 def test_an_installed_packages_yaml_is_data_only(brought: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ import yaml
 from posbench.bench import speed
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
-from posbench.launch import jobs, launcher
+from posbench.launch import cluster, plans
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -125,11 +125,11 @@ def _sweep(arguments: list[str]) -> None:
     """Each value of a sweep is composed as it stands, its launcher's settings too; tests of sweeps run them."""
     if hydra := [word for word in arguments if word.startswith("hydra")]:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-        assert launcher.check(hydra)
+        assert cluster.check(hydra)
     own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "rates=", "tune=")))
     named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
     named = [word for word in named if not word.startswith(("-", "hydra"))]
-    for one in jobs.read_sets(own.get("sweep"), named):
+    for one in plans.read_sets(own.get("sweep"), named):
         assert compose.check(one, multirun=True)
     assert set(own.get("rates", "demo").split(",")) <= set(choices("rates"))
 
@@ -243,7 +243,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     for one in sets[:3]:
         assert support.posbench("train", *one) == 0
     assert support.posbench("train", *sets[0], "seed=1") == 0
-    monkeypatch.setattr(jobs, "read_sets", lambda name, overrides: [[*one, *overrides] for one in sets])
+    monkeypatch.setattr(plans, "read_sets", lambda name, overrides: [[*one, *overrides] for one in sets])
     found = catalogue.runs(Path("outputs/catalogue"))
     again = catalogue.runs(Path("outputs/catalogue"), "seed=1")
     assert [name for name, run in again.items() if run] == ["rope"]

@@ -1,14 +1,13 @@
 """Sweeps: the same runs as one by one, whatever fails or is killed on the way."""
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,13 +25,13 @@ from tiny_sweep import TINY, one_by_one, result, until
 import posbench.report
 from posbench import encodings, machine
 from posbench.config import compose, plain_yaml
-from posbench.config.identity import run_id, run_ids
+from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import jobs, launcher, pool, rates, slurm, sweep, table, template, tuning
-from posbench.launch.job import _command_line as run_by_command_line
-from posbench.launch.jobs import Job, Status
+from posbench.launch import cluster, plans, pool, rates, slurm, states, sweep, table, tuning
+from posbench.launch.plans import Plan
+from posbench.launch.states import Status
 from posbench.report.comparison import load
 from posbench.report.comparison import rates as rates_of
 from posbench.run_folder import finding
@@ -80,7 +79,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "_run", lambda todo, *_: {job.id: Status("done") for job in todo})
+    monkeypatch.setattr(sweep, "execute", lambda todo, *_: {job.id: Status("done") for job in todo})
     monkeypatch.setattr(sweep, "_report", lambda *_: None)
     for tracked, times in (("wandb", 1), ("none", 0)):
         sweep.sweep(each_once(["encoding=rope,alibi", *overrides, f"tracking={tracked}"]))
@@ -91,7 +90,7 @@ def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
 
 
 def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
-    found = jobs.expand([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
+    found = plans.resolve([["encoding=rope,alibi", "seed=range(0,2)", *overrides], ["encoding=rope", *overrides]])
     assert [(job.config.encoding.name, job.config.seed) for job in found] == [
         ("rope", 0),
         ("rope", 1),
@@ -99,20 +98,20 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
         ("alibi", 1),
     ]
     assert found[1].overrides[:2] == ("encoding=rope", "seed=1")
-    assert found[0].folder == found[0].saved.parent.parent / found[0].id
+    assert found[0].folder == Path(found[0].config.runtime.outputs) / "demo" / found[0].id
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml")))
 def test_every_sweep_file_composes(name: str) -> None:
-    found = jobs.expand(jobs.read_sets(name, ["tracking=none"]))
+    found = plans.resolve(plans.read_sets(name, ["tracking=none"]))
     assert len(found) >= 6
     assert {job.config.study for job in found} == {name}
 
 
 @pytest.mark.full
 def test_the_catalogue_has_every_encoding_and_every_pattern_of_layers() -> None:
-    found = compose.combinations(jobs.read_sets("catalogue", ["tracking=none"]))  # as above, so composed already
+    found = compose.combinations(plans.read_sets("catalogue", ["tracking=none"]))  # as above, so composed already
     chosen = [word.removeprefix("encoding=") for overrides, _ in found for word in overrides if "encoding=" in word]
     files = [path.relative_to(configs_dir() / "encoding") for path in (configs_dir() / "encoding").rglob("*.yaml")]
     assert sorted(chosen) == sorted(str(path.with_suffix("")) for path in files)
@@ -120,8 +119,8 @@ def test_the_catalogue_has_every_encoding_and_every_pattern_of_layers() -> None:
 
 
 def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
-    sets = jobs.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
-    found = jobs.expand(sets)
+    sets = plans.read_sets("rope_base", ["seed=7,8", "training.clip=2"])
+    found = plans.resolve(sets)
     assert len(found) == 2 * (2 + 4)
     assert {job.config.seed for job in found} == {7, 8}  # in place of the file's own
     assert all(job.config.training.clip == 2 for job in found)
@@ -131,29 +130,29 @@ def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
 
 def test_a_word_and_the_key_it_stands_for_are_one_override_of_a_sweep_file(tmp_path: Path) -> None:
     write_sweep(tmp_path, "mine", "sets: [encoding=rope]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n")
-    sets = jobs.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
+    sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
     assert sets == [["seed=3", "protocol=fixed_target,nonoverlap", "encoding=rope"]]
-    (job,) = jobs.expand(sets, tmp_path)
+    (job,) = plans.resolve(sets, tmp_path)
     assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
 
 
 def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
     with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
-        jobs.expand([["encoding=rope", "study=a,b", *overrides]])
+        plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
 def test_a_sweep_finds_runs_by_their_old_names(overrides: list[str], tmp_path: Path) -> None:
-    (job,) = jobs.expand([["encoding=rope", *overrides]])
+    (job,) = plans.resolve([["encoding=rope", *overrides]])
     new, old = run_ids(job.config)
     assert job.id == new
     train(job.config, tmp_path / "outputs/demo" / old, ["posbench", "train"])
-    (job,) = jobs.expand([["encoding=rope", *overrides]])
-    assert job.id == job.folder.name == old and jobs.is_finished(job)
+    (job,) = plans.resolve([["encoding=rope", *overrides]])
+    assert job.id == job.folder.name == old and states.is_finished(job)
 
 
 def test_a_sweep_file_may_come_from_the_users_own_folder(tmp_path: Path) -> None:
     write_sweep(tmp_path, "mine", "sets:\n  - encoding=rope encoding.base=64\n  - encoding=none\nshared: [seed=3]\n")
-    assert jobs.read_sets("mine", ["study=x"], tmp_path) == [
+    assert plans.read_sets("mine", ["study=x"], tmp_path) == [
         ["seed=3", "study=x", "encoding=rope", "encoding.base=64"],
         ["seed=3", "study=x", "encoding=none"],
     ]
@@ -181,7 +180,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "rates=demo", "tune=true"], "tune=true finds learning rates and rates=NAME gives them"),
         (["encoding=rope", "rates=demo", "training.learning_rate=1"], "and so does training.learning_rate: leave one"),
         (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
-        (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=joblib"),
+        (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=submitit_slurm"),
         (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
         (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
@@ -208,35 +207,33 @@ def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message:
 def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     write_sweep(tmp_path, "mine", text)
     with pytest.raises(UserError) as caught:
-        jobs.read_sets("mine", [], tmp_path)
+        plans.read_sets("mine", [], tmp_path)
     assert message in str(caught.value)
 
 
 def test_an_unknown_launcher_or_setting_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"unknown hydra/launcher 'bsic': did you mean 'basic'\?"):
-        launcher.check(["hydra/launcher=bsic"])
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    with pytest.raises(UserError, match=r"'joblib' has no setting 'n_job': did you mean 'n_jobs'\?"):
-        launcher.check(["hydra/launcher=joblib", "hydra.launcher.n_job=2"])
+    with pytest.raises(UserError, match="hydra/launcher=basic: a sweep takes submitit_slurm or submitit_local"):
+        cluster.check(["hydra/launcher=basic"])
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    with pytest.raises(UserError, match=r"'submitit_slurm' has no setting 'partitio': did you mean 'partition'\?"):
+        cluster.check(["hydra/launcher=submitit_slurm", "hydra.launcher.partitio=gpu"])
 
 
 def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answers one after the other: `squeue` is a script here, and a real one in tests/slow/test_slurm.py."""
-    answer, folder = tmp_path / "answer", tmp_path / "submitit"
+    answer = tmp_path / "answer"
     (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat {answer}\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.0)
-    queue = slurm.Queue(folder, 3)
+    queue = slurm.Queue(["7_0", "7_1", "7_2"], tmp_path)
 
     def hear(*states: str) -> list[bool]:
-        rows = [f"{number}|{state}|{folder}/x.sh\n" for number, state in enumerate(states) if state]
-        answer.write_text("".join(rows) + "0|FAILED|/another/x.sh\n")
+        rows = [f"7_{number} {state}\n" for number, state in enumerate(states) if state]
+        answer.write_text("".join(rows) + "8_0 FAILED\n")
         queue.look(now=True)
         return [queue.has(number) for number in range(3)]
 
-    assert hear() == [False, False, False]  # not submitted yet: nothing has ended
-    assert queue.outcome(0) is None
     assert hear("RUNNING", "PENDING", "PENDING") == [True, True, True]
     assert not queue.waits(0) and queue.waits(1)
     assert hear("FAILED", "", "PENDING") == [False, False, True]  # it forgets what is cancelled as it waits
@@ -258,18 +255,18 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 ) -> None:
     arguments = ["encoding=rope,alibi", "seed=0,1", *overrides]
     sweep.sweep(arguments, n_jobs=2)
-    todo = jobs.expand([arguments])
+    todo = plans.resolve([arguments])
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id)
     record = json.loads((tmp_path / "outputs/demo/sweep.json").read_text())
     assert [(row["id"], row["status"]) for row in record["cells"]] == [(job.id, "done") for job in todo]
-    assert jobs.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
+    assert states.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
     assert reports == [[tmp_path / "outputs/demo"]]
 
-    monkeypatch.setattr(subprocess, "Popen", None)  # a second sweep starts no process
+    monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
-    assert [len(jobs.record(job)["attempts"]) for job in todo] == [1] * 4
+    assert [len(states.record(job)["attempts"]) for job in todo] == [1] * 4
 
 
 CRASH = """
@@ -313,16 +310,16 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     write_sweep(crash, "faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
     with pytest.raises(PosbenchError) as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=crash)
-    rope, diverging, segfault, killed = jobs.expand(jobs.read_sets("faults", overrides, crash), crash)
+    rope, diverging, segfault, killed = plans.resolve(plans.read_sets("faults", overrides, crash), crash)
     assert caught.value.exit_code == 1
     assert str(caught.value).startswith("3 runs of 4 not done: ")
     assert all(job.id in str(caught.value) for job in (diverging, segfault, killed))
-    assert jobs.status(rope) == Status("done")
-    assert (jobs.status(diverging).name, jobs.status(diverging).reason) == ("failed", "diverged")
-    assert jobs.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
-    assert jobs.status(killed).reason == "signal"  # the kernel does not say that it was for memory
-    assert "killed by SIGKILL" in str(jobs.status(killed).message)
-    assert jobs.record(segfault)["attempts"][-1]["ended"]
+    assert states.status(rope) == Status("done")
+    assert (states.status(diverging).name, states.status(diverging).reason) == ("failed", "diverged")
+    assert states.status(segfault) == Status("failed", "signal", "killed by SIGSEGV")
+    assert states.status(killed).reason == "signal"  # the kernel does not say that it was for memory
+    assert "killed by SIGKILL" in str(states.status(killed).message)
+    assert states.record(segfault)["attempts"][-1]["ended"]
     shown = capsys.readouterr().err
     assert "Not done" in shown
     assert "All 2 runs with encoding=crash failed." in shown
@@ -334,7 +331,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     ("before", "now", "reason"), [(3, 4, "oom"), (3, 3, "signal"), (None, 3, "signal"), (3, None, "signal")]
 )
 def test_a_sigkill_is_called_out_of_memory_where_the_kernel_says_so(
-    several: list[Job], monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, reason: str
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, reason: str
 ) -> None:
     monkeypatch.setattr(machine, "oom_kills", lambda: now)
     status = pool.outcome(several[0], -signal.SIGKILL, {}, oom_kills=before)
@@ -342,7 +339,8 @@ def test_a_sigkill_is_called_out_of_memory_where_the_kernel_says_so(
 
 
 def start_sweep(*arguments: Any) -> Any:
-    """A sweep in a process of its own, forked since torch is here already."""
+    """A sweep in a process of its own, forked since torch is here already; the server that forks its jobs is not."""
+    multiprocessing.forkserver._forkserver._stop()
     process = multiprocessing.get_context("fork").Process(target=run_sweep, args=arguments)
     process.start()
     return process
@@ -379,7 +377,7 @@ def test_a_sweep_killed_three_times_equals_the_uninterrupted_one_and_leaves_no_p
         process.join()
         until(lambda: not processes_of(tmp_path))
     sweep.sweep(arguments, n_jobs=1)
-    todo = jobs.expand([arguments])
+    todo = plans.resolve([arguments])
     one_by_one(todo, tmp_path / "single")
     for job in todo:
         assert result(job.folder) == result(tmp_path / "single" / job.id), moments
@@ -392,30 +390,29 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides: list[str], tmp_path: Path)
     until(lambda: steps(tmp_path / "outputs/demo") > 5)
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    first, second = jobs.expand([arguments])
+    first, second = plans.resolve([arguments])
     assert process.exitcode == 130
-    assert (jobs.status(first).name, jobs.status(first).reason) == ("stopped", "signal")
+    assert (states.status(first).name, states.status(first).reason) == ("stopped", "signal")
     assert not processes_of(tmp_path)
     saved = max((first.folder / "checkpoint").glob("step-*"))
-    assert int(saved.name.removeprefix("step-")) == jobs.progress(first)[0] > 5
+    assert int(saved.name.removeprefix("step-")) == states.progress(first)[0] > 5
     assert not second.folder.exists()
 
 
 @pytest.mark.slow
-def test_jobs_whose_template_dies_save_themselves_and_are_continued(overrides: list[str], tmp_path: Path) -> None:
+def test_jobs_whose_fork_server_dies_go_on_and_the_sweep_waits_for_them(overrides: list[str], tmp_path: Path) -> None:
     arguments = each_once(["encoding=rope,alibi", *overrides, "training.tokens=32768"])  # 512 updates
     process = start_sweep(arguments, 2)
     study = tmp_path / "outputs/demo"
     until(lambda: steps(study) > 20)
-    (forked_from,) = {int(Path(f"/proc/{one}/stat").read_text().split()[3]) for one in processes_of(study)}
-    assert template.__name__.encode() in Path(f"/proc/{forked_from}/cmdline").read_bytes()
-    os.kill(forked_from, signal.SIGKILL)
-    process.join()  # they are stopped, or, if the sweep finds them still saving, continued
-    sweep.sweep(arguments, n_jobs=2)
-    todo = jobs.expand([arguments])
+    (server,) = {int(Path(f"/proc/{one}/stat").read_text().split()[3]) for one in processes_of(study)}
+    assert b"multiprocessing.forkserver" in Path(f"/proc/{server}/cmdline").read_bytes()
+    os.kill(server, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == 0
+    todo = plans.resolve([arguments])
     one_by_one(todo, tmp_path / "single")
     for job in todo:
-        assert len(jobs.record(job)["attempts"]) == 2
         assert result(job.folder) == result(tmp_path / "single" / job.id)
 
 
@@ -423,60 +420,26 @@ def test_jobs_whose_template_dies_save_themselves_and_are_continued(overrides: l
 def test_where_nothing_can_be_forked_each_job_is_a_python_of_its_own(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "pidfd_open", lambda process: os.stat("/missing"))
-    monkeypatch.setattr(template, "Template", None)
+    monkeypatch.setattr(pool, "_PROCESSES", multiprocessing.get_context("spawn"))
     sweep.sweep(["encoding=rope", "seed=0", *overrides], n_jobs=1)
-    (job,) = jobs.expand([["encoding=rope", "seed=0", *overrides]])
-    assert jobs.status(job) == Status("done")
+    (job,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
+    assert states.status(job) == Status("done")
 
 
 @pytest.mark.full
-def test_a_forked_job_has_its_variables_its_output_and_its_exit_code(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    with template.opened() as opened, open(output, "xb") as file:
-        assert opened
-        refused = opened.start([str(tmp_path / "missing.yaml")], {"POSBENCH_DEBUG": "1"}, file)
-        until(lambda: refused.poll() is not None)
-        assert refused.returncode == 2
-        told = output.read_text()
-        assert "Traceback" in told  # by its variable
-        assert f"error: cannot read {tmp_path / 'missing.yaml'}" in told
-        waits = opened.start(["--help"] * 1000, {}, file)
-        waits.send_signal(signal.SIGKILL)  # before it has begun, or after
-        until(lambda: waits.poll() is not None)
-        assert waits.returncode in (-signal.SIGKILL, 0)
-
-
-def test_a_job_whose_template_died_before_it_began_knows_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The parent is gone before the job first asks for it."""
-    fork = os.fork
-
-    def fork_and_die() -> int:
-        own = os.getpid()
-        if fork():
-            os.kill(own, signal.SIGKILL)
-        until(lambda: os.getppid() != own)
-        return 0
-
-    def serve() -> None:
-        monkeypatch.setattr(os, "fork", fork_and_die)
-        monkeypatch.setattr(
-            "posbench.launch.job.as_process", lambda: (os.write(1, f"{sys.argv}\n".encode()), os._exit(0))
-        )
-        template._serve(theirs)
-        os._exit(0)
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    served = multiprocessing.get_context("fork").Process(target=serve)
-    served.start()
-    with ours, theirs, open(tmp_path / "output", "xb") as output:
-        order = {"number": 0, "arguments": [], "environment": {}}
-        socket.send_fds(ours, [json.dumps(order).encode()], [output.fileno()])
-        until(lambda: (tmp_path / "output").read_text().endswith("\n"))
-    served.join()
-    assert (tmp_path / "output").read_text() == f"{['posbench.launch.job', '--parent', str(served.pid)]}\n"
+def test_a_job_has_its_variables_its_output_and_its_exit_code(several: list[Plan], tmp_path: Path) -> None:
+    data = dataclasses.replace(several[0].config.data, path=str(tmp_path / "missing.txt"))
+    job = dataclasses.replace(several[0], config=dataclasses.replace(several[0].config, data=data))
+    refused = pool._start(job, {"POSBENCH_DEBUG": "1"})
+    refused.join()
+    assert refused.exitcode == 2
+    told = job.output.read_text()
+    assert "Traceback" in told  # by its variable
+    assert f"error: data.path: no file matches '{tmp_path / 'missing.txt'}'" in told
+    killed = pool._start(job, {})
+    killed.kill()  # before it has begun, or after
+    killed.join()
+    assert killed.exitcode in (-signal.SIGKILL, 2)
 
 
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
@@ -485,19 +448,19 @@ OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcnt
 def test_a_run_that_another_process_owns_is_waited_for(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (job,) = jobs.expand([["encoding=rope", *overrides]])
+    (job,) = plans.resolve([["encoding=rope", *overrides]])
     job.folder.mkdir(parents=True)
     owner = subprocess.Popen([sys.executable, "-c", OWN, job.folder / ".lock"])
     until(lambda: in_use(job.folder))
-    jobs.save(job)
-    monkeypatch.setattr(sys, "argv", ["job", str(job.saved)])
-    with pytest.raises(SystemExit) as caught:  # the job's own process finds it in use
-        run_by_command_line()
-    assert caught.value.code == exits.IN_USE
+    in_use_now = pool._start(job, {})  # the job's own process finds it in use
+    in_use_now.join()
+    assert in_use_now.exitcode == exits.IN_USE
 
-    def start(job: Job, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def start(job: Plan, environment: dict[str, str]) -> Any:
         code = exits.IN_USE if in_use(job.folder) else 0
-        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+        process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(code,))
+        process.start()
+        return process
 
     seen: list[str] = []
 
@@ -507,23 +470,22 @@ def test_a_run_that_another_process_owns_is_waited_for(
             owner.kill()
             owner.wait()
 
-    monkeypatch.setattr(template, "opened", contextlib.nullcontext)  # as where nothing can be forked
-    monkeypatch.setattr(pool, "start", start)
+    monkeypatch.setattr(pool, "_start", start)
     assert pool.run([job], [{}], show) == {job.id: Status("done")}
     assert list(dict.fromkeys(seen)) == ["running", "in use", "done"]
 
 
-def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Job]) -> None:
+def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words(several: list[Plan]) -> None:
     job = several[0]
-    jobs.save(job)
+    job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
     expected = Status("failed", "error", "there is no text.txt")
-    assert pool.outcome(job, 2, before={}) == jobs.status(job) == expected
+    assert pool.outcome(job, 2, before={}) == states.status(job) == expected
     job.output.write_text("")
-    assert pool.outcome(job, 2, jobs.record(job)).message == "ended with exit code 2"
-    assert pool.outcome(job, 75, jobs.record(job)) == jobs.IN_USE
-    stopped = pool.outcome(job, -signal.SIGTERM, jobs.record(job), [signal.SIGTERM])
-    assert (stopped.name, jobs.status(job).name) == ("stopped", "stopped")
+    assert pool.outcome(job, 2, states.record(job)).message == "ended with exit code 2"
+    assert pool.outcome(job, 75, states.record(job)) == states.IN_USE
+    stopped = pool.outcome(job, -signal.SIGTERM, states.record(job), [signal.SIGTERM])
+    assert (stopped.name, states.status(job).name) == ("stopped", "stopped")
 
 
 @pytest.mark.parametrize(
@@ -531,7 +493,7 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
     [(8, None, None, 4, 2), (2, None, None, 2, 1), (2, 1, None, 1, 2), (2, 4, None, 4, 1), (8, None, 4, 2, 4)],
 )
 def test_threads_are_divided_among_the_processes(
-    several: list[Job],
+    several: list[Plan],
     monkeypatch: pytest.MonkeyPatch,
     cores: int,
     n_jobs: int | None,
@@ -539,7 +501,7 @@ def test_threads_are_divided_among_the_processes(
     processes: int,
     threads: int,
 ) -> None:
-    asked: list[tuple[list[Job], list[dict[str, str]]]] = []
+    asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
     monkeypatch.setattr(machine, "cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append((todo, slots)) or {})
     todo = [
@@ -549,18 +511,18 @@ def test_threads_are_divided_among_the_processes(
         )
         for job in several
     ]
-    sweep._run(todo, n_jobs, [])
+    sweep.execute(todo, n_jobs, [])
     ((jobs_run, slots),) = asked
     assert len(slots) == processes
     assert {job.config.runtime.threads for job in jobs_run} == {threads}
 
 
-def with_runtime(todo: list[Job], **runtime: Any) -> list[Job]:
+def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:
     changed = dataclasses.replace(todo[0].config.runtime, **runtime)
     return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
 
 
-def test_each_gpu_gets_a_process_of_its_own(several: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_gpu_gets_a_process_of_its_own(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     todo = with_runtime(several, device="auto")
@@ -568,38 +530,38 @@ def test_each_gpu_gets_a_process_of_its_own(several: list[Job], monkeypatch: pyt
     assert len(sweep._slots(todo, 4)) == 4
 
 
-def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     runtime = dataclasses.replace(several[0].config.runtime, device="auto")
     one, other, third = (
         dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several[:3]
     )
-    one.saved.parent.mkdir(parents=True, exist_ok=True)
+    one.output.parent.mkdir(parents=True, exist_ok=True)
     first, second = {"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}
-    with launcher._gpu(one) as taken:
+    with cluster._gpu(one) as taken:
         assert taken == first
-        with launcher._gpu(other) as taken:
+        with cluster._gpu(other) as taken:
             assert taken == second
-            with launcher._gpu(third) as taken:
+            with cluster._gpu(third) as taken:
                 assert taken in (first, second)  # there are no more
-        with launcher._gpu(third) as taken:
+        with cluster._gpu(third) as taken:
             assert taken == second
-    with launcher._gpu(third) as taken:
+    with cluster._gpu(third) as taken:
         assert taken == first
     on_cpu = dataclasses.replace(one, config=dataclasses.replace(one.config, runtime=several[0].config.runtime))
-    with launcher._gpu(on_cpu) as taken:
+    with cluster._gpu(on_cpu) as taken:
         assert taken == {}
 
 
 def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
-    several: list[Job], monkeypatch: pytest.MonkeyPatch
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 6)
     todo = with_runtime(several, processes=2, threads=None)
     assert len(sweep._slots(todo, None)) == 3
-    asked: list[list[Job]] = []
+    asked: list[list[Plan]] = []
     monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append(todo) or {})
-    sweep._run(todo, 1, [])
+    sweep.execute(todo, 1, [])
     assert {job.config.runtime.threads for job in asked[0]} == {3}
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7,8")
@@ -609,28 +571,28 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
 
 def test_several_tasks_of_a_scheduler_need_as_many_processes() -> None:
     tasks = OmegaConf.create({"nodes": 2, "tasks_per_node": 4})
-    launcher.refuse_lone_tasks(tasks, 8)
-    launcher.refuse_lone_tasks(OmegaConf.create({"n_jobs": 2}), 2)
+    cluster.refuse_lone_tasks(tasks, 8)
+    cluster.refuse_lone_tasks(OmegaConf.create({"nodes": 1, "tasks_per_node": 1}), 2)
     with pytest.raises(UserError, match="starts 8 tasks for each run, which has"):
-        launcher.refuse_lone_tasks(tasks, 1)
+        cluster.refuse_lone_tasks(tasks, 1)
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def in_this_process(todo: list[Job]) -> dict[str, Status]:
+def in_this_process(todo: list[Plan]) -> dict[str, Status]:
     for job in todo:
         try:
             train(job.config, job.folder, ["posbench", "train"])
         except PosbenchError:
             continue
-    return {job.id: jobs.status(job) for job in todo}
+    return {job.id: states.status(job) for job in todo}
 
 
 def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     overrides: list[str], tmp_path: Path
 ) -> None:
-    todo = jobs.expand([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
+    todo = plans.resolve([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
     chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003] * 4
     assert [(job.config.encoding.name, job.config.seed) for job in chosen] == [
@@ -656,19 +618,19 @@ def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
 
 
 def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> None:
-    todo = jobs.expand([["encoding=rope", "training.learning_rate=0.003", *overrides]])
+    todo = plans.resolve([["encoding=rope", "training.learning_rate=0.003", *overrides]])
     chosen = tuning.tuned(todo, [1.0, 2.0], all_fail, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003]
 
 
-def all_fail(todo: list[Job]) -> dict[str, Status]:
+def all_fail(todo: list[Plan]) -> dict[str, Status]:
     return {job.id: Status("failed", "error") for job in todo}
 
 
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps train one run after the other in this process."""
-    monkeypatch.setattr(sweep, "_run", lambda todo, *others: in_this_process(todo))
+    monkeypatch.setattr(sweep, "execute", lambda todo, *others: in_this_process(todo))
 
 
 def runs_in(study: Path) -> set[str]:
@@ -697,7 +659,7 @@ def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_p
 def test_a_scheme_tuned_later_stands_beside_those_of_before_and_a_wider_grid_takes_their_place(
     overrides: list[str], tmp_path: Path
 ) -> None:
-    rope, alibi = jobs.expand([["encoding=rope,alibi", *overrides]])
+    rope, alibi = plans.resolve([["encoding=rope,alibi", *overrides]])
     for job, grid in ((rope, [1.0, 2.0]), (alibi, [1.0]), (rope, [1.0, 2.0, 4.0])):
         tuning.tuned([job], grid, all_fail, "posbench sweep")
     record = json.loads((tmp_path / "outputs/demo/tuning.json").read_text())
@@ -737,7 +699,7 @@ def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
     overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_rates(tmp_path, "schemes: [{encoding: rope, chosen: 2, tried: [{id: rope-s0-00000000, learning_rate: 2}]}]\n")
-    todo = jobs.expand([["encoding=rope", "encoding.base=64,99", *overrides]])
+    todo = plans.resolve([["encoding=rope", "encoding.base=64,99", *overrides]])
     assert [job.config.training.learning_rate for job in rates.reused(todo, "mine", tmp_path)] == [2.0, 2.0]
     assert "rates=mine was tuned at other settings than these, for rope" in caplog.text
     assert not (tmp_path / "outputs").exists()
@@ -747,7 +709,7 @@ def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
 def test_learning_rates_that_come_with_posbench_are_those_of_the_experiment_as_it_is(name: str) -> None:
     rows = plain_yaml.load(choices("rates")[name])["schemes"]
     schemes = ",".join(row["encoding"] for row in rows)
-    for job, row in zip(jobs.expand([[f"experiment={name}", f"encoding={schemes}"]]), rows, strict=True):
+    for job, row in zip(plans.resolve([[f"experiment={name}", f"encoding={schemes}"]]), rows, strict=True):
         found = rates_of.Rates(row["chosen"], rates_of.tried(job.config, [row]))
         assert found.best == found.ran and not found.at_edge, row["encoding"]
 
@@ -756,13 +718,14 @@ def test_learning_rates_that_come_with_posbench_are_those_of_the_experiment_as_i
 
 
 @pytest.fixture
-def several(tiny_config: Config) -> list[Job]:
+def several(tiny_config: Config) -> list[Plan]:
     configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
     schemes = ("rope", "rope", "alibi", "alibi")
-    return [jobs.job_of([f"encoding={name}", "study=test"], c) for name, c in zip(schemes, configs, strict=True)]
+    typed = [["posbench", "train", f"encoding={name}", "study=test"] for name in schemes]
+    return [plans.plan(c, run_folder(c), command) for c, command in zip(configs, typed, strict=True)]
 
 
-def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Job]) -> None:
+def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did_not(several: list[Plan]) -> None:
     done, failed = Status("done"), Status("failed", "error", "x")
     by_id = dict(zip((job.id for job in several), (done, failed, failed, failed), strict=True))
     assert table.poisoned(several, by_id) == {"encoding=alibi": 2}
@@ -770,9 +733,9 @@ def test_a_poisoned_value_is_named_only_where_all_its_runs_failed_and_others_did
     assert table.poisoned(several, dict.fromkeys(by_id, done)) == {}
 
 
-def test_the_table_of_many_jobs_shows_those_that_matter(several: list[Job]) -> None:
-    states = (Status("done"), jobs.RUNNING, Status("failed", "oom", "killed\x1b[2J"), jobs.WAITING)
-    by_id = dict(zip((job.id for job in several), states, strict=True))
+def test_the_table_of_many_jobs_shows_those_that_matter(several: list[Plan]) -> None:
+    found = (Status("done"), states.RUNNING, Status("failed", "oom", "killed\x1b[2J"), states.WAITING)
+    by_id = dict(zip((job.id for job in several), found, strict=True))
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table.table(several, by_id, rows=2))
     shown = console.export_text()

@@ -9,8 +9,8 @@ from typing import Any
 
 import support
 
-from posbench.launch import jobs
-from posbench.launch.jobs import Job
+from posbench.launch import plans, states
+from posbench.launch.plans import Plan
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
 from posbench.training.train import train
@@ -27,7 +27,7 @@ _OF_CELLS = [*(override for override in TINY if not override.startswith("trainin
 _NO_SECONDS = {"seconds", "peak_memory_bytes"}  # of an evaluation row: how long it took, not what came out
 
 
-def one_by_one(todo: list[Job], outputs: Path) -> None:
+def one_by_one(todo: list[Plan], outputs: Path) -> None:
     """Run each job as a single run below another folder, in this process."""
     for job in todo:
         train(job.config, outputs / job.id, ["posbench", "train"])
@@ -49,11 +49,11 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def cells(*sets: str) -> list[Job]:
+def cells(*sets: str) -> list[Plan]:
     """What a sweep file with these sets of overrides, each with its SHORT or LONG, comes to, after writing it."""
     Path("configs/sweep").mkdir(parents=True)
     Path("configs/sweep/mine.yaml").write_text("sets:\n" + "".join(f"- {one}\n" for one in sets))
-    return jobs.expand([[*_OF_CELLS, *one.split()] for one in sets])
+    return plans.resolve([[*_OF_CELLS, *one.split()] for one in sets])
 
 
 def start_cells(*launcher: str) -> "subprocess.Popen[str]":
@@ -73,12 +73,12 @@ def end_of(process: "subprocess.Popen[str]", seconds: float = 240.0) -> tuple[in
     return process.returncode, output
 
 
-def trains(job: Job) -> Callable[[], bool]:
+def trains(job: Plan) -> Callable[[], bool]:
     """Whether the run has made some updates."""
-    return lambda: jobs.progress(job)[0] > 5
+    return lambda: states.progress(job)[0] > 5
 
 
-def assert_named(output: str, job: Job, overrides: str) -> None:
+def assert_named(output: str, job: Plan, overrides: str) -> None:
     """A sweep's output has a line with the job, the overrides that tell it from the others, and what became of it."""
-    status = jobs.status(job)
+    status = states.status(job)
     assert f"{job.id} [{overrides}] {status.name} ({status.reason})" in output

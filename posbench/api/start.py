@@ -27,19 +27,18 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: it was interrupted and has been saved; the same call continues it.
     """
-    from posbench.config import compose
+    from posbench.launch import plans
     from posbench.launch.ranks import train_together
     from posbench.terminal import console
 
     overrides = _listed(overrides)
     directory = None if config_dir is None else Path(config_dir)
-    config, folder = compose.single(overrides, directory)
-    if folder is None:
+    plan = plans.resolve_one(overrides, directory)
+    if plan is None:
         raise UserError("these overrides are for Hydra's own start of a job: use the command line, 'posbench train'")
-    options = [] if directory is None else ["--config-dir", str(directory)]
     with console.log_shown(), _threads_kept():
-        train_together(config, folder, ["posbench", "train", *options, *overrides], restart)
-        return _told(load(folder))
+        train_together(plan, restart)
+        return _told(load(plan.folder))
 
 
 def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> LoadedRun:

@@ -115,7 +115,7 @@ def train(
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
     from posbench.config import compose
-    from posbench.launch import job
+    from posbench.launch import job, plans
 
     options = ["--config-dir", str(config_dir)] if config_dir else []
     if cfg:
@@ -127,13 +127,12 @@ def train(
         job.prepare(configs)
         _hand_on(context)
         _multirun([*options, *compose.for_hydra(overrides, configs, config_dir)], configs[0], restart)
+    elif plan := plans.resolve_one(overrides, config_dir):
+        job.run(plan, restart)
     else:
-        config, folder = compose.single(overrides, config_dir)
-        if folder is not None:
-            job.run(config, folder, ["posbench", "train", *options, *overrides], restart)
-        else:
-            _hand_on(context)
-            job.run_with_hydra([*options, *compose.for_hydra(overrides, [config], config_dir)], restart)
+        _hand_on(context)
+        configs = compose.check(overrides, config_dir)
+        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)], restart)
 
 
 def _hand_on(context: typer.Context) -> None:

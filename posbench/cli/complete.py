@@ -14,7 +14,7 @@ from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, full
 from posbench.config.settings import settings
 from posbench.config.shipped import GROUPS, choices, configs_dir, nested
 
-_LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
+_LAUNCHERS = {"submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
 _BREAKS = "=:"  # bash takes words apart at these
 
 

@@ -167,13 +167,13 @@ def launcher_config(overrides: list[str]) -> DictConfig:
         chosen = [override for override in parsed if override.key_or_group == "hydra/launcher"]
         for override in chosen:
             _check_group(override, _options("hydra/launcher", [], loader))
-        default = _compose([str(override.input_line) for override in chosen], primary="job")
+        default = _compose([str(override.input_line) for override in chosen])
         for override in parsed:
             setting = override.key_or_group.removeprefix("hydra.launcher.").partition(".")[0]
             if override not in chosen and setting not in default.hydra.launcher:
                 near = did_you_mean(setting, map(str, default.hydra.launcher))
                 raise UserError(f"'{chosen[0].value()}' has no setting '{setting}'{near}")
-        launcher: DictConfig = _compose(overrides, primary="job").hydra.launcher
+        launcher: DictConfig = _compose(overrides).hydra.launcher
         return launcher
 
 
@@ -303,9 +303,9 @@ def _is_folder(source: str) -> bool:
     return not source.startswith("pkg://")
 
 
-def _compose(overrides: list[str], primary: str = PRIMARY) -> DictConfig:
+def _compose(overrides: list[str]) -> DictConfig:
     try:
-        return compose(primary, overrides=overrides, return_hydra_config=True)
+        return compose(PRIMARY, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(_first_line(error)) from None
 

@@ -6,7 +6,8 @@ import pathlib
 from posbench import encodings
 from posbench.config import problems, size
 from posbench.config.schema import Config
-from posbench.config.shape import shape_of
+from posbench.config.shape import planned, shape_of
+from posbench.encodings.base import Encoding
 from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation import probes
@@ -33,8 +34,14 @@ def check(config: Config) -> None:
 
 def _check_extensions(config: Config) -> None:
     """Try each extension at every length: the allowed options can depend on encoding and length."""
+    try:
+        _extend(planned(config), config)
+    except NotImplementedError:  # it reads the encoding's numbers, which `meta` does not have
+        _extend(encodings.build(config.encoding.name, shape_of(config), config.encoding.options), config)
+
+
+def _extend(encoding: Encoding, config: Config) -> None:
     train_length = config.training.train_length
-    encoding = encodings.build(config.encoding.name, shape_of(config), config.encoding.options)
     for text in config.evaluation.extensions:
         method, options = parse_choice(text)
         for length in lengths_of(config.evaluation, train_length):

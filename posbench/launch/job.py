@@ -1,16 +1,14 @@
-"""How a run is started: by `run` with its configuration at hand, by `python -m posbench.launch.job SAVED_CONFIG` with
-a saved one, or by Hydra, which calls `main` for each run of a multirun.
+"""Run a plan in this process.
+
+Hydra calls `main` for each run of a multirun. `python -m posbench.launch.job CONFIG` is for torchrun and the like.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import shlex
 import sys
-import threading
 from pathlib import Path
-from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,19 +16,23 @@ from posbench.config.identity import run_folder
 from posbench.config.schema import SAVED, Config, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
-from posbench.errors import InUse, Stopped, UserError
+from posbench.errors import Stopped, UserError
+from posbench.launch.plans import Plan, plan
 from posbench.terminal import exits
-from posbench.terminal.signals import end_with
 
 # Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
 RESTART = "POSBENCH_RESTART"  # "1": move existing runs aside
 FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append how they failed
 
 
-def run(config: Config, folder: Path, command: list[str], restart: bool = False) -> None:
-    """Train and evaluate a configuration in its folder, told and drawn on the terminal, in a process that is for this.
+def run(plan: Plan, restart: bool = False) -> None:
+    """Train and evaluate, with log and curve on the terminal, in a process that does nothing else.
 
-    Arguments and errors are those of `launch.train_together`.
+    Args:
+        restart: move an existing run aside and begin anew.
+
+    Raises:
+        As `ranks.train_together`.
     """
     from posbench import machine
     from posbench.evaluation import curve
@@ -39,8 +41,8 @@ def run(config: Config, folder: Path, command: list[str], restart: bool = False)
 
     console.log_to_terminal()
     machine.keep_freed_memory()
-    if train_together(config, folder, command, restart=restart):
-        curve.print_curves(folder, config.evaluation.split)
+    if train_together(plan, restart):
+        curve.print_curves(plan.folder, plan.config.evaluation.split)
 
 
 def prepare(configs: list[Config]) -> None:
@@ -54,20 +56,6 @@ def prepare(configs: list[Config]) -> None:
 
     console.log_to_terminal()
     prepare_all(configs)
-
-
-def run_saved(saved: Path, folder: Path | None = None, command: list[str] | None = None, restart: bool = False) -> None:
-    """Run a saved configuration, in its own run folder unless another is given.
-
-    Args:
-        command: the command line, for the record; None = this one.
-    """
-    config = load_saved(saved)
-    folder = folder or run_folder(config)
-    if not (folder / SAVED).is_file():  # what a run from before has, it keeps
-        refuse_unread(config.data)
-    command = command or [sys.executable, "-m", "posbench.launch.job", str(saved)]
-    run(config, folder, command, restart)
 
 
 # -- by Hydra ----------------------------------------------------------------------------------------------------------
@@ -109,7 +97,7 @@ def main(cfg: DictConfig) -> float | None:
     try:
         restart = os.environ.get(RESTART) == "1"
         config = config_of(cfg, folder.parent)
-        run(config, folder, ["posbench", "train", *overrides], restart)
+        run(plan(config, folder, ["posbench", "train", *overrides]), restart)
         from posbench.evaluation.headline import objective
 
         return objective(folder, config.runtime.objective)
@@ -173,27 +161,20 @@ OmegaConf.register_new_resolver("posbench.run_id", _run_id, replace=True)
 
 
 def _command_line() -> None:
-    parser = argparse.ArgumentParser(prog="python -m posbench.launch.job", description=run_saved.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m posbench.launch.job", description="Run a saved configuration, for torchrun and the like."
+    )
     parser.add_argument("saved", type=Path, help="config.yaml of a run folder")
     parser.add_argument("--run-dir", type=Path, help="run folder (default: where the configuration belongs)")
     parser.add_argument("--restart", action="store_true", help="move an existing run aside and begin anew")
-    parser.add_argument("--command", type=shlex.split, help="command line for the record (default: this one)")
-    parser.add_argument("--parent", type=int, metavar="PID", help="save and end when this parent process is gone")
-    arguments = parser.parse_args()
-    if arguments.parent:
-        threading.Thread(target=end_with, args=(arguments.parent,), daemon=True).start()
-    try:
-        run_saved(arguments.saved, arguments.run_dir, arguments.command, arguments.restart)
-    except InUse as error:
-        exits.report(error)
-        raise SystemExit(exits.IN_USE) from None
-
-
-def as_process() -> NoReturn:
-    """Be the process of a run; what it is, `sys.argv` says."""
-    exits.tolerant_output()
-    sys.exit(exits.run(_command_line))
+    given = parser.parse_args()
+    config = load_saved(given.saved)
+    folder = given.run_dir or run_folder(config)
+    if not (folder / SAVED).is_file():  # an older run keeps keys that its source of text does not read
+        refuse_unread(config.data)
+    run(plan(config, folder, [sys.executable, "-m", "posbench.launch.job", str(given.saved)]), given.restart)
 
 
 if __name__ == "__main__":
-    as_process()
+    exits.tolerant_output()
+    sys.exit(exits.run(_command_line))

@@ -3,43 +3,47 @@
 What became of a job is what its `run.json` says. For a process that died before it could write, it is written here.
 """
 
+import atexit
+import contextlib
 import dataclasses
-import functools
+import multiprocessing
+import multiprocessing.process
 import os
-import shlex
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from posbench import files, machine
-from posbench.errors import Stopped, UserError
-from posbench.launch import jobs, template
-from posbench.launch.jobs import FINAL, Job, Status
-from posbench.launch.template import Process, Template
+from posbench.errors import InUse, Stopped, UserError
+from posbench.launch import states
+from posbench.launch.plans import Plan
+from posbench.launch.states import FINAL, Status
 from posbench.run_folder.folder import Run
 from posbench.run_folder.lock import in_use
 from posbench.terminal import exits
-from posbench.terminal.signals import stop_signals
+from posbench.terminal.signals import end_after, stop_signals
 
 POLL_SECONDS = 0.2
 _RETRY_SECONDS = 2.0  # between looks at a run that another process owns
+# Forks have what a server has imported (`preload`). Only on Linux do loaded libraries survive a fork.
+_PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_PROCESSES.set_forkserver_preload(["__main__", "posbench.launch.preload"])
 Show = Callable[[dict[str, Status]], None]  # called repeatedly with the status of every job, by id
 
 
 @dataclasses.dataclass(frozen=True)
 class _Started:
-    job: Job
+    job: Plan
     slot: dict[str, str]
     before: dict[str, Any]  # run.json before it started
     oom_kills: int | None  # of the kernel, before it started
-    process: Process
+    process: multiprocessing.process.BaseProcess
 
 
-def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
+def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
     """Run jobs until none can be run any more.
 
     Args:
@@ -51,25 +55,24 @@ def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, S
     Raises:
         Stopped: SIGINT or SIGTERM. The jobs were asked to save and have ended; the same sweep continues.
     """
-    status = {job.id: Status("done") if jobs.is_finished(job) else jobs.WAITING for job in todo}
+    status = {job.id: Status("done") if states.is_finished(job) else states.WAITING for job in todo}
     running: list[_Started] = []
     looked: dict[str, float] = {}
-    with template.opened() as opened, stop_signals() as stopped:
-        begin = functools.partial(_fork, opened) if opened else start
+    with stop_signals() as stopped:
         told = 0  # signals passed on
         while running or (not stopped and any(one.name not in FINAL for one in status.values())):
             free = [slot for slot in slots if all(slot is not one.slot for one in running)]
             for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
-                running.append(_Started(job, slot, jobs.record(job), machine.oom_kills(), begin(job, slot)))
-                status[job.id] = jobs.RUNNING
+                running.append(_Started(job, slot, states.record(job), machine.oom_kills(), _start(job, slot)))
+                status[job.id] = states.RUNNING
             for one in list(running):
-                if (code := one.process.poll()) is not None:
+                if (code := one.process.exitcode) is not None:
                     running.remove(one)
                     status[one.job.id] = outcome(one.job, code, one.before, stopped, one.oom_kills)
             for number in stopped[told:]:
                 told += 1
                 for one in running:  # the first signal lets them save, the second does not
-                    one.process.send_signal(number if told == 1 else signal.SIGKILL)
+                    _send(one.process, number if told == 1 else signal.SIGKILL)
             show(status)
             time.sleep(POLL_SECONDS if running or not stopped else 0)
         show(status)
@@ -79,13 +82,13 @@ def run(todo: list[Job], slots: list[dict[str, str]], show: Show) -> dict[str, S
     return status
 
 
-def _startable(todo: list[Job], status: dict[str, Status], looked: dict[str, float]) -> list[Job]:
+def _startable(todo: list[Plan], status: dict[str, Status], looked: dict[str, float]) -> list[Plan]:
     """Jobs that wait, and those that another process has given up. `looked` has the time of the last look at each."""
     found = []
     for job in todo:
-        if status[job.id] == jobs.WAITING:
+        if status[job.id] == states.WAITING:
             found.append(job)
-        elif status[job.id] == jobs.IN_USE and time.monotonic() >= looked.get(job.id, 0.0) + _RETRY_SECONDS:
+        elif status[job.id] == states.IN_USE and time.monotonic() >= looked.get(job.id, 0.0) + _RETRY_SECONDS:
             looked[job.id] = time.monotonic()
             if not in_use(job.folder):
                 found.append(job)
@@ -102,46 +105,80 @@ def gpus(each: int = 1) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups] or [{}]
 
 
-def start(job: Job, environment: dict[str, str], rank: int = 0) -> subprocess.Popen[bytes]:
-    """Start a job's process. It ends when this process does.
+def _start(plan: Plan, environment: dict[str, str]) -> multiprocessing.process.BaseProcess:
+    """Start the process of a plan. It ends when this process does.
 
-    It is a group of its own, so that Ctrl-C reaches it once, from here, and lets it save.
+    Raises:
+        UserError: its output would go through a link.
+    """
+    make_output_folder(plan)
+    os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
+    process = _PROCESSES.Process(target=_job, args=(plan, os.environ | environment))  # type: ignore[attr-defined]
+    process.start()
+    return process  # type: ignore[no-any-return]
+
+
+def make_output_folder(plan: Plan) -> Path:
+    """Make the folder of the plan's output.
+
+    Raises:
+        UserError: there is a link or another kind of file in its place.
+    """
+    folder = plan.output.parent
+    files.refuse_unusual(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _send(process: multiprocessing.process.BaseProcess, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        if process.pid and process.exitcode is None:
+            os.kill(process.pid, number)
+
+
+def _job(plan: Plan, environment: dict[str, str]) -> NoReturn:
+    """Be the process of a plan: a session of its own, so that Ctrl-C reaches it once, through the sweep."""
+    os.setsid()
+    os.environ.clear()  # the fork server may be older than a variable
+    parent = multiprocessing.parent_process()
+    assert parent
+    end_after(parent.join)
+    try:
+        code = run_job(plan, environment)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
+    sys.exit(code)
+
+
+def run_job(plan: Plan, environment: Mapping[str, str], rank: int = 0) -> int:
+    """Run a plan in this process, which prints into the plan's file. Returns the exit code.
 
     Args:
-        rank: which of several processes it is that a scheduler has for the job; only the first has the run folder.
+        rank: which of several processes it is that a scheduler has for the run; only the first has the run folder.
     """
-    command = [sys.executable, "-P", "-m", "posbench.launch.job", *_arguments(job), "--parent", str(os.getpid())]
-    with files.replaced(job.output.with_suffix(f".rank-{rank}.log") if rank else job.output) as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_environment(job), **environment},
-            start_new_session=True,
-        )
+    from posbench.launch import job
 
+    output = plan.output.with_suffix(f".rank-{rank}.log") if rank else plan.output
+    with files.replaced(output) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ.update(environment)
+    if threads := plan.config.runtime.threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    exits.tolerant_output()
 
-def _fork(template: Template, job: Job, environment: dict[str, str]) -> Process:
-    """The same, without the imports."""
-    arguments = _arguments(job)
-    with files.replaced(job.output) as output:
-        return template.start(arguments, _environment(job) | environment, output)
+    def run() -> None:
+        try:
+            job.run(plan)
+        except InUse as error:
+            exits.report(error)
+            raise SystemExit(exits.IN_USE) from None
 
-
-def _arguments(job: Job) -> list[str]:
-    """Of `posbench.launch.job`, for a job that is saved with that."""
-    jobs.save(job)
-    given = [str(job.saved), "--run-dir", str(job.folder)]
-    return [*given, "--command", shlex.join(["posbench", "train", *job.overrides])] if job.overrides else given
-
-
-def _environment(job: Job) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(job.config.runtime.threads)} if job.config.runtime.threads else {}
+    return exits.run(run)
 
 
 def outcome(
-    job: Job, code: int, before: dict[str, Any], stopped: list[int] | None = None, oom_kills: int | None = None
+    job: Plan, code: int, before: dict[str, Any], stopped: list[int] | None = None, oom_kills: int | None = None
 ) -> Status:
     """The outcome of a job whose process ended; written into `run.json` if the process could not.
 
@@ -151,11 +188,11 @@ def outcome(
         stopped: signals that made this process stop it.
         oom_kills: processes that the kernel had ended for lack of memory before this one started.
     """
-    now = jobs.record(job)
+    now = states.record(job)
     if code == exits.IN_USE:
-        return jobs.IN_USE
+        return states.IN_USE
     if now and now != before and now["status"] != "running":
-        return jobs.status(job)
+        return states.status(job)
     if code == 0:
         return Status("done")
     status, reason, message = (
@@ -164,17 +201,17 @@ def outcome(
     return write_outcome(job, Status(status, reason, message))
 
 
-def write_outcome(job: Job, status: Status) -> Status:
+def write_outcome(job: Plan, status: Status) -> Status:
     """Write the outcome into `run.json` for a process that could not; wait if another process owns the run."""
     try:
         with Run.open(job.folder, job.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)
     except UserError:
-        return jobs.IN_USE if in_use(job.folder) else status
+        return states.IN_USE if in_use(job.folder) else status
     return status
 
 
-def _death(job: Job, code: int, oom_kills: int | None) -> tuple[str, str, str]:
+def _death(job: Plan, code: int, oom_kills: int | None) -> tuple[str, str, str]:
     if code == -signal.SIGKILL:
         now = machine.oom_kills()
         if now is None or oom_kills is None:
@@ -189,6 +226,7 @@ def _death(job: Job, code: int, oom_kills: int | None) -> tuple[str, str, str]:
 
 def last_words(output: Path) -> str:
     """The error line that a process printed, or else its last line."""
-    lines = [line.strip() for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    text = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]

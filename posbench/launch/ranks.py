@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +23,10 @@ import yaml
 from posbench import files, machine
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
+from posbench.launch.plans import Plan
 from posbench.processes import Store, World, backends, joined
 from posbench.terminal import exits
-from posbench.terminal.signals import end_with
+from posbench.terminal.signals import end_after, wait_for_parent
 from posbench.training.train import train, train_beside
 
 _CONFIG, _STORE = "config.yaml", "store"  # in the folder that processes started here share
@@ -38,22 +38,22 @@ _stores: Any = torch.distributed  # whose names of them its stubs leave out
 Joining = contextlib.AbstractContextManager[World]
 
 
-def train_together(config: Config, folder: Path, command: list[str], restart: bool = False) -> bool:
-    """Train a configuration in all processes that its run has; arguments and errors are those of `train.train`.
+def train_together(plan: Plan, restart: bool = False) -> bool:
+    """Train and evaluate a plan in all processes that its run has; arguments and errors are those of `train.train`.
 
     Returns:
         Whether this is the first of them, whose run it is.
 
     Raises:
-        SystemExit: of another than the first: what ended it, the first says.
+        SystemExit: in the others, if it failed; the first process reports why.
     """
     try:
-        with _joining(config) as world:
+        with _joining(plan.config) as world:
             first = world.rank == 0
             if first:
-                train(config, folder, command, restart, world)
+                train(plan.config, plan.folder, list(plan.command), restart, world)
             else:
-                train_beside(config, world)
+                train_beside(plan.config, world)
     except PosbenchError as error:
         if own_rank() == 0:
             raise
@@ -219,7 +219,7 @@ def _command_line() -> None:
     for name in ("rank", "size", "threads", "parent"):
         parser.add_argument(name, type=int)
     given = parser.parse_args()
-    threading.Thread(target=end_with, args=(given.parent,), daemon=True).start()
+    end_after(lambda: wait_for_parent(given.parent))
     machine.keep_freed_memory()
     config = load_saved(given.place / _CONFIG)
     store = _file_store(given.place, given.size)

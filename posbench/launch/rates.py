@@ -17,8 +17,8 @@ from posbench.config import plain_yaml
 from posbench.config.overrides import parted
 from posbench.config.shipped import chosen
 from posbench.errors import UserError
-from posbench.launch import jobs
-from posbench.launch.jobs import Job
+from posbench.launch import plans
+from posbench.launch.plans import Plan
 from posbench.report.comparison.load import listed
 from posbench.report.comparison.rates import RECORD, at_rate, trials, tried
 from posbench.run_folder.jsonl import number
@@ -32,7 +32,7 @@ _KEY = "training.learning_rate"
 _CHOSEN_BY = "nll per token on validation text at the training length (nonoverlap), seed 0"
 
 
-def reused(todo: list[Job], name: str, config_dir: Path | None = None) -> list[Job]:
+def reused(todo: list[Plan], name: str, config_dir: Path | None = None) -> list[Plan]:
     """The jobs of a sweep at the learning rates recorded for their encodings.
 
     Writes those tuned at the sweep's own settings into each study's `tuning.json`, as if it had tuned them.
@@ -45,26 +45,26 @@ def reused(todo: list[Job], name: str, config_dir: Path | None = None) -> list[J
     rows = _read(chosen("rates", name, config_dir))
     used = {job.id: _row(job, rows, name) for job in todo}
     fits = {job.id: bool(tried(job.config, [used[job.id]])) for job in todo}
-    for study, own in jobs.by_study(job for job in todo if fits[job.id]).items():
+    for study, own in plans.by_study(job for job in todo if fits[job.id]).items():
         write(study, [row for row in rows if any(used[job.id] is row for job in own)])
     if others := dict.fromkeys(job.config.encoding.name for job in todo if not fits[job.id]):
         logger.warning("rates=%s was tuned at other settings than these, for %s", name, ", ".join(others))
     return applied([(job, used[job.id]["chosen"]) for job in todo])
 
 
-def applied(rates: list[tuple[Job, float]]) -> list[Job]:
+def applied(rates: list[tuple[Plan, float]]) -> list[Plan]:
     """Each job at its learning rate, as the single run `posbench train ... training.learning_rate=...` would be."""
     return [
-        jobs.job_of(
-            [*(override for override in job.overrides if parted(override)[0] != _KEY), f"{_KEY}={rate!r}"],
+        job.at(
             at_rate(job.config, rate),
+            [*(override for override in job.overrides if parted(override)[0] != _KEY), f"{_KEY}={rate!r}"],
             job.folder.parent,
         )
         for job, rate in rates
     ]
 
 
-def _row(job: Job, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def _row(job: Plan, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Of an encoding's rows the one tuned at the job's settings, else one with its options, else any."""
     encoding = job.config.encoding
     own = [row for row in rows if row["encoding"] == encoding.name]

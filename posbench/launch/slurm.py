@@ -1,4 +1,4 @@
-"""The state of a sweep's jobs in Slurm, by `squeue`, which works without accounting, too."""
+"""The states of jobs in Slurm, by `squeue`, which also works without accounting."""
 
 import getpass
 import math
@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from posbench.launch.jobs import Status
+from posbench.launch.states import Status
 
 _EVERY_SECONDS = 5.0  # the controller serves a whole cluster
 _LATE_SECONDS = 15.0  # delay with which the last output of a job may appear on a network file system
@@ -16,16 +16,16 @@ _ENDED |= {"REVOKED", _CANCELLED}
 
 
 class Queue:
-    """The jobs of one submission by their numbers in its array: each is not there yet, held by Slurm, or ended.
+    """Jobs that were submitted together, by their numbers from 0: each is held by Slurm, or has ended.
 
     Args:
-        folder: submitit's, which no other submission uses.
-        count: how many jobs are submitted.
+        ids: Slurm's names of the jobs, such as 12_0.
+        folder: where the jobs print.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, ids: list[str], folder: Path) -> None:
+        self._ids = ids
         self._folder = folder
-        self._count = count
         self._states: dict[int, str] = {}
         self._ended: dict[int, float] = {}  # since when
         self._next_time = 0.0
@@ -35,12 +35,9 @@ class Queue:
         if not now and time.monotonic() < self._next_time:
             return
         self._next_time = time.monotonic() + _EVERY_SECONDS
-        submitted = bool(self._states) or any(self._folder.glob("*/*_submitted.pkl"))
-        found = self._ask()
-        if found is None or not (found or submitted):
-            return
-        for number in range(self._count):
-            self._heard(number, found.get(number))
+        if (found := self._ask()) is not None:
+            for number, name in enumerate(self._ids):
+                self._heard(number, found.get(name))
 
     def has(self, number: int) -> bool:
         """Whether the job waits or runs."""
@@ -73,15 +70,16 @@ class Queue:
         else:  # it may have been requeued
             self._ended.pop(number, None)
 
-    def _ask(self) -> dict[int, str] | None:
-        """States by number; None if Slurm does not answer."""
+    def end(self) -> None:
+        """Jobs go on without the sweep."""
+
+    def _ask(self) -> dict[str, str] | None:
+        """States of this user's jobs; None if Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"]
         try:
-            done = subprocess.run([*command, "--format=%K|%T|%o"], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([*command, "--format=%i %T"], capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode != 0:
             return None
-        rows = [line.split("|", 2) for line in done.stdout.splitlines()]
-        own = [row for row in rows if row[-1].startswith(f"{self._folder}/")]
-        return {int(number) if number.isdecimal() else 0: state for number, state, _ in own}  # of one job: N/A
+        return dict(line.split() for line in done.stdout.splitlines())

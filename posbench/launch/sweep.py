@@ -14,8 +14,9 @@ from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import jobs, launcher, pool, rates, table, tuning
-from posbench.launch.jobs import Job, Status
+from posbench.launch import cluster, plans, pool, rates, states, table, tuning
+from posbench.launch.plans import Plan
+from posbench.launch.states import Status
 from posbench.run_folder import jsonl, tracking
 from posbench.run_folder.redaction import redact
 from posbench.terminal import console
@@ -45,13 +46,13 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
-    todo = jobs.expand(jobs.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
+    todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
     command = shlex.join(["posbench", "sweep", *options, *arguments])
     if "rates" in own:
         todo = rates.reused(todo, own["rates"], config_dir)
-    left = [job.config for job in todo if not jobs.is_finished(job)]
+    left = [job.config for job in todo if not states.is_finished(job)]
     prepare_all(left)
     if any(map(tracking.is_mirrored, left)):
         logger.info(
@@ -59,8 +60,8 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
             "('posbench doctor' says which; tracking=none turns W&B off)"
         )
     if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: _run(trials, n_jobs, hydra), command)
-    status = _run(todo, n_jobs, hydra, command)
+        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, hydra), command)
+    status = execute(todo, n_jobs, hydra, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
@@ -85,7 +86,7 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
         else:
             overrides.append(text)
     if hydra and not any(text.startswith("hydra/launcher=") for text in hydra):
-        raise UserError(f"'{hydra[0]}' needs a launcher: hydra/launcher=joblib, submitit_local or submitit_slurm")
+        raise UserError(f"'{hydra[0]}' needs a launcher: hydra/launcher=submitit_slurm or submitit_local")
     return own, hydra, overrides
 
 
@@ -107,23 +108,27 @@ def _grid(own: dict[str, str]) -> list[float]:
     return sorted({float(factor) for factor in grid})
 
 
-def _run(todo: list[Job], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
-    """Run jobs by the launcher that was asked for. With a command, record their states in `sweep.json`."""
+def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
+    """Run plans in processes of this machine, or on the cluster that `hydra/launcher=...` names.
+
+    Args:
+        command: the sweep's own; with it, the plans' states are recorded in `sweep.json`.
+    """
     processes = todo[0].config.runtime.processes or 1
     if hydra:
-        settings = launcher.check(hydra)
-        launcher.refuse_lone_tasks(settings, processes)
-        threads = launcher.threads(settings, len(todo), processes)
+        name, settings = cluster.check(hydra)
+        cluster.refuse_lone_tasks(settings, processes)
+        threads = cluster.threads(settings, len(todo), processes)
     else:
         slots = _slots(todo, n_jobs)
         threads = max(1, machine.cores() // len(slots) // processes)
     todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
-        return launcher.run(todo, hydra, follow) if hydra else pool.run(todo, slots, follow)
+        return cluster.run(todo, name, settings, follow) if hydra else pool.run(todo, slots, follow)
 
 
-def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
+def _slots(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
     """The environment of each job that runs at a time: one per core, or per GPU and confined to it.
 
     A job of several processes has a core or a GPU for each of them.
@@ -141,13 +146,13 @@ def _slots(todo: list[Job], n_jobs: int | None) -> list[dict[str, str]]:
 # -- sweep.json --------------------------------------------------------------------------------------------------------
 
 
-def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
+def _recorded(todo: list[Plan], command: str, show: pool.Show) -> pool.Show:
     """Like `show`, and writes each change into the studies' `sweep.json`."""
     last: dict[str, Status] = {}
 
     def follow(status: dict[str, Status]) -> None:
         if status != last:
-            for study, own in jobs.by_study(todo).items():
+            for study, own in plans.by_study(todo).items():
                 _write(study, own, command, status)
             last.update(status)
         show(status)
@@ -155,7 +160,7 @@ def _recorded(todo: list[Job], command: str, show: pool.Show) -> pool.Show:
     return follow
 
 
-def _write(study: Path, todo: list[Job], command: str, status: dict[str, Status]) -> None:
+def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status]) -> None:
     """All jobs that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
     own = {job.id: _row(job, status[job.id]) | {"command": redact(command)} for job in todo}
     path = study / RECORD
@@ -165,7 +170,7 @@ def _write(study: Path, todo: list[Job], command: str, status: dict[str, Status]
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _row(job: Job, status: Status) -> dict[str, Any]:
+def _row(job: Plan, status: Status) -> dict[str, Any]:
     message = None if status.message is None else redact(status.message)
     overrides = [redact(override) for override in job.overrides]
     return {
@@ -185,7 +190,7 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _report(todo: list[Job], status: dict[str, Status]) -> None:
+def _report(todo: list[Plan], status: dict[str, Status]) -> None:
     studies = dict.fromkeys(job.folder.parent for job in todo if status[job.id].name == "done")
     if studies:
         from posbench import report

@@ -10,9 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from posbench.launch import jobs
-from posbench.launch.jobs import Job, Status
+from posbench.launch import states
+from posbench.launch.plans import Plan
 from posbench.launch.pool import Show
+from posbench.launch.states import Status
 from posbench.terminal import console, exits, tables
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ _FRAME_LINES = 6  # of a table beside its rows
 
 
 @contextlib.contextmanager
-def shown(todo: list[Job]) -> Iterator[Show]:
+def shown(todo: list[Plan]) -> Iterator[Show]:
     """Return a callback that displays job statuses."""
     if not console.stderr.is_terminal:
         yield _Lines(todo).show
@@ -35,7 +36,7 @@ def shown(todo: list[Job]) -> Iterator[Show]:
 
 
 class _Live:
-    def __init__(self, todo: list[Job], live: Live) -> None:
+    def __init__(self, todo: list[Plan], live: Live) -> None:
         self.todo, self.live = todo, live
         self.next_time = 0.0
         self.before: dict[str, Status] = {}
@@ -48,7 +49,7 @@ class _Live:
 
 
 class _Lines:
-    def __init__(self, todo: list[Job]) -> None:
+    def __init__(self, todo: list[Plan]) -> None:
         self.todo = todo
         self.before: dict[str, Status] = {}
         self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
@@ -56,7 +57,7 @@ class _Lines:
     def show(self, status: Mapping[str, Status]) -> None:
         for job in self.todo:
             now = status[job.id]
-            if now != self.before.get(job.id, jobs.WAITING):
+            if now != self.before.get(job.id, states.WAITING):
                 named = job.id if now.name == "done" else f"{job.id} [{_own(job, self.todo)}]"
                 logger.info("%s %s%s", named, now.name, _details(job, now))
         self.before = dict(status)
@@ -64,12 +65,12 @@ class _Lines:
             self.next_time = time.monotonic() + _LINE_EVERY_SECONDS
             logger.info("%s", counts(status))
             for job in self.todo:
-                if status[job.id] == jobs.RUNNING:
-                    step, loss, _ = _numbers(job, jobs.RUNNING)
+                if status[job.id] == states.RUNNING:
+                    step, loss, _ = _numbers(job, states.RUNNING)
                     logger.info("  %s: step %s, loss %s", job.id, step, loss or "-")
 
 
-def table(todo: list[Job], status: Mapping[str, Status], rows: int) -> Table:
+def table(todo: list[Plan], status: Mapping[str, Status], rows: int) -> Table:
     """All jobs if they fit into so many rows, else those that run or failed."""
     common = set.intersection(*(set(job.overrides) for job in todo))
     if len(todo) > rows:
@@ -95,7 +96,7 @@ def counts(status: Mapping[str, Status]) -> str:
     return f"{counted['done']} of {len(status)} runs done{others}"
 
 
-def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
+def show_failures(todo: list[Plan], status: Mapping[str, Status]) -> None:
     """Print a table of the jobs that are not done, and name values whose every run failed."""
     made = tables.table(console.stderr, "Not done")
     for heading in ("run", "with", "status", "reason", "message"):
@@ -110,7 +111,7 @@ def show_failures(todo: list[Job], status: Mapping[str, Status]) -> None:
         console.stderr.print(f"All {number} runs with {value} failed.")
 
 
-def poisoned(todo: list[Job], status: Mapping[str, Status]) -> dict[str, int]:
+def poisoned(todo: list[Plan], status: Mapping[str, Status]) -> dict[str, int]:
     """Overrides whose runs all failed (two or more) while others did not, with the number of runs."""
     with_override: dict[str, list[str]] = {}
     for job in todo:
@@ -124,26 +125,26 @@ def poisoned(todo: list[Job], status: Mapping[str, Status]) -> dict[str, int]:
     }
 
 
-def _own(job: Job, todo: list[Job]) -> str:
+def _own(job: Plan, todo: list[Plan]) -> str:
     """The overrides that tell a job from the others."""
     common = set.intersection(*(set(one.overrides) for one in todo))
     return exits.one_line(" ".join(override for override in job.overrides if override not in common or len(todo) == 1))
 
 
-def _details(job: Job, now: Status) -> str:
+def _details(job: Plan, now: Status) -> str:
     if now.name == "done":
-        row = jobs.in_distribution(job)
+        row = states.in_distribution(job)
         if row is not None and row.accuracy is not None:
             return f": {row.accuracy:.1%} of tokens right at problem length {row.problem_length}"
         return "" if row is None else f": {row.nll:.4f} nats/token at {job.config.training.train_length} tokens"
     return f" ({now.reason}): {exits.one_line(now.message or '')}" if now.reason else ""
 
 
-def _numbers(job: Job, now: Status) -> tuple[str, str, str]:
+def _numbers(job: Plan, now: Status) -> tuple[str, str, str]:
     """Step, loss and nll as they are shown."""
-    if now == jobs.WAITING:
+    if now == states.WAITING:
         return "", "", ""
-    total = jobs.total_steps(job)
-    step, loss = (total, None) if now.name == "done" else jobs.progress(job)
-    nll = jobs.nll_in_distribution(job) if now.name == "done" else None
+    total = states.total_steps(job)
+    step, loss = (total, None) if now.name == "done" else states.progress(job)
+    nll = states.nll_in_distribution(job) if now.name == "done" else None
     return f"{step}/{total}", "" if loss is None else f"{loss:.3f}", "" if nll is None else f"{nll:.4f}"

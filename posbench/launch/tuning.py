@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from posbench.config.identity import run_id
-from posbench.launch import jobs, rates
-from posbench.launch.jobs import Job, Status
+from posbench.launch import plans, rates, states
+from posbench.launch.plans import Plan
+from posbench.launch.states import Status
 from posbench.report.comparison.rates import Rates, at_rate
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,9 @@ FOLDER = "tuning"  # below the study's
 _BLOCKS = 4096  # of which nonoverlap takes a quarter as windows: neighbouring rates differ by little
 
 
-def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[str, Status]], command: str) -> list[Job]:
+def tuned(
+    todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[str, Status]], command: str
+) -> list[Plan]:
     """The jobs of a sweep at their best learning rates, after training what the choice needs.
 
     Writes into each study, per encoding, the rates tried with their nll, the choice and the spread: `tuning.json`,
@@ -31,7 +34,7 @@ def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[st
         run: runs jobs and returns what became of them.
         command: the sweep's own, for the record.
     """
-    groups: dict[str, Job] = {}
+    groups: dict[str, Plan] = {}
     for job in todo:
         groups.setdefault(_group(job), job)
     trials = {group: [_trial(job, factor) for factor in grid] for group, job in groups.items()}
@@ -39,18 +42,18 @@ def tuned(todo: list[Job], grid: list[float], run: Callable[[list[Job]], dict[st
     rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
     for row in rows.values():
         _tell(row)
-    for study, own in jobs.by_study(todo).items():
+    for study, own in plans.by_study(todo).items():
         rates.write(study, [rows[group] for group in dict.fromkeys(map(_group, own))])
         rates.write_reusable(study, command)
     return rates.applied([(job, rows[_group(job)]["chosen"]) for job in todo])
 
 
-def _group(job: Job) -> str:
+def _group(job: Plan) -> str:
     """The key of jobs that are tuned together: they differ in the seed only."""
     return run_id(dataclasses.replace(job.config, seed=0))
 
 
-def _trial(job: Job, factor: float) -> Job:
+def _trial(job: Plan, factor: float) -> Plan:
     """A run that is evaluated on validation text at the training length only."""
     config = job.config
     rate = float(f"{config.training.learning_rate * factor:.6g}")
@@ -69,17 +72,17 @@ def _trial(job: Job, factor: float) -> Job:
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
     config = dataclasses.replace(at_rate(config, rate, seed=0), evaluation=evaluation, tracking=tracking)
-    return jobs.job_of((), config, job.folder.parent / FOLDER)
+    return job.at(config, (), job.folder.parent / FOLDER)
 
 
-def _row(job: Job, trials: list[Job], status: dict[str, Status]) -> dict[str, Any]:
+def _row(job: Plan, trials: list[Plan], status: dict[str, Status]) -> dict[str, Any]:
     tried: list[dict[str, Any]] = [
         {
             "id": trial.id,
             "learning_rate": trial.config.training.learning_rate,
             "status": status[trial.id].name,
             "reason": status[trial.id].reason,
-            "nll": jobs.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
+            "nll": states.nll_in_distribution(trial) if status[trial.id].name == "done" else None,
         }
         for trial in trials
     ]

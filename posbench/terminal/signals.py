@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -52,13 +53,22 @@ def ended_in_words() -> Iterator[None]:
         raise Stopped(number, told) from None
 
 
-def end_with(parent: int) -> None:
-    """Ask this process to save and end when its parent is gone, even by SIGKILL; end it if it does not."""
+def end_after(wait: Callable[[], object]) -> None:
+    """Ask this process to save and end once `wait` returns, because its parent is gone; end it if it does not."""
+
+    def end() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def wait_for_parent(parent: int) -> None:
+    """Return once this process has another parent than the one given: that one has ended, even by SIGKILL."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

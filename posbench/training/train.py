@@ -25,8 +25,6 @@ from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.evaluation.check import check
-from posbench.evaluation.headline import check_objective
 from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of
 from posbench.evaluation.sync import send
 from posbench.kernels import native
@@ -65,8 +63,6 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     chosen = machine.resolve(config.runtime.device)
     device = world.device(chosen)
     size.refuse_too_large(config, str(device), "train")
-    check(config)
-    check_objective(config)
     if not restart:
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)

@@ -17,7 +17,7 @@ from support import posbench
 
 from posbench.config import compose
 from posbench.errors import UserError
-from posbench.launch import job, jobs
+from posbench.launch import job, plans
 
 WHOLE = "# @package _global_\n"
 CALL = "{_target_: pandas.read_pickle, filepath_or_buffer: EVIL}"
@@ -434,4 +434,4 @@ def test_a_strangers_sweep_file_starts_nothing_and_ends_at_once(tmp_path: Path, 
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "x.yaml").write_text(f"# A sweep.\nsets: {json.dumps([line])}\n", encoding="utf-8")
     with pytest.raises(UserError, match=re.escape(SWEEPS[line])):
-        jobs.expand(jobs.read_sets("x", [], tmp_path), tmp_path)
+        plans.resolve(plans.read_sets("x", [], tmp_path), tmp_path)

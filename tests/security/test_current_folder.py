@@ -31,7 +31,7 @@ def python(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("module", ["posbench.launch.job", "posbench.launch.launcher", "joblib"])
+@pytest.mark.parametrize("module", ["posbench.launch.job", "joblib"])
 def test_the_payload_is_real(module: str, folder: Path) -> None:
     """What `python -m` starts imports from the current folder."""
     assert python(folder, "-m", module, "--help").returncode != 0
@@ -45,7 +45,10 @@ def test_the_payload_is_real(module: str, folder: Path) -> None:
         ["doctor"],
         pytest.param(["train", "encoding=rope", *RUN], marks=pytest.mark.slow),
         ["sweep", "encoding=rope", *RUN],
-        pytest.param(["sweep", "encoding=rope", "hydra/launcher=joblib", *RUN], marks=pytest.mark.slow),
+        pytest.param(
+            ["sweep", "encoding=rope", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", *RUN],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["train", "-m", "encoding=rope,alibi", "hydra/launcher=joblib", *RUN], marks=pytest.mark.slow),
         pytest.param(["bench", "rope", "--rounds", "1"], marks=pytest.mark.slow),
     ],

@@ -31,8 +31,8 @@ from posbench.config.schema import load_saved
 from posbench.data import apart, tokens
 from posbench.data.tokenizer import from_file
 from posbench.errors import UserError
-from posbench.launch import jobs, pool
-from posbench.launch.jobs import Job
+from posbench.launch import pool, states
+from posbench.launch.plans import Plan
 from posbench.run_folder.lock import died, in_use
 from posbench.terminal import exits
 from posbench.training import train
@@ -109,17 +109,17 @@ def test_a_pipe_in_a_run_folder_is_refused_at_once(run: Path, capfd: pytest.Capt
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
 def test_who_only_looks_follows_no_link_and_waits_at_no_pipe(run: Path, victim: Path, name: str) -> None:
-    job = Job((), load_saved(run / "config.yaml"), run.parent / ".jobs" / f"{run.name}.yaml")
+    job = Plan(load_saved(run / "config.yaml"), run, ())
     victim.write_text('{"step": 7, "train/loss": 1.5}\n')
     with victim.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         (run / name).unlink()
         (run / name).symlink_to(victim)
         assert (in_use(run), died(run)) == (False, name != ".lock")
-        assert jobs.progress(job)[0] == (20 if name == ".lock" else 0)
+        assert states.progress(job)[0] == (20 if name == ".lock" else 0)
     (run / name).unlink()
     os.mkfifo(run / name)
-    in_use(run), died(run), jobs.progress(job)  # a plain open would wait for a writer
+    in_use(run), died(run), states.progress(job)  # a plain open would wait for a writer
 
 
 @pytest.mark.full
@@ -150,11 +150,12 @@ def test_a_report_does_not_go_into_a_linked_folder(
 
 @pytest.mark.full
 def test_the_output_of_a_sweeps_job_replaces_a_link(run: Path, victim: Path) -> None:
-    saved = run.parent / ".cells" / f"{run.name}.yaml"
-    job = Job((), load_saved(run / "config.yaml"), saved)
-    saved.parent.mkdir()
+    job = Plan(load_saved(run / "config.yaml"), run, ())
+    job.output.parent.mkdir()
     job.output.symlink_to(victim)
-    assert pool.start(job, {"PYTHONPATH": str(Path(pool.__file__).parents[2])}).wait() is not None
+    process = pool._start(job, {})
+    process.join()
+    assert process.exitcode == 0
     assert victim.read_text() == VICTIM
     assert not job.output.is_symlink()
 
@@ -162,9 +163,9 @@ def test_the_output_of_a_sweeps_job_replaces_a_link(run: Path, victim: Path) -> 
 def test_a_linked_folder_of_a_sweeps_jobs_is_refused(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (run.parent / ".cells").symlink_to(elsewhere)
-    with pytest.raises(UserError, match=r"\.cells is a symbolic link: refused"):
-        jobs.save(Job((), load_saved(run / "config.yaml"), run.parent / ".cells" / f"{run.name}.yaml"))
+    (run.parent / ".jobs").symlink_to(elsewhere)
+    with pytest.raises(UserError, match=r"\.jobs is a symbolic link: refused"):
+        pool._start(Plan(load_saved(run / "config.yaml"), run, ()), {})
     assert not list(elsewhere.iterdir())
 
 

@@ -11,8 +11,9 @@ from tiny_sweep import LONG, SHORT, TINY, assert_named, cells, end_of, one_by_on
 
 import posbench.report
 from posbench.errors import PosbenchError
-from posbench.launch import jobs, sweep
-from posbench.launch.jobs import Job, Status
+from posbench.launch import plans, states, sweep
+from posbench.launch.plans import Plan
+from posbench.launch.states import Status
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.slow
 EACH = pytest.mark.parametrize(
     ("package", "settings"),
     [
-        ("joblib", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
         ("submitit", ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]),
     ],
 )
@@ -42,19 +42,19 @@ def test_a_launcher_gives_the_runs_that_the_pool_gives(
     )
     with pytest.raises(PosbenchError, match="1 run of 3 not done: none-s0-"):
         sweep.sweep(["sweep=mine", *overrides, *settings], config_dir=tmp_path / "configs")
-    todo = jobs.expand([good])
+    todo = plans.resolve([good])
     one_by_one(todo, tmp_path / "single")
     for job in todo:
-        assert jobs.status(job) == Status("done")
+        assert states.status(job) == Status("done")
         assert result(job.folder) == result(tmp_path / "single" / job.id)
-    (failed,) = jobs.expand([bad])
-    assert jobs.status(failed).reason == "diverged"
+    (failed,) = plans.resolve([bad])
+    assert states.status(failed).reason == "diverged"
 
     sweep.sweep([*good, *settings])  # nothing is left to do
-    assert [len(jobs.record(job)["attempts"]) for job in todo] == [1, 1]
+    assert [len(states.record(job)["attempts"]) for job in todo] == [1, 1]
 
 
-def trainer(job: Job) -> int:
+def trainer(job: Plan) -> int:
     """The process that trains, once it does."""
     until(trains(job))
     return int(json.loads((job.folder / ".lock").read_text())["pid"])
@@ -79,14 +79,14 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(
     os.kill(trainer(asked), signal.SIGTERM)
     code, output = end_of(process)
     assert code == 1, output
-    found = [(jobs.status(job).name, jobs.status(job).reason) for job in todo]
+    found = [(states.status(job).name, states.status(job).reason) for job in todo]
     assert found == [("failed", "signal"), ("stopped", "signal"), ("failed", "diverged"), ("done", None)]
     for job, one in zip(todo, sets, strict=False):
         assert_named(output, job, one)
 
 
 def test_what_a_killed_worker_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """submitit gives up at the first worker without an answer, while the others go on."""
+    """What trains saves itself once its worker is gone."""
     pytest.importorskip("submitit")
     monkeypatch.chdir(tmp_path)
     write_text()
@@ -95,6 +95,6 @@ def test_what_a_killed_worker_leaves_behind_is_waited_for(tmp_path: Path, monkey
     os.kill(parent(trainer(orphan)), signal.SIGKILL)
     code, output = end_of(process)
     assert code == 1, output
-    assert [(jobs.status(job).name, jobs.status(job).reason) for job in (orphan, good)] == [
+    assert [(states.status(job).name, states.status(job).reason) for job in (orphan, good)] == [
         ("stopped", "signal"), ("done", None),
     ]  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 from support import write_text
 from tiny_sweep import LONG, SHORT, assert_named, cells, end_of, one_by_one, result, start_cells, trains, until
 
-from posbench.launch import jobs
-from posbench.launch.jobs import Job
+from posbench.launch import states
+from posbench.launch.plans import Plan
 from posbench.run_folder.rows import evaluation_rows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm_local.sh"
@@ -62,8 +62,8 @@ def numbered(number: int) -> str:
     return next(name for name in in_queue() if name.endswith(f"_{number}"))
 
 
-def attempts(job: Job) -> int:
-    return len(jobs.record(job)["attempts"])
+def attempts(job: Plan) -> int:
+    return len(states.record(job)["attempts"])
 
 
 def test_slurm_gives_the_runs_that_the_pool_gives(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_two_tasks_of_a_job_are_the_processes_of_one_run(tmp_path: Path) -> None
     assert code == 0, output
     one_by_one(todo, tmp_path / "single")
     for job in todo:
-        assert [attempt["processes"] for attempt in jobs.record(job)["attempts"]] == [2]
+        assert [attempt["processes"] for attempt in states.record(job)["attempts"]] == [2]
         found, expected = (evaluation_rows(folder) for folder in (job.folder, tmp_path / "single" / job.id))
         assert [row.nll for row in found] == pytest.approx([row.nll for row in expected], abs=1e-4)
 
@@ -106,11 +106,11 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path) ->
     code, output = end_of(process)
 
     assert code == 1, output
-    assert {job.id: jobs.status(job).name for job in todo} == {
+    assert {job.id: states.status(job).name for job in todo} == {
         running.id: "stopped", requeued.id: "done", fails.id: "failed", queued.id: "stopped",
     }  # fmt: skip
-    assert jobs.status(fails).reason == "diverged"
-    assert jobs.status(queued).message == "cancelled in Slurm"
+    assert states.status(fails).reason == "diverged"
+    assert states.status(queued).message == "cancelled in Slurm"
     for job, one in ((running, sets[0]), (fails, sets[2]), (queued, sets[3])):
         assert_named(output, job, one)
     assert attempts(requeued) == 2

@@ -1,0 +1,93 @@
+"""What run folders say of plans: how far each has come, and how it ended."""
+
+import dataclasses
+import json
+from typing import Any
+
+from posbench import files
+from posbench.errors import UserError
+from posbench.evaluation.answers import PROTOCOL, TRAINED, place_of
+from posbench.launch.plans import Plan
+from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.jsonl import number
+from posbench.run_folder.rows import PLAIN, EvaluationRow, evaluation_rows
+
+FINAL = ("done", "failed", "stopped")
+_TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The state of a run."""
+
+    name: str  # waiting, in use, running, done, failed, stopped
+    reason: str | None = None  # as in run.json
+    message: str | None = None
+
+
+WAITING, IN_USE, RUNNING = Status("waiting"), Status("in use"), Status("running")
+
+
+def record(plan: Plan) -> dict[str, Any]:
+    """The run's `run.json`; empty if it is missing or cannot be read."""
+    try:
+        return load_record(plan.folder)
+    except UserError:
+        return {}
+
+
+def status(plan: Plan) -> Status:
+    """The status in `run.json`, whether or not the process that wrote it is alive."""
+    found = record(plan)
+    why = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
+    return Status(str(found.get("status", "waiting")), *why)
+
+
+def is_finished(plan: Plan) -> bool:
+    """Whether nothing is left to do. If evaluation settings changed, the run decides what is missing."""
+    try:
+        held = load_config(plan.folder)
+    except UserError:
+        return False
+    return record(plan).get("status") == "done" and held.evaluation == plan.config.evaluation
+
+
+def progress(plan: Plan) -> tuple[int, float | None]:
+    """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
+    try:
+        with files.open_itself(plan.folder / "metrics.jsonl") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return 0, None
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+            return int(row["step"]), number(row["train/loss"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # a validation row, or one cut short by where the tail begins
+    return 0, None
+
+
+def total_steps(plan: Plan) -> int:
+    return plan.config.training.steps
+
+
+def nll_in_distribution(plan: Plan) -> float | None:
+    """Nll in nats per token at the training length, by the first protocol asked for; None if there is none."""
+    row = in_distribution(plan)
+    return None if row is None else row.nll
+
+
+def in_distribution(plan: Plan) -> EvaluationRow | None:
+    """The row at the training length, or at the longest trained problems of a task; None if there is none."""
+    settings = plan.config.evaluation
+    try:
+        rows = evaluation_rows(plan.folder)
+    except UserError:
+        return None
+    own = [row for row in rows if row.measured and row.kind == PLAIN and row.split == settings.split]
+    if plan.config.data.task is not None:
+        return next((row for row in own if row.protocol == PROTOCOL and place_of(row) == TRAINED), None)
+    wanted = (settings.protocols[0], plan.config.training.train_length, None)
+    return next((row for row in own if (row.protocol, row.length, row.task) == wanted), None)
