@@ -78,6 +78,8 @@ def one_line(text: str) -> str:
 
 def spelt_out(text: str) -> str:
     """Text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
+    if text.isprintable():  # nearly always, and a report asks for a million texts
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
