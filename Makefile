@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 PIP := $(if $(UV),VIRTUAL_ENV=$(VENV) $(UV) pip install -q,$(BIN)/python -m pip install -q --disable-pip-version-check)
 INSTALL := $(PIP) -c constraints.txt
-TESTS := POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
+# Bytecode is kept even where the environment forbids it: else every process compiles the tests and posbench anew.
+TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo compare install dev locked audit test test-rest test-full test-all gpu lint format types readme docs build clean bench bench-peers
