@@ -58,7 +58,7 @@ def write_run(
     """One run folder; `truth` None writes no evaluation, as of a run that failed."""
     folder = study / run_id(config)
     folder.mkdir(parents=True)
-    text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+    text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(_record(config, truth, status) | record))
     if truth is not None:

@@ -27,7 +27,7 @@ NAMES = pytest.mark.parametrize("name", schemes.NAMES)
 Case = tuple[str, dict[str, Any]]
 
 # Attention may count on positions 0 .. T-1, as a model lets it, or not: a scheme's cheaper form, or its hooks.
-COUNTED = pytest.mark.parametrize("counted", [False, True], ids=["any", "counted"])
+COUNTED = (False, True)
 
 # fp32 sums in another order
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
@@ -79,30 +79,32 @@ def test_the_future_does_not_change_the_past(case: Case) -> None:
 
 
 @CASES
-@COUNTED
-def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case, counted: bool) -> None:
+def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     long = tokens(encoding, min(LONG, encoding.max_length or LONG))
-    short, whole = (schemes.one_layer(encoding, x, consecutive=counted)[:, :, :17] for x in (long[:, :17], long))
-    if encoding.length_dependent:
-        assert not torch.allclose(short, whole, **CLOSE)
-    else:
-        torch.testing.assert_close(short, whole, **CLOSE)
+    for counted in COUNTED:
+        short, whole = (schemes.one_layer(encoding, x, consecutive=counted)[:, :, :17] for x in (long[:, :17], long))
+        with where(counted=counted):
+            if encoding.length_dependent:
+                assert not torch.allclose(short, whole, **CLOSE)
+            else:
+                torch.testing.assert_close(short, whole, **CLOSE)
 
 
 @CASES
-@COUNTED
-def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case, counted: bool) -> None:
+def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     longest = tokens(encoding, encoding.max_length or LONG)
-    assert schemes.one_layer(encoding, longest, consecutive=counted).isfinite().all()
+    for counted in COUNTED:
+        assert schemes.one_layer(encoding, longest, consecutive=counted).isfinite().all(), f"{counted=}"
     if encoding.max_length is None:
         return
     length = encoding.max_length + 1
     q, k, v, x = schemes.layer_inputs(SHAPE, length)
     both = rf"(?=.*\b{length}\b)(?=.*\b{encoding.max_length}\b)"
-    with pytest.raises(UserError, match=both):
-        schemes.one_layer(encoding, tokens(encoding, length), consecutive=counted)
+    for counted in COUNTED:
+        with where(counted=counted), pytest.raises(UserError, match=both):
+            schemes.one_layer(encoding, tokens(encoding, length), consecutive=counted)
     with pytest.raises(UserError, match=both):
         attention_output(encoding, q, k, v, x)
 
@@ -148,15 +150,10 @@ def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
 
 
 @CASES
-@pytest.mark.parametrize(
-    ("kind", "counted", "window"),
-    [("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)],
-    ids=["gaps", "counted", "counted-70"],
-)
-def test_the_chosen_attention_equals_the_definition_far_beyond_training(
-    case: Case, kind: str, counted: bool, window: int | None
-) -> None:
-    compare_with_the_definition(case, kind, LONG, (counted,), window)
+def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Case) -> None:
+    for kind, counted, window in (("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)):
+        with where(kind=kind, window=window):
+            compare_with_the_definition(case, kind, LONG, (counted,), window)
 
 
 @CASES
@@ -200,16 +197,15 @@ def test_scores_that_are_said_to_be_additive_add_the_same_to_all_logits(name: st
 
 
 @CASES
-@pytest.mark.parametrize(("last", "sinks", "window"), [(4, 0, None), (None, 2, 6), (4, 2, 6)])
-def test_the_last_rows_and_sinks_are_those_of_the_definition(
-    case: Case, last: int | None, sinks: int, window: int | None
-) -> None:
+def test_the_last_rows_and_sinks_are_those_of_the_definition(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
     inputs, positions = schemes.layer_inputs(SHAPE, 19), torch.arange(19)[None]
-    expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -(last or 19) :]
-    for counted in (False, True):
-        out = dispatch.attention(encoding, *inputs, positions, 1, window, sinks, counted, last)
-        torch.testing.assert_close(out, expected, **CLOSE, msg=lambda text, counted=counted: f"{counted=}: {text}")
+    for last, sinks, window in ((4, 0, None), (19, 2, 6), (4, 2, 6)):
+        expected = schemes.by_definition(encoding, inputs, positions, 1, window=window, sinks=sinks)[:, :, -last:]
+        for counted in COUNTED:
+            out = dispatch.attention(encoding, *inputs, positions, 1, window, sinks, counted, last % 19 or None)
+            with where(counted=counted, last=last, sinks=sinks, window=window):
+                torch.testing.assert_close(out, expected, **CLOSE)
 
 
 @pytest.mark.slow
@@ -279,19 +275,20 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
 
 
 @CASES
-@pytest.mark.parametrize(("counted", "window"), [(False, None), (True, None), (True, 6)])
-def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case, counted: bool, window: int | None) -> None:
+def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
-    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
+    *qkv, x = schemes.layer_inputs(SHAPE, 19)
     positions = torch.arange(19)[None]
-    exact = schemes.by_definition(encoding, (q, k, v, x), positions, 1, window=window).detach()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        q, k, v = (tensor.bfloat16() for tensor in (q, k, v))
-        out = dispatch.attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
-        embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
-    assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
-    # bf16 has 8 significant bits: 2^-8 per rounding, several of them, on logits of size up to 10
-    assert float((out.float() - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
+    for counted, window in ((False, None), (True, None), (True, 6)):
+        exact = schemes.by_definition(encoding, (*qkv, x), positions, 1, window=window).detach()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            q, k, v = (tensor.bfloat16() for tensor in qkv)
+            out = dispatch.attention(encoding, q, k, v, x, positions, 1, window, consecutive=counted)
+            embedded = encoding.embed(tokens(encoding, 19).bfloat16(), positions)
+        with where(counted=counted, window=window):
+            assert out.dtype == torch.bfloat16 and embedded.dtype == torch.bfloat16
+            # bf16 has 8 significant bits: 2^-8 per rounding, several of them, on logits of size up to 10
+            assert float((out.float() - exact).pow(2).mean().sqrt()) < 0.03 * float(exact.pow(2).mean().sqrt())
 
 
 @CASES
@@ -357,16 +354,16 @@ def test_the_gradient_reaches_every_parameter(case: Case) -> None:
 
 
 @CASES
-@COUNTED
-def test_the_untrained_scheme_gets_a_finite_gradient(case: Case, counted: bool) -> None:
-    encoding = schemes.untrained(*case, SHAPE)
-    x = tokens(encoding, 19)
-    outs = [schemes.one_layer(encoding, x, layer=layer, consecutive=counted) for layer in range(SHAPE.n_layers)]
-    assert all(out.isfinite().all() for out in outs)
-    if any(True for _ in encoding.parameters()):
-        sum(out.sum() for out in outs).backward()
-    for key, parameter in encoding.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), key
+def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
+    for counted in COUNTED:
+        encoding = schemes.untrained(*case, SHAPE)
+        x = tokens(encoding, 19)
+        outs = [schemes.one_layer(encoding, x, layer=layer, consecutive=counted) for layer in range(SHAPE.n_layers)]
+        assert all(out.isfinite().all() for out in outs), f"{counted=}"
+        if any(True for _ in encoding.parameters()):
+            sum(out.sum() for out in outs).backward()
+        for key, parameter in encoding.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), f"{key}, {counted=}"
 
 
 @CASES

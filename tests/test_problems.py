@@ -54,14 +54,6 @@ def composed(*overrides: str) -> Config:
     return compose.check(["tracking=none", *overrides])[0]
 
 
-@functools.cache
-def of_all_tasks(experiment: str) -> dict[str, Config]:
-    """As a sweep over tasks has them."""
-    axis = f"data={','.join(f'task/{name}' for name in NAMES)}"
-    found = compose.check(["tracking=none", f"experiment={experiment}", axis, "encoding=t5"], multirun=True)
-    return {config.data.name: config for config in found}
-
-
 @dataclasses.dataclass(frozen=True)
 class Knows:
     """Answers rightly with a probability, and is undefined beyond a length."""
@@ -97,13 +89,13 @@ def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[Evaluat
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str) -> None:
     content = yaml.safe_load((configs_dir() / "data" / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert content["task"] == {"name": name, **tasks.options_of(name)}
     for experiment in ("tasks", "tasks_long"):
-        config = of_all_tasks(experiment)[name]
+        config = composed(f"experiment={experiment}", f"data=task/{name}", "encoding=t5")
         task = task_of(config.data)
         assert config.data.name == name and config.training.train_length == task.size(task.longest)
         assert config.encoding.options["max_distance"] == config.training.train_length
@@ -140,7 +132,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(overrides: list[str], 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
-    config = of_all_tasks("tasks")[name]
+    config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")
     task, data = task_of(config.data), prepare(config.data, None)
     one, other = (data.batches(config.training, seed=3) for _ in range(2))
     other.batch(0)

@@ -57,14 +57,27 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def summarised(*paths: Path) -> dict[str, summary.Summary]:
+def group_of(*paths: Path) -> load.Group:
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders(paths)])
+    return group
+
+
+def by_label(group: load.Group) -> dict[str, summary.Summary]:
     return {one.scheme.label: one for one in summary.summarise(group)}
 
 
+def summarised(*paths: Path) -> dict[str, summary.Summary]:
+    return by_label(group_of(*paths))
+
+
 @pytest.fixture(scope="module")
-def found(study: Path) -> dict[str, summary.Summary]:
-    return summarised(study)
+def group(study: Path) -> load.Group:
+    return group_of(study)
+
+
+@pytest.fixture(scope="module")
+def found(group: load.Group) -> dict[str, summary.Summary]:
+    return by_label(group)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -98,8 +111,7 @@ def test_verdicts_follow_from_the_two_primary_endpoints(
     assert "rope" not in verdicts
 
 
-def test_p_values_are_adjusted_over_schemes_and_endpoints_together(study: Path) -> None:
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
+def test_p_values_are_adjusted_over_schemes_and_endpoints_together(group: load.Group) -> None:
     found = summary.endpoints(group)
     raw = {}
     for label, one in found.items():
@@ -193,7 +205,7 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
     assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
     assert found["none"].endpoints is not None and found["none"].endpoints.rise_p is None  # nor is it tested
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
+    group = group_of(tmp_path / "fake")
     said = " ".join(answer(group, summary.summarise(group)))
     assert "Not ranked, since a bigram model has no more nats at 1x (5.100): none (6.3" in said
     assert "none hold" not in said
@@ -216,7 +228,7 @@ def test_where_it_is_not_resolved_whether_a_scheme_has_learned_nothing_is_claime
     assert found["rope"].reach is not None and found["alibi"].reach is None
     alibi = found["alibi"].endpoints
     assert alibi is not None and alibi.verdict.text == "learned: not resolved, not ranked" and alibi.rise_p is None
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
+    group = group_of(tmp_path / "fake")
     said = " ".join(answer(group, summary.summarise(group)))
     assert "Not ranked, since at 1x they are not resolved from a bigram model (4.200): alibi (4." in said
 
@@ -226,7 +238,7 @@ def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Co
     for scheme, truth in schemes.items():
         for seed in range(5):
             write_run(tmp_path / "fake", configured(template, scheme, seed), truth, seed_sd=0.0001)
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
+    group = group_of(tmp_path / "fake")
 
     def verdict(label: str, least: float) -> summary.Verdict:
         return summary.endpoints(group, least)[label].verdict
@@ -237,6 +249,7 @@ def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Co
     assert verdict("t5", 0.02).text == "extrapolates better; equivalent within 0.03 at 1x"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_report_opens_with_the_answer_in_words(
     study: Path, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,7 +275,7 @@ def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(templat
         ]  # fmt: skip
         with (folder / "evaluation.jsonl").open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "fake"])])
+    group = group_of(tmp_path / "fake")
     (table,) = [t for t in tables.more_tables(group, summary.summarise(group)) if t.title.startswith("Other protocols")]
     assert {row[1].text: row[2].text for row in table.rows} == {
         "nonoverlap": "4.500 ±0.707",
@@ -273,6 +286,7 @@ def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(templat
     }
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_levels_of_different_precision_are_not_subtracted(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
     for path in folder.glob("*/evaluation.jsonl"):
@@ -283,6 +297,7 @@ def test_levels_of_different_precision_are_not_subtracted(template: Config, tmp_
     assert "Evaluated in bf16, fp32: levels of different" in (folder / "report" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
     for path in folder.glob("*/evaluation_blocks.jsonl"):
@@ -373,7 +388,7 @@ def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_
 def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path) -> None:
     for base in (10000, 16):
         write_run(tmp_path, configured(template, "rope", 0, base=base), SCHEMES["rope"])
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path])])
+    group = group_of(tmp_path)
     assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
 
@@ -629,13 +644,12 @@ def test_properties_that_cannot_be_measured_are_missing_with_their_reason(
     assert ">rope<" in table and ">alibi<" not in table
 
 
-def test_a_table_without_unicode_is_still_readable(study: Path) -> None:
+def test_a_table_without_unicode_is_still_readable(group: load.Group, found: dict[str, summary.Summary]) -> None:
     from rich.console import Console
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     console = Console(file=out, markup=False, width=120)
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
-    for table in tables.main_tables(group, summary.summarise(group)):
+    for table in tables.main_tables(group, list(found.values())):
         text.print_table(console, table)  # would raise on a character that ASCII lacks
     out.flush()
     assert b"+-" in out.buffer.getvalue()  # type: ignore[attr-defined]
@@ -652,9 +666,8 @@ def printed_at(width: int, table: tables.Table) -> str:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(
-    found: dict[str, summary.Summary], study: Path, width: int
+    found: dict[str, summary.Summary], group: load.Group, width: int
 ) -> None:
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
     for table in tables.main_tables(group, list(found.values())):
         printed = printed_at(width, table)
         assert max(map(len, printed.splitlines())) <= width
@@ -666,8 +679,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(
         assert width < 120 or left_out == [""]
 
 
-def test_the_least_important_columns_go_first(found: dict[str, summary.Summary], study: Path) -> None:
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
+def test_the_least_important_columns_go_first(found: dict[str, summary.Summary], group: load.Group) -> None:
     table = tables.main_tables(group, list(found.values()))[0]
     left_out = [printed_at(width, table).partition("No room here for ")[2] for width in (120, 92, 40)]
     assert left_out[0] == "" and left_out[1] == "SE text: see report.md.\n"
@@ -677,7 +689,7 @@ def test_the_least_important_columns_go_first(found: dict[str, summary.Summary],
 def test_columns_that_hold_nothing_are_left_out_everywhere(template: Config, tmp_path: Path) -> None:
     write_run(tmp_path / "one", configured(template, "rope", 0), SCHEMES["rope"])
     (one,) = summarised(tmp_path / "one").values()
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path / "one"])])
+    group = group_of(tmp_path / "one")
     columns = tables.main_tables(group, [one])[0].columns
     assert "nll" in columns and not {"SD seeds", "learned"} & set(columns)  # of one seed, and without a bigram model
 
