@@ -65,6 +65,14 @@ def freed_memory_goes_back() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def nobody_waits_for_the_disk() -> Iterator[None]:
+    """What fsync is for, a machine that loses its power, no test can do; it takes milliseconds, thousands of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture
 def tiny_config() -> Config:
     """A configuration whose model runs in milliseconds; tests replace what they are about."""

@@ -200,16 +200,16 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
         "alibi": Truth(4.01, 0.003, bigram=5.1),
         "none": Truth(6.3, -0.001, bigram=5.1),
     }
-    found = summarised(write_study(tmp_path / "fake", template, schemes))
+    group = group_of(write_study(tmp_path / "fake", template, schemes))
+    found = by_label(group)
     assert list(found) == ["alibi", "rope", "none"]  # last, although it rises least
     verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
     assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
     assert found["none"].endpoints is not None and found["none"].endpoints.rise_p is None  # nor is it tested
-    group = group_of(tmp_path / "fake")
-    said = " ".join(answer(group, summary.summarise(group)))
+    said = " ".join(answer(group, list(found.values())))
     assert "Not ranked, since a bigram model has no more nats at 1x (5.100): none (6.3" in said
     assert "none hold" not in said
-    for table in tables.main_tables(group, summary.summarise(group))[:2]:
+    for table in tables.main_tables(group, list(found.values()))[:2]:
         at = table.columns.index("learned")
         assert {row[0].text: row[at].text for row in table.rows} == {"alibi": "yes", "rope": "yes", "none": "no"}
     assert [row[-1].text for row in table.rows if row[0].text == "none"] == [""]  # no reach
@@ -223,13 +223,13 @@ def test_where_it_is_not_resolved_whether_a_scheme_has_learned_nothing_is_claime
 ) -> None:
     """The two numbers differ by less than other seeds and other documents would change them."""
     schemes = {name: Truth(nll, 0.0, bigram=4.2, paired=True) for name, nll in (("rope", 3.9), ("alibi", 4.2))}
-    found = summarised(write_study(tmp_path / "fake", template, schemes))
+    group = group_of(write_study(tmp_path / "fake", template, schemes))
+    found = by_label(group)
     assert (found["rope"].learned, found["alibi"].learned) == ("yes", "not resolved")
     assert found["rope"].reach is not None and found["alibi"].reach is None
     alibi = found["alibi"].endpoints
     assert alibi is not None and alibi.verdict.text == "learned: not resolved, not ranked" and alibi.rise_p is None
-    group = group_of(tmp_path / "fake")
-    said = " ".join(answer(group, summary.summarise(group)))
+    said = " ".join(answer(group, list(found.values())))
     assert "Not ranked, since at 1x they are not resolved from a bigram model (4.200): alibi (4." in said
 
 
@@ -764,7 +764,7 @@ def test_each_set_names_the_command_that_its_own_runs_were_started_with(template
 @pytest.mark.usefixtures("without_pictures")
 def test_another_reference_can_be_asked_for(template: Config, tmp_path: Path) -> None:
     schemes = {name: SCHEMES[name] for name in ("rope", "alibi", "none")}
-    folder = write_study(tmp_path / "fake", template, schemes)
+    folder = write_study(tmp_path / "fake", template, schemes, seeds=2)
     out = tmp_path / "out"
     assert (
         posbench("report", str(folder), "--reference", "alibi", "--columns", "against_nll_1x", "--out", str(out)) == 0

@@ -51,6 +51,14 @@ def table_of(study: Path, out: Path, columns: str | None = None) -> str:
     return (out / "table.tex").read_text()
 
 
+@pytest.fixture(scope="module")
+def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report with the columns that it chooses."""
+    out = tmp_path_factory.mktemp("written")
+    table_of(study, out)
+    return out
+
+
 def cells(latex: str) -> dict[str, list[str]]:
     """Head and rows by their first cell."""
     inside = re.findall(r"\\toprule(.*)\\bottomrule", latex, re.DOTALL)[0]
@@ -63,8 +71,8 @@ def caption(latex: str) -> str:
     return re.findall(r"\\caption\{(.*)\}\n", latex)[0]
 
 
-def test_the_table_has_the_headline_a_label_and_true_minus_signs(study: Path, tmp_path: Path) -> None:
-    table = table_of(study, tmp_path)
+def test_the_table_has_the_headline_a_label_and_true_minus_signs(written: Path) -> None:
+    table = (written / "table.tex").read_text()
     assert table.isascii() and table.count(r"\begin{table}") == 1 and r"\label{tab:fake}" in table
     rows = cells(table)
     assert rows["scheme"] == [r"nll 1$\times$", r"rise 4$\times$", r"rise 16$\times$", "reach"]
@@ -72,8 +80,8 @@ def test_the_table_has_the_headline_a_label_and_true_minus_signs(study: Path, tm
     assert rows["learned"][1:3] == ["undefined", "undefined"]
 
 
-def test_the_caption_is_short_and_what_the_numbers_rest_on_is_a_comment(study: Path, tmp_path: Path) -> None:
-    table = table_of(study, tmp_path)
+def test_the_caption_is_short_and_what_the_numbers_rest_on_is_a_comment(written: Path) -> None:
+    table = (written / "table.tex").read_text()
     assert "5 seeds" in caption(table) and len(caption(table)) < 400
     comments = " ".join(line[2:] for line in table.splitlines() if line.startswith("% "))
     assert "Command: " in comments and "sha256 c0ffee000000" in comments and "Command" not in caption(table)
@@ -180,9 +188,8 @@ def test_runs_of_one_encoding_are_told_apart_by_label_options_length_and_rate(te
             assert (row["train_length"], row["learning_rate"], row["encoding"]) == ("64", "0.003", "rope")
 
 
-def test_runs_csv_has_the_headline_of_each_run(study: Path, tmp_path: Path) -> None:
-    table_of(study, tmp_path)
-    rows, levels = read_csv(tmp_path / "runs.csv"), read_csv(tmp_path / "evaluation.csv")
+def test_runs_csv_has_the_headline_of_each_run(written: Path) -> None:
+    rows, levels = read_csv(written / "runs.csv"), read_csv(written / "evaluation.csv")
     plain = {(row["run"], row["length_ratio"]): row["nll"] for row in levels if not row["window"]}
     for row in rows:
         at_one, at_four = plain[row["run"], "1.0"], plain[row["run"], "4.0"]

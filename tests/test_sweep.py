@@ -253,7 +253,7 @@ def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
     overrides: list[str], reports: list[list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["encoding=rope,alibi", "seed=0,1", *overrides]
+    arguments = ["encoding=rope,alibi", *overrides]
     sweep.sweep(arguments, n_jobs=2)
     todo = plans.resolve([arguments])
     one_by_one(todo, tmp_path / "single")
@@ -261,12 +261,12 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
         assert result(job.folder) == result(tmp_path / "single" / job.id)
     record = json.loads((tmp_path / "outputs/demo/sweep.json").read_text())
     assert [(row["id"], row["status"]) for row in record["cells"]] == [(job.id, "done") for job in todo]
-    assert states.record(todo[0])["command"].startswith("posbench train encoding=rope seed=0")
+    assert states.record(todo[0])["command"].startswith("posbench train encoding=rope ")
     assert reports == [[tmp_path / "outputs/demo"]]
 
     monkeypatch.setattr(pool, "_start", None)  # a second sweep starts no process
     sweep.sweep(arguments)
-    assert [len(states.record(job)["attempts"]) for job in todo] == [1] * 4
+    assert [len(states.record(job)["attempts"]) for job in todo] == [1, 1]
 
 
 CRASH = """
