@@ -21,7 +21,8 @@ from posbench.data import problems
 from posbench.data.prepared import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
-from posbench.evaluation.problems import TaskEvaluation, evaluate
+from posbench.evaluation.evaluate import evaluate
+from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.subject import Answers, Varied
 from posbench.evaluation.variants import Variant
 from posbench.kernels.cross_entropy import IGNORED

@@ -14,10 +14,10 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation import intervals
 from posbench.evaluation.plan import Forward
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
-from posbench.evaluation.score import in_batches
-from posbench.evaluation.subject import Floats, Ranker, Subject
+from posbench.evaluation.score import check_finite, in_batches
+from posbench.evaluation.subject import Answers, Floats, Ranker, Subject
 from posbench.processes import World
-from posbench.run_folder.rows import BlockRow, EvaluationRow
+from posbench.run_folder.rows import BlockRow, EvaluationRow, Measured
 
 _TEXT = 2**16  # tokens of the text that problems are made of, at most
 
@@ -75,29 +75,35 @@ def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World
     return np.concatenate(in_batches(world, count, length, batch_tokens, ranked))
 
 
-def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> tuple[EvaluationRow, list[BlockRow]]:
+def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> Measured:
     """The row with its numbers, and its problems as blocks."""
-    if not_finite := int((~np.isfinite(nll)).sum()):
-        reason = f"nll is not finite at {not_finite:,} of {nll.size:,} candidates"
-        return dataclasses.replace(row, status="failed", reason=reason), []
+    check_finite(nll, "candidates")
     number = np.arange(len(nll))
     of_right = nll[number, problems.right]
     others = nll.copy()
     others[number, problems.right] = np.inf
-    correct = of_right < others.min(axis=1)
+    row = dataclasses.replace(row, mean_context=float(row.length), chance=1 / nll.shape[1])
+    return answered(row, Answers(of_right, of_right < others.min(axis=1)), number)
+
+
+def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> Measured:
+    """The row with the numbers of its answers, and its problems as blocks.
+
+    Args:
+        problem: (n,) the number of the problem that each of the n answered tokens belongs to.
+    """
+    tokens, sums, correct = (np.bincount(problem, weights) for weights in (None, answers.nll, answers.correct))
     blocks = [
-        BlockRow(block=block, nll_sum=float(one), n_tokens=1, n_bytes=None, n_correct=int(known))
-        for block, (one, known) in enumerate(zip(of_right, correct, strict=True))
+        BlockRow(block=block, nll_sum=float(total), n_tokens=int(scored), n_bytes=None, n_correct=int(right))
+        for block, (total, scored, right) in enumerate(zip(sums, tokens, correct, strict=True))
     ]
     interval = intervals.over_text(intervals.blocks_of(blocks))
     row = dataclasses.replace(
         row,
-        n_tokens=len(nll),
-        n_blocks=len(nll),
-        mean_context=float(row.length),
-        nll=float(of_right.mean()),
-        accuracy=float(correct.mean()),
-        chance=1 / nll.shape[1],
+        n_tokens=len(problem),
+        n_blocks=len(blocks),
+        nll=float(answers.nll.mean()),
+        accuracy=float(answers.correct.mean()),
         ci_low=None if interval is None else interval.low,
         ci_high=None if interval is None else interval.high,
         ci_over=None if interval is None else "problems",

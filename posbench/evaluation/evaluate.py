@@ -1,9 +1,14 @@
-"""Extrapolation evaluation of any model: perplexity by context length, far beyond the training length."""
+"""Evaluation of any model far beyond its training length: the rows asked for, of text or of a task.
+
+`Evaluation` is that on text: perplexity by context length. `problems.TaskEvaluation` is that on a task.
+"""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,14 +23,55 @@ from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
-from posbench.evaluation.score import score
+from posbench.evaluation.score import NotFinite, check_finite, score
 from posbench.evaluation.subject import Floats, Subject
 from posbench.evaluation.variants import AS_TRAINED
 from posbench.processes import World
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow
+from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow, Measured
 
 Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
+Planned = tuple[EvaluationRow, Callable[[EvaluationRow], Measured]]  # a row, and what fills in its numbers
+
+
+class AnyEvaluation(Protocol):
+    """An evaluation: the model, what it is tested on, and the settings."""
+
+    @property
+    def settings(self) -> EvaluationConfig: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Whose memory is measured."""
+
+    def planned(self) -> list[Planned]:
+        """All rows that the settings ask for, with what is known of them before their forward passes.
+
+        Raises:
+            UserError: an unknown probe, or a mistyped extension.
+        """
+
+
+def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[Measured]:
+    """The rows asked for that are not among the `known` ones, with their blocks; each comes as soon as it is computed.
+
+    Raises:
+        UserError: as `planned`; before anything is computed.
+    """
+    for row, measure in evaluation.planned():
+        if any(same(row, other, evaluation.settings) for other in known):
+            continue
+        blocks: list[BlockRow] = []
+        if row.status == "ok":
+            started = time.monotonic()
+            machine.reset_peak_memory(evaluation.device)
+            try:
+                row, blocks = measure(row)
+            except NotFinite as error:
+                row = dataclasses.replace(row, status="failed", reason=str(error))
+            seconds = round(time.monotonic() - started, 3)  # of what this row computed: next to none if all was cached
+            row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=machine.peak_memory(evaluation.device))
+        yield row, blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,29 +95,17 @@ class Evaluation:
         """Whose nll decides which tokens are key tokens."""
         return self.subject if self.reference is None else self.reference
 
+    def planned(self) -> list[Planned]:
+        computed: dict[tuple[int, Forward], Floats] = {}
 
-def evaluate(
-    evaluation: Evaluation, known: Sequence[EvaluationRow] = ()
-) -> Iterator[tuple[EvaluationRow, list[BlockRow]]]:
-    """The rows asked for that are not among the `known` ones, with their blocks; each comes as soon as it is computed.
+        def nll_of(by: Subject, forward: Forward) -> Floats:
+            """What rows have in common is computed for the first of them and kept for the others."""
+            if (id(by), forward) not in computed:
+                computed[id(by), forward] = _nll(by, forward, self)
+            return computed[id(by), forward]
 
-    Raises:
-        UserError: an unknown probe, or a mistyped extension; before anything is computed.
-    """
-    settings, subject = evaluation.settings, evaluation.subject
-    computed: dict[tuple[int, Forward], Floats] = {}
-
-    def nll_of(by: Subject, forward: Forward) -> Floats:
-        """What rows have in common is computed for the first of them and kept for the others."""
-        if (id(by), forward) not in computed:
-            computed[id(by), forward] = _nll(by, forward, evaluation)
-        return computed[id(by), forward]
-
-    planned = measurements(settings, evaluation.split, subject.train_length)
-    for measurement, row in [(measurement, _described(evaluation, measurement)) for measurement in planned]:
-        if any(same(row, other, settings) for other in known):
-            continue
-        yield _measured(evaluation, measurement, row, nll_of) if row.status == "ok" else (row, [])
+        asked = measurements(self.settings, self.split, self.subject.train_length)
+        return [(_described(self, one), functools.partial(_measured, self, one, nll_of)) for one in asked]
 
 
 def describe(row: EvaluationRow) -> str:
@@ -176,34 +210,9 @@ def _nll(by: Subject, forward: Forward, evaluation: Evaluation) -> Floats:
     return np.concatenate([nll.ravel() for nll in parts])
 
 
-def _measured(
-    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, nll_of: Passes
-) -> tuple[EvaluationRow, list[BlockRow]]:
-    started = time.monotonic()
-    machine.reset_peak_memory(evaluation.device)
+def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> Measured:
     if measurement.forward.poses:
-        row, blocks = _answered(evaluation, measurement, row)
-    else:
-        row, blocks = _predicted(evaluation, measurement, row, nll_of)
-    return dataclasses.replace(
-        row,
-        seconds=round(time.monotonic() - started, 3),  # of what this row computed: next to none if all was cached
-        peak_memory_bytes=machine.peak_memory(evaluation.device),
-    ), blocks
-
-
-def _answered(
-    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow
-) -> tuple[EvaluationRow, list[BlockRow]]:
-    forward, problems = measurement.forward, _problems(evaluation, measurement)
-    subject = evaluation.subject.varied(forward.variant, forward.length).subject
-    nll = choices.nll_of(subject, problems, evaluation.settings.batch_tokens, evaluation.world)
-    return choices.with_numbers(row, problems, nll)
-
-
-def _predicted(
-    evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, nll_of: Passes
-) -> tuple[EvaluationRow, list[BlockRow]]:
+        return _answered(evaluation, measurement, row)
     targets, chosen = _candidates(measurement)
     nll = nll_of(evaluation.subject, measurement.forward)[chosen]
     if select := measurement.select:
@@ -214,9 +223,14 @@ def _predicted(
     return _with_bigram(evaluation, targets, row, blocks)
 
 
-def _with_bigram(
-    evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]
-) -> tuple[EvaluationRow, list[BlockRow]]:
+def _answered(evaluation: Evaluation, measurement: Measurement, row: EvaluationRow) -> Measured:
+    forward, problems = measurement.forward, _problems(evaluation, measurement)
+    subject = evaluation.subject.varied(forward.variant, forward.length).subject
+    nll = choices.nll_of(subject, problems, evaluation.settings.batch_tokens, evaluation.world)
+    return choices.with_numbers(row, problems, nll)
+
+
+def _with_bigram(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:
     """A row that has a number, and its blocks, with what a bigram model has on the same targets.
 
     A probe rewrites the text or chooses its targets: there it would say nothing.
@@ -232,15 +246,13 @@ def _with_bigram(
 
 def _with_numbers(
     evaluation: Evaluation, measurement: Measurement, row: EvaluationRow, targets: Targets, nll: Floats
-) -> tuple[EvaluationRow, list[BlockRow]]:
+) -> Measured:
     """The row with its numbers, and its block rows."""
     blocks = _blocks(targets, nll, evaluation)
     filled = intervals.blocks_of([block for block in blocks if block.n_tokens])
     if len(filled.counts) < MIN_BLOCKS:
         return dataclasses.replace(row, status="too_short"), []
-    if not_finite := int((~np.isfinite(nll)).sum()):
-        reason = f"nll is not finite at {not_finite:,} of {nll.size:,} tokens"
-        return dataclasses.replace(row, status="failed", reason=reason), []
+    check_finite(nll)
     mean = float(nll.mean())
     interval, behind = intervals.over_text(filled), intervals.documents_of(filled)
     assert interval is not None and behind is not None  # there are enough blocks, each with its document

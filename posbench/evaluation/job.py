@@ -17,11 +17,11 @@ from posbench.data.prepared import prepare
 from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
-from posbench.evaluation import curve, picture, problems
+from posbench.evaluation import curve, picture
 from posbench.evaluation.answer_curve import title_of
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
-from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of, headline_split
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
@@ -30,14 +30,13 @@ from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_rows, newest_of_split, on_shared_targets
+from posbench.run_folder.rows import EvaluationRow, Measured, evaluation_rows, newest_of_split, on_shared_targets
 from posbench.run_folder.trained import with_weights
 from posbench.run_folder.wandb_session import Draw
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 
 logger = logging.getLogger(__name__)
-Measured = tuple[EvaluationRow, list[BlockRow]]
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
@@ -151,7 +150,7 @@ def evaluate_into(
 
 def evaluation_of(
     name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
-) -> Evaluation | TaskEvaluation:
+) -> AnyEvaluation:
     """The evaluation that a configuration asks for, of the model called `name` after so many updates.
 
     Raises:
@@ -179,14 +178,14 @@ def evaluation_of(
     )
 
 
-def evaluated(asked: Evaluation | TaskEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
+def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
     """The rows that are not known, with their blocks, as they are computed.
 
     Raises:
         RunFailed: memory ran out; what may fit is said.
     """
     with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
-        yield from problems.evaluate(asked, known) if isinstance(asked, TaskEvaluation) else evaluate(asked, known)
+        yield from evaluate(asked, known)
 
 
 def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:

@@ -10,25 +10,22 @@ also be solved token by token: a first error would be the same.
 
 import dataclasses
 import functools
-import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data import problems as data
 from posbench.errors import Undefined
-from posbench.evaluation import intervals, plan
-from posbench.evaluation.evaluate import same
-from posbench.evaluation.score import in_batches
+from posbench.evaluation import choices, plan
+from posbench.evaluation.evaluate import Planned
+from posbench.evaluation.score import check_finite, in_batches
 from posbench.evaluation.subject import Answers, Solver
 from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
 from posbench.processes import World
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import BlockRow, EvaluationRow
+from posbench.run_folder.rows import EvaluationRow, Measured
 from posbench.tasks.base import Problems, Task
 
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
@@ -45,6 +42,18 @@ class TaskEvaluation:
     dtype: str  # what the subject runs in, for the rows: bf16, fp32
     device: torch.device  # whose memory is measured
     world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
+
+    def planned(self) -> list[Planned]:
+        @functools.cache
+        def problems_of(length: int, variant: str) -> Problems | Undefined:
+            try:
+                return data.fixed(_varied(self.task, variant), split, length, self.settings.blocks, variant)
+            except Undefined as error:
+                return error
+
+        split, asked = self.settings.split, measurements(self.settings, self.task, self.subject.train_length)
+        posed = [(one, problems_of(one.length, one.of_task)) for one in asked]
+        return [(_described(self, *each), functools.partial(_measured, self, *each)) for each in posed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,33 +88,6 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
         for ratio in VARIED
         if ratio in settings.ratios
     ]
-
-
-def evaluate(
-    evaluation: TaskEvaluation, known: Sequence[EvaluationRow] = ()
-) -> Iterator[tuple[EvaluationRow, list[BlockRow]]]:
-    """The rows asked for that are not among the `known` ones, each with its problems as blocks, as they are computed.
-
-    Raises:
-        UserError: a mistyped extension; before anything is computed.
-    """
-
-    @functools.cache
-    def problems_of(length: int, variant: str) -> Problems | Undefined:
-        settings, task = evaluation.settings, _varied(evaluation.task, variant)
-        try:
-            return data.fixed(task, settings.split, length, settings.blocks, variant)
-        except Undefined as error:
-            return error
-
-    asked = measurements(evaluation.settings, evaluation.task, evaluation.subject.train_length)
-    planned = [(one, problems_of(one.length, one.of_task)) for one in asked]
-    for measurement, problems, row in [(one, posed, _described(evaluation, one, posed)) for one, posed in planned]:
-        if not any(same(row, other, evaluation.settings) for other in known):
-            if row.status == "ok" and isinstance(problems, Problems):
-                yield _measured(evaluation, measurement, row, problems)
-            else:
-                yield row, []
 
 
 def _varied(task: Task, variant: str) -> Task:
@@ -152,17 +134,18 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: P
 
 
 def _measured(
-    evaluation: TaskEvaluation, measurement: Measurement, row: EvaluationRow, problems: Problems
-) -> tuple[EvaluationRow, list[BlockRow]]:
-    started = time.monotonic()
-    machine.reset_peak_memory(evaluation.device)
+    evaluation: TaskEvaluation, measurement: Measurement, problems: Problems | Undefined, row: EvaluationRow
+) -> Measured:
+    assert isinstance(problems, Problems)  # or the row would be undefined
     subject, _ = _subject(evaluation, measurement, row.length)
     answers = _answers(subject, problems, evaluation)
-    row, blocks = _with_numbers(row, problems, answers, measurement.variant)
+    check_finite(answers.nll)
+    problem, at = np.nonzero(problems.scored)
+    row, blocks = choices.answered(row, answers, problem)
     return dataclasses.replace(
         row,
-        seconds=round(time.monotonic() - started, 3),
-        peak_memory_bytes=machine.peak_memory(evaluation.device),
+        mean_context=float(measurement.variant.visible(at + 1).mean()),
+        exact_match=float(np.mean([block.n_correct == block.n_tokens for block in blocks])),
     ), blocks
 
 
@@ -174,35 +157,3 @@ def _answers(subject: Solver, problems: Problems, evaluation: TaskEvaluation) ->
         return subject.answers(problems.ids[some], problems.scored[some], some.start)
 
     return Answers.joined(in_batches(evaluation.world, count, size, evaluation.settings.batch_tokens, answered))
-
-
-def _with_numbers(
-    row: EvaluationRow, problems: Problems, answers: Answers, variant: Variant
-) -> tuple[EvaluationRow, list[BlockRow]]:
-    """The row with its numbers, and its problems."""
-    nll, right = answers.nll, answers.correct
-    if not_finite := int((~np.isfinite(nll)).sum()):
-        reason = f"nll is not finite at {not_finite:,} of {nll.size:,} tokens"
-        return dataclasses.replace(row, status="failed", reason=reason), []
-    count = len(problems.ids)
-    problem, at = np.nonzero(problems.scored)
-    tokens = np.bincount(problem, minlength=count)
-    sums, correct = np.bincount(problem, nll, count), np.bincount(problem, right, count)
-    blocks = [
-        BlockRow(block=number, nll_sum=float(total), n_tokens=int(scored), n_bytes=None, n_correct=int(known))
-        for number, (total, scored, known) in enumerate(zip(sums, tokens, correct, strict=True))
-    ]
-    interval = intervals.over_text(intervals.blocks_of(blocks))
-    row = dataclasses.replace(
-        row,
-        n_tokens=nll.size,
-        n_blocks=count,
-        mean_context=float(variant.visible(at + 1).mean()),
-        nll=float(nll.mean()),
-        accuracy=float(right.mean()),
-        exact_match=float((correct == tokens).mean()),
-        ci_low=None if interval is None else interval.low,
-        ci_high=None if interval is None else interval.high,
-        ci_over=None if interval is None else "problems",
-    )
-    return row, blocks

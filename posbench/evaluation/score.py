@@ -13,6 +13,20 @@ from posbench.processes import World
 _Part = TypeVar("_Part")
 
 
+class NotFinite(Exception):
+    """A row has failed: it has no numbers."""
+
+
+def check_finite(nll: Floats, unit: str = "tokens") -> None:
+    """Refuse to average what is no finite number.
+
+    Raises:
+        NotFinite: a negative log-likelihood is infinite or not a number.
+    """
+    if wrong := int((~np.isfinite(nll)).sum()):
+        raise NotFinite(f"nll is not finite at {wrong:,} of {nll.size:,} {unit}")
+
+
 def score(
     subject: Subject,
     split: TokenSplit,

@@ -146,6 +146,7 @@ class BlockRow:
         return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
 
 
+Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind its numbers
 COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
 
 
