@@ -23,7 +23,7 @@ from posbench.cli import listing
 from posbench.config import compose
 from posbench.config.identity import run_folder
 from posbench.errors import UserError
-from posbench.evaluation.headline import Level
+from posbench.evaluation.levels import Level
 from posbench.launch import plans
 from posbench.report.comparison import load
 from posbench.run_folder.rows import PLAIN
@@ -68,7 +68,7 @@ def runs(folder: Path, *overriding: str) -> dict[str, load.RunData | None]:
 
 def not_finite(all_runs: dict[str, load.RunData | None]) -> list[str]:
     """Runs with a number that is none: there should be no such."""
-    return [name for name, run in all_runs.items() if run and any(x.status == "failed" for x in run.levels.values())]
+    return [name for name, run in all_runs.items() if run and any(x.status == "failed" for x in run.levels.at.values())]
 
 
 def page(
@@ -97,7 +97,7 @@ def page(
 
 def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunData]) -> str:
     first = done[0]
-    at_1x = next(level.row for (kind, _), level in sorted(first.levels.items()) if kind == PLAIN)
+    at_1x = next(level.row for (kind, _), level in sorted(first.levels.at.items()) if kind == PLAIN)
     missing = [f"`{name}`" for name, run in all_runs.items() if run is None]
     versions = first.record.get("versions", {})
     return _TEXT.format(
@@ -154,7 +154,7 @@ def _figures(run: load.RunData | None) -> Iterator[str]:
 
 
 def _level(run: load.RunData | None, ratio: int) -> Level | None:
-    return run.levels.get((PLAIN, ratio * run.config.training.train_length)) if run else None
+    return run.levels.at.get((PLAIN, ratio * run.config.training.train_length)) if run else None
 
 
 def _nll(run: load.RunData | None) -> float | None:

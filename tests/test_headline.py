@@ -12,7 +12,8 @@ from support import posbench
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.evaluation import curve
-from posbench.evaluation.headline import Reach, check_objective, headline_of, objective, reach
+from posbench.evaluation.headline import check_objective, headline_of, objective
+from posbench.evaluation.levels import Reach, reach
 from posbench.report.comparison import load, summary
 from posbench.terminal import chart
 
@@ -69,7 +70,7 @@ def test_rows_of_other_targets_are_in_no_curve_and_said(
     windowed = {**first, **other, "window": first["length"]}
     with (folder / "evaluation.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in ({**first, **other}, windowed))
-    assert load.read(folder).levels.keys() == before.keys()
+    assert load.read(folder).levels.at.keys() == before.at.keys()
     curve.print_curves(folder)
     assert drawn and all(9 * first["length"] not in series.points for series in drawn)
     said = " ".join(capsys.readouterr().out.split())

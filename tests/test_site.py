@@ -260,10 +260,12 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     rows = {cells[1]: cells[2:-1] for line in text.splitlines() if len(cells := re.split(r" ?\| ?", line)) > 8}
     (rope,) = [cells for name, cells in rows.items() if name.startswith("[`rope`]")]
     base, rise, far = map(float, rope[1:4])
-    levels = {level.row.length_ratio: level.nll for (kind, _), level in found["rope"].levels.items() if kind == "plain"}
+    levels = {
+        level.row.length_ratio: level.nll for (kind, _), level in found["rope"].levels.at.items() if kind == "plain"
+    }
     assert (base, rise, far) == pytest.approx([levels[1], levels[4] - levels[1], levels[16] - levels[1]], abs=6e-4)
     assert rope[0] == "0" and rope[4] == "0.97" and rope[6:] == ["2e-06", "3e-06"]
-    assert f"| `rope` | {rope[1]} | {again['rope'].levels['plain', 16].nll:.3f} |" in text
+    assert f"| `rope` | {rope[1]} | {again['rope'].levels.at['plain', 16].nll:.3f} |" in text
     (learned,) = [cells for name, cells in rows.items() if name.startswith("[`learned`]")]
     assert learned[2:4] == ["undefined", "undefined"] and learned[6:] == ["0", "0"]
     (smollm3,) = [cells for name, cells in rows.items() if name.startswith("[`layered/smollm3`]")]

@@ -52,7 +52,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         {name for values in measured.values() for name in values if name != "learned"} | {"nll_1x"}, key=_measure_order
     )
     rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
-    task = ["task"] if any(run.answers for run in read) else []
+    task = ["task"] if any(run.task for run in read) else []
     frame = pd.DataFrame(rows, columns=[*_KNOWN, *task, *names, "seconds", "folder"])
     return frame.astype({"parameters": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
 
@@ -106,7 +106,7 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
         "tokens": run.config.training.tokens,
         "status": run.outcome,
         "data": data.get("sha256") if isinstance(data, dict) else None,
-        "task": (run.config.data.task or {}).get("name"),
+        "task": run.task,
         "seconds": number(run.record.get("train_seconds")),
         "folder": str(run.folder),
     }

@@ -9,12 +9,12 @@ import pandas as pd
 
 from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.errors import UserError
-from posbench.evaluation.headline import Headline
+from posbench.evaluation.measure import Headline
 from posbench.report.comparison.load import RunData, read
 from posbench.run_folder.finding import run_folders
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import CONFIG, METRICS
-from posbench.run_folder.rows import COLUMNS, PLAIN, EvaluationRow, evaluation_blocks
+from posbench.run_folder.rows import COLUMNS, evaluation_blocks
 from posbench.terminal.exits import spelt_out
 
 if TYPE_CHECKING:
@@ -24,43 +24,11 @@ if TYPE_CHECKING:
     from posbench.data.tokenizer import Tokenizer
     from posbench.model.gpt import GPT
 
-# Of an evaluation row, what comes first in a table; the other columns follow in the order of the file.
-_FIRST = (
-    "protocol",
-    "length",
-    "length_ratio",
-    "nll",
-    "ci_low",
-    "ci_high",
-    "learned",
-    "perplexity",
-    "extension",
-    "status",
-)
-_NAMED = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach")
-_NAMED_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
-_FIRST_OF_TASK = (
-    "task",
-    "problem_length",
-    "length_ratio",
-    "offset",
-    "accuracy",
-    "exact_match",
-    "learned",
-    "nll",
-    "status",
-)
+# Whole numbers that a row may lack.
 _COUNTS = (
-    "problem_length",
-    "offset",
-    "stride",
-    "window",
-    "n_tokens",
-    "n_bytes",
-    "n_blocks",
-    "n_documents",
+    "problem_length", "offset", "stride", "window", "n_tokens", "n_bytes", "n_blocks", "n_documents",
     "peak_memory_bytes",
-)  # None: missing
+)  # fmt: skip
 
 
 def load(run: str | Path) -> "LoadedRun":
@@ -136,9 +104,8 @@ class LoadedRun:
         Of a run on a task: `accuracy` and `exact_match`, shares of tokens and of problems, by `problem_length`; as
         trained first, then with shifted positions (`offset`), then narrowed, extended or varied.
         """
-        on_task = self.data.answers is not None
-        rows = sorted(self.data.rows, key=_task_first if on_task else _headline_first)
-        first = _FIRST_OF_TASK if on_task else _FIRST
+        first = self.data.results.columns
+        rows = sorted(self.data.rows, key=self.data.results.order)
         columns = ["curve", *first, *(column for column in COLUMNS if column not in first)]
         of_run = {"learned": self.learned}
         frame = pd.DataFrame([{"curve": row.curve_name, **row.to_json(), **of_run} for row in rows], columns=columns)
@@ -226,20 +193,10 @@ class LoadedRun:
 
     def _shown(self) -> list[tuple[str, str]]:
         """The known values, by name."""
-        names = _NAMED_OF_TASK if self.data.answers else _NAMED
-        named = ((name, self.headline.get(name)) for name in names)
+        named = ((name, self.headline.get(name)) for name in self.data.results.main)
         return [
             (name, value if isinstance(value, str) else f"{value:.4g}") for name, value in named if value is not None
         ]
-
-
-def _headline_first(row: EvaluationRow) -> tuple[bool, bool, str, int]:
-    return not row.is_headline, row.curve_name != "fixed_target", row.curve_name, row.length
-
-
-def _task_first(row: EvaluationRow) -> tuple[bool, bool, str, int, float]:
-    varied = ":" in (row.task or "") or row.kind != PLAIN
-    return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
 
 
 def _say_what_it_is(folder: Path) -> None:

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from posbench.config.problems import task_of
 from posbench.config.schema import Config
-from posbench.evaluation.answers import GATE, Answer, Answers, answers_of
-from posbench.run_folder.rows import EvaluationRow, evaluation_blocks
+from posbench.evaluation.answers import GATE, Answer, Answers
+from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import chart, console, tables
 
 FLAT = 10.0  # percent: curves that span less look flat
@@ -29,7 +29,7 @@ def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: 
         rows: of one split and one checkpoint.
     """
     plain = not console.carries_unicode(out)
-    answers = answers_of(folder, rows, evaluation_blocks(folder), config)
+    answers = Answers.of(folder, config, rows)
     own = [answer for place, answer in answers.at.items() if place.as_trained]
     out.print(_table(own, title_of(config), out))
     out.print(_learned(answers))
@@ -48,7 +48,7 @@ def _learned(answers: Answers) -> str:
     """A line on whether the run learned its task; if not, longer problems show nothing."""
     if answers.learned is None:
         return "Not tested at the longest trained length."
-    if not answers.learned:
+    if answers.learned == "no":
         return f"Not learned: that is {GATE:.0%} of the tokens at every trained length."
     when = answers.steps_to_gate
     return f"Learned: {GATE:.0%} of the tokens or more at every trained length" + (

@@ -9,18 +9,19 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.config.schema import LONGEST, Config
+from posbench.config.external import AnyConfig
+from posbench.config.schema import LONGEST
 from posbench.evaluation.intervals import clopper_pearson
+from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import METRICS
-from posbench.run_folder.rows import PLAIN, BlockRow, BlocksKey, EvaluationRow, newest_of_split
+from posbench.run_folder.rows import PLAIN, BlockRow, EvaluationRow, evaluation_blocks, headline_split, newest_of_split
 
-PROTOCOL = "problems"
 GATE = 0.99  # share of right tokens at every trained length from which on a run has learned the task
 RESAMPLES = 2000
 MOST_PROBLEMS = 4096  # that are resampled; a test has hundreds
@@ -94,35 +95,63 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answers:
-    """All answers of a run, and how soon it had learned."""
+class Answers(Measure):
+    """All answers of a run on a task, and how soon it had learned."""
 
     at: dict[Place, Answer]
     steps_to_gate: int | None  # of the first validation that reached it; None: none did
 
+    protocol: ClassVar = "problems"
+    main: ClassVar = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
+    columns: ClassVar = (
+        "task", "problem_length", "length_ratio", "offset", "accuracy", "exact_match", "learned", "nll", "status",
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, folder: Path, config: AnyConfig, rows: Sequence[EvaluationRow]) -> "Answers":
+        blocks = evaluation_blocks(folder)
+        own = [row for row in rows if row.protocol == cls.protocol and 1 / LONGEST <= row.length_ratio <= LONGEST]
+        newest = newest_of_split(own, headline_split(own, config.evaluation.split))
+        at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest}
+        return cls(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
+
+    @staticmethod
+    def objectives(ratios: Sequence[str]) -> list[str]:
+        every = dict.fromkeys(("1x", *ratios))
+        known = [f"{value}_{ratio}" for value in ("accuracy", "exact_match") for ratio in every]
+        return [*known, "nll_1x", "steps_to_gate"]
+
+    @staticmethod
+    def order(row: EvaluationRow) -> tuple[Any, ...]:
+        """The task as trained first, then with shifted positions, then narrowed, extended or varied."""
+        varied = ":" in (row.task or "") or row.kind != PLAIN
+        return varied, bool(row.offset), row.curve_name, row.offset or 0, row.length_ratio
+
     @property
-    def learned(self) -> bool | None:
+    def learned(self) -> Learned | None:
         """Whether the gate is reached at every trained length that was tested; None if the longest was not tested."""
         trained = [answer for place, answer in self.at.items() if place.ratio <= 1 and place.as_trained]
         if not any(answer.row.length_ratio == 1 for answer in trained):
             return None
-        return all(answer.accuracy is not None and answer.accuracy >= GATE for answer in trained)
+        return "yes" if all(answer.accuracy is not None and answer.accuracy >= GATE for answer in trained) else "no"
 
+    @property
+    def headline(self) -> Headline:
+        """Values of the run by name.
 
-def answers_of(
-    folder: Path, rows: list[EvaluationRow], blocks: Mapping[BlocksKey, Sequence[BlockRow]], config: Config
-) -> Answers:
-    """Those of a run folder, on the split that its configuration names, else another that was tested.
-
-    Raises:
-        UserError: its metrics cannot be read.
-    """
-    own = [row for row in rows if row.protocol == PROTOCOL]
-    own = [row for row in own if 1 / LONGEST <= row.length_ratio <= LONGEST]
-    splits = {row.split for row in own}
-    split = config.evaluation.split if config.evaluation.split in splits else min(splits, default="")
-    at = {place_of(row): _answer(row, blocks.get(row.blocks_key, [])) for row in newest_of_split(own, split)}
-    return Answers(dict(sorted(at.items())), steps_to_gate(read_jsonl(folder / METRICS)))
+        `learned`: yes or no. `steps_to_gate`. `nll_1x` in nats per token of the answers. `accuracy_<r>x` and
+        `exact_match_<r>x` as shares, at r times the longest trained problems.
+        """
+        plain = {place.ratio: one for place, one in self.at.items() if place.ratio >= 1 and place.as_trained}
+        found: Headline = {
+            "learned": self.learned,
+            "steps_to_gate": self.steps_to_gate,
+            "nll_1x": plain[1.0].row.nll if 1.0 in plain and plain[1.0].status == "ok" else None,
+            "accuracy_1x": None,
+            "exact_match_1x": None,
+        }
+        found |= {f"accuracy_{ratio:.3g}x": one.accuracy for ratio, one in plain.items()}
+        return found | {f"exact_match_{ratio:.3g}x": one.exact_match for ratio, one in plain.items()}
 
 
 def place_of(row: EvaluationRow) -> Place:
@@ -137,24 +166,6 @@ def steps_to_gate(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     by_step = {number(row.get("step")): _share(number(row.get("validation/accuracy"))) for row in metrics}
     reached = [step for step, share in by_step.items() if step is not None and share is not None and share >= GATE]
     return int(min(reached)) if reached else None
-
-
-def headline(answers: Answers) -> dict[str, float | str | None]:
-    """A run in a few numbers by name.
-
-    `learned`: yes or no, None where it is not known. `steps_to_gate`. `nll_1x` in nats per token of the answers.
-    `accuracy_<r>x` and `exact_match_<r>x` as shares, at r times the longest trained problems.
-    """
-    plain = {place.ratio: one for place, one in answers.at.items() if place.ratio >= 1 and place.as_trained}
-    found: dict[str, float | str | None] = {
-        "learned": None if answers.learned is None else "yes" if answers.learned else "no",
-        "steps_to_gate": answers.steps_to_gate,
-        "nll_1x": plain[1.0].row.nll if 1.0 in plain and plain[1.0].status == "ok" else None,
-        "accuracy_1x": None,
-        "exact_match_1x": None,
-    }
-    found |= {f"accuracy_{ratio:.3g}x": one.accuracy for ratio, one in plain.items()}
-    return found | {f"exact_match_{ratio:.3g}x": one.exact_match for ratio, one in plain.items()}
 
 
 def _answer(row: EvaluationRow, blocks: Sequence[BlockRow]) -> Answer:

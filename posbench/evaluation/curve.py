@@ -9,13 +9,13 @@ from rich.table import Table
 from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.evaluation import choices, intervals
 from posbench.evaluation.answer_curve import print_answers
-from posbench.evaluation.headline import headline_split, learned_of, levels_of
+from posbench.evaluation.levels import Levels
 from posbench.run_folder.folder import load_any_config
 from posbench.run_folder.rows import (
-    PLAIN,
     EvaluationRow,
     evaluation_blocks,
     evaluation_rows,
+    headline_split,
     newest_of_split,
     on_shared_targets,
 )
@@ -51,7 +51,7 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     plain = not console.carries_unicode(out)
     config = load_any_config(folder)
     known = evaluation_rows(folder)
-    split = split or headline_split(known, config)
+    split = split or headline_split(known, config.evaluation.split)
     rows = newest_of_split(known, split)
     if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
         print_answers(folder, config, rows, out)
@@ -96,13 +96,11 @@ def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
 
 def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
     """A warning for a run that does not beat a bigram model at its training length: its curve shows nothing."""
-    levels = levels_of(rows, evaluation_blocks(folder), config)
-    said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(
-        learned_of(levels, config.training.train_length) or ""
-    )
-    if said is None:
+    levels = Levels.of(folder, config, rows)
+    said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(levels.learned or "")
+    if said is None or levels.at_one is None:
         return []
-    row = levels[PLAIN, config.training.train_length].row
+    row = levels.at_one.row
     others = f"a bigram model of the training tokens has {row.bigram_nll:.3f} on the same targets"
     return [f"{said}: {row.nll:.3f} nats at 1x, {others}."]
 

@@ -22,7 +22,7 @@ from posbench.evaluation.answer_curve import title_of
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
-from posbench.evaluation.headline import headline_of, headline_split
+from posbench.evaluation.headline import headline_of
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT
@@ -30,7 +30,14 @@ from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import EvaluationRow, Measured, evaluation_rows, newest_of_split, on_shared_targets
+from posbench.run_folder.rows import (
+    EvaluationRow,
+    Measured,
+    evaluation_rows,
+    headline_split,
+    newest_of_split,
+    on_shared_targets,
+)
 from posbench.run_folder.trained import with_weights
 from posbench.run_folder.wandb_session import Draw
 from posbench.terminal import console, exits
@@ -198,7 +205,7 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
 
 def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
     """A function that draws a run's curve."""
-    own = on_shared_targets(newest_of_split(rows, headline_split(rows, config)))
+    own = on_shared_targets(newest_of_split(rows, headline_split(rows, config.evaluation.split)))
     if config.data.task is not None:
         return lambda: picture.draw_answers(own, title_of(config))
     title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"

@@ -24,7 +24,6 @@ from posbench.config import size
 from posbench.config.schema import Config
 from posbench.data.tokenizer import SEPARATOR, Tokenizer
 from posbench.errors import UserError
-from posbench.evaluation.headline import headline_split
 from posbench.huggingface import parity, spelling
 from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.building import quiet, transformers
@@ -33,7 +32,7 @@ from posbench.huggingface.parity import Agreement
 from posbench.run_folder import checkpoint
 from posbench.run_folder.facts import versions
 from posbench.run_folder.folder import load_config, load_record
-from posbench.run_folder.rows import evaluation_rows, newest_of_split
+from posbench.run_folder.rows import evaluation_rows, headline_split, newest_of_split
 from posbench.run_folder.trained import tokenizer_of, with_weights
 
 PARITY = "posbench_parity.json"
@@ -67,7 +66,7 @@ def export(run: Path, folder: Path) -> list[Agreement]:
         parity.refuse_difference(found)
         parity.refuse_other_ids(new, tokenizer)
         record, known = load_record(run), evaluation_rows(run)
-        rows = newest_of_split(known, headline_split(known, config))
+        rows = newest_of_split(known, headline_split(known, config.evaluation.split))
         _write_json(new / PARITY, _parity(record, config, made, trained.step, found))
         page = card(config, record, made, trained.step, rows, found, SEPARATOR, transformers().__version__)
         files.write_new(new / "README.md", page.encode())

@@ -6,11 +6,11 @@ from typing import Any
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.evaluation.answers import PROTOCOL, TRAINED, place_of
+from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import PLAIN, EvaluationRow, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 
 FINAL = ("done", "failed", "stopped")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
@@ -86,8 +86,5 @@ def in_distribution(plan: Plan) -> EvaluationRow | None:
         rows = evaluation_rows(plan.folder)
     except UserError:
         return None
-    own = [row for row in rows if row.measured and row.kind == PLAIN and row.split == settings.split]
-    if plan.config.data.task is not None:
-        return next((row for row in own if row.protocol == PROTOCOL and place_of(row) == TRAINED), None)
-    wanted = (settings.protocols[0], plan.config.training.train_length, None)
-    return next((row for row in own if (row.protocol, row.length, row.task) == wanted), None)
+    own = [row for row in rows if row.measured and (row.protocol, row.split) == (settings.protocols[0], settings.split)]
+    return next((row for row in own if place_of(row) == TRAINED), None)

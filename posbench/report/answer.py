@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posbench.evaluation.headline import REACH_LIMIT
+from posbench.evaluation.levels import REACH_LIMIT
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary

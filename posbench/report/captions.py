@@ -20,7 +20,7 @@ def of_text(group: Group, summaries: list[Summary]) -> str:
     """The caption of a set: corpus, budget, seeds, blocks, initialisation, protocol, units, marks."""
     config = group.runs[0].config
     data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
-    rows = [level.row for run in group.runs for level in run.levels.values() if level.status == "ok"]
+    rows = [level.row for run in group.runs for level in run.levels.at.values() if level.status == "ok"]
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
         _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
@@ -85,7 +85,7 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
 
 def notes_on_text(group: Group) -> list[str]:
     notes = []
-    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.get((PLAIN, group.train_length)))]
+    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
     documents = next((documents_of(one) for one in blocks if one), None)
     if documents and documents.warning:
         notes.append(documents.warning)
@@ -95,7 +95,7 @@ def notes_on_text(group: Group) -> list[str]:
             "a cell says so their intervals are over blocks, which makes them too narrow, or over seeds on this very "
             "text. 'posbench evaluate' gives them new ones."
         )
-    measured = [level.row for run in group.runs if run.done for level in run.levels.values() if level.row.measured]
+    measured = [level.row for run in group.runs if run.done for level in run.levels.at.values() if level.row.measured]
     if len(precisions := sorted({str(row.dtype) for row in measured})) > 1:
         notes.append(
             f"Evaluated in {_listed(precisions)}: levels of different precision are not subtracted from each other. "
@@ -104,7 +104,7 @@ def notes_on_text(group: Group) -> list[str]:
     if group.reference is None:
         wanted = group.compared_with or load.REFERENCE
         notes.append(f"No {wanted} among these runs: nothing is compared with it and there are no verdicts.")
-    levels = [run.levels.get((PLAIN, group.train_length)) for run in group.runs if run.done]
+    levels = [run.levels.at_one for run in group.runs if run.done]
     if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
             "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
@@ -146,7 +146,7 @@ def of_task(group: Group, found: list[Standing]) -> str:
     config = group.runs[0].config
     assert isinstance(config, Config)  # a task is trained on here
     options = flat({key: value for key, value in (config.data.task or {}).items() if key != "name"})
-    rows = [one.row for run in group.runs if run.answers for one in run.answers.at.values() if one.status == "ok"]
+    rows = [one.row for run in group.runs for one in run.answers.at.values() if one.status == "ok"]
     said = f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else ""
     sentences = [
         f"Task {group.task}{said}: problems of trained lengths drawn anew at every step; tested on the same "
@@ -164,7 +164,7 @@ def of_task(group: Group, found: list[Standing]) -> str:
 
 def notes_on_task(group: Group) -> list[str]:
     notes = []
-    tested = [(place, one) for run in group.runs if run.done and run.answers for place, one in run.answers.at.items()]
+    tested = [(place, one) for run in group.runs if run.done for place, one in run.answers.at.items()]
     measured = [(place, one.row) for place, one in tested if one.status == "ok"]
     if len(precisions := sorted({str(row.dtype) for _, row in measured})) > 1:
         notes.append(f"Answered in {_listed(precisions)}: accuracies of different precision are not tested.")

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from posbench.evaluation.answers import Answer, Place
+from posbench.evaluation.levels import Levels
 from posbench.report import text
 from posbench.report.comparison import problems
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.problems import At, Standing
 from posbench.run_folder.rows import COLUMNS
 
-_HEADLINE = ["learned", "nll_1x", "rise_4x", "rise_16x", "reach"]  # as `headline` defines them, for this checkpoint
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]
 _RUN_COLUMNS = [
-    *_NAMES, "study", "set", "status", "reason", "message", *_HEADLINE, "parameters", "encoding_parameters", "tokens",
+    *_NAMES, "study", "set", "status", "reason", "message", *Levels.main, "parameters", "encoding_parameters", "tokens",
     "train_seconds", "cpu_seconds", "evaluate_seconds", "tokens_per_second", "peak_memory_bytes", "data_sha256",
     "tokenizer_sha256", "command",
 ]  # fmt: skip
@@ -45,7 +45,7 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     names = {run.folder: {**_names(run), "label": labels[run.folder], "set": sets[run.folder]} for run in runs}
     on_tasks = [group for group in groups if group.task is not None]
     lines = [{**_facts(run), **names[run.folder]} for run in runs]
-    measured = dict.fromkeys(name for run in runs if run.answers for name in run.headline if name not in _HEADLINE)
+    measured = dict.fromkeys(name for run in runs if run.task for name in run.headline if name not in Levels.main)
     text.write(folder / "runs.csv", text.csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
     gates = {run.folder: {"learned": run.headline["learned"]} for run in runs}
     rows = ({**row.to_json(), **names[run.folder], **gates[run.folder]} for run in runs for row in run.rows)
@@ -84,10 +84,8 @@ def _spreads(one: Standing, at: At) -> dict[str, Any]:
 
 
 def _of_run(run: RunData) -> list[dict[str, Any]]:
-    if run.answers is None:
-        return []
     known = {
-        "task": run.config.data.task and run.config.data.task.get("name"),
+        "task": run.task,
         "seed_learned": problems.learned(run),
         "steps_to_gate": run.answers.steps_to_gate,
     }
@@ -131,7 +129,7 @@ def _facts(run: RunData) -> dict[str, Any]:
     return {
         **run.record,
         **run.headline,
-        "task": run.config.data.task and run.config.data.task.get("name"),
+        "task": run.task,
         "study": run.config.study,
         "parameters": run.parameters("total"),
         "encoding_parameters": run.parameters("encoding"),

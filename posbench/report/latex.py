@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from posbench.errors import UserError, did_you_mean
-from posbench.evaluation.headline import REACH_LIMIT
+from posbench.evaluation.levels import REACH_LIMIT
 from posbench.report import tables
 from posbench.report.comparison import summary
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import Measure, Point, Summary
+from posbench.report.comparison.summary import PerRun, Point, Summary
 from posbench.report.tables import FEW, ONE, Table, Value
 from posbench.run_folder.rows import PLAIN
 from posbench.terminal.exits import one_line
@@ -41,7 +41,7 @@ class Column:
     head: str
     cell: Callable[[Summary], Value]
     meaning: str = ""
-    best: Measure | Literal["farthest"] | None = None
+    best: PerRun | Literal["farthest"] | None = None
 
 
 _UNRANKED = {"no": "not learned", "not resolved": "learned: not resolved"}
@@ -217,7 +217,7 @@ def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[i
     return best if len(best) < len(rows) else set()
 
 
-def _tied(one: Summary, best: Summary, measure: Measure) -> bool:
+def _tied(one: Summary, best: Summary, measure: PerRun) -> bool:
     found = summary.interval(summary.paired(one.scheme, best.scheme, measure))
     return found is not None and found.low <= 0
 

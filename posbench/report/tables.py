@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from posbench.evaluation import choices, probes
-from posbench.evaluation.headline import REACH_LIMIT
 from posbench.evaluation.intervals import Interval, over_seeds
+from posbench.evaluation.levels import REACH_LIMIT
 from posbench.report.comparison import rates, statistics, summary
 from posbench.report.comparison.load import Failure, Group, RunData
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM

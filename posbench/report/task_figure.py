@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posbench.evaluation.answers import GATE, Answer, Place
+from posbench.evaluation.answers import GATE
 from posbench.report import ends, families, figures, styles
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.problems import Standing, learned
@@ -56,7 +56,7 @@ def seeds(one: Standing, column: str) -> list[tuple[RunData, dict[float, float]]
     """Per run its shares by multiple of the longest trained problem: of the task itself, not shifted."""
     found = []
     for run in one.scheme.runs:
-        if learned(run) is None or run.answers is None:
+        if learned(run) is None:
             continue
         shares = {place.ratio: getattr(answer, column) for place, answer in run.answers.at.items() if place.as_trained}
         found.append((run, {ratio: share for ratio, share in shares.items() if share is not None}))
@@ -65,8 +65,7 @@ def seeds(one: Standing, column: str) -> list[tuple[RunData, dict[float, float]]
 
 def lengths(found: Sequence[Standing]) -> dict[float, int | None]:
     """Problem lengths by their multiples of the longest trained one, ascending."""
-    runs = [run for one in found for run in one.scheme.runs if run.answers]
-    spots: list[tuple[Place, Answer]] = [item for run in runs if run.answers for item in run.answers.at.items()]
+    spots = [spot for one in found for run in one.scheme.runs for spot in run.answers.at.items()]
     return dict(sorted((place.ratio, one.row.problem_length) for place, one in spots if place.as_trained))
 
 

@@ -214,7 +214,7 @@ def _runs(found: list[Standing]) -> Table:
     rows = []
     for one in found:
         for run in one.scheme.runs:
-            if run.answers and run.answers.at:
+            if run.answers.at:
                 cells = [of_run(run.answers.at.get(place)) for place in places]
                 reached = run.answers.steps_to_gate
                 rows.append(
@@ -313,13 +313,13 @@ def _yes(run: RunData) -> str:
 
 
 def _title(group: Group) -> str:
-    lengths = {answer.row.problem_length for run in group.runs if run.answers for answer in _trained(run)}
+    lengths = {answer.row.problem_length for run in group.runs for answer in _trained(run)}
     known = sorted(length for length in lengths if length is not None)
     return f"{group.task}, trained on problems up to {known[-1]}" if known else str(group.task)
 
 
 def _trained(run: RunData) -> list[Answer]:
-    return [answer for place, answer in run.answers.at.items() if place == TRAINED] if run.answers else []
+    return [answer for place, answer in run.answers.at.items() if place == TRAINED]
 
 
 def _spare(places: list[Place], first: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import json
 import math
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,8 +113,8 @@ class EvaluationRow:
 
     @property
     def is_headline(self) -> bool:
-        """Whether the row belongs to the protocol of the headline."""
-        return self.protocol == "fixed_target" and self.task is None
+        """Whether the row belongs to the protocol of the headline: of a text fixed_target, of a task problems."""
+        return self.protocol == "problems" or (self.protocol == "fixed_target" and self.task is None)
 
     @property
     def curve_name(self) -> str:
@@ -161,6 +161,12 @@ def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow
     own = [row for row in rows if row.split == split]
     newest = max((row.checkpoint_step for row in own), default=0)
     return [row for row in own if row.checkpoint_step == newest]
+
+
+def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
+    """The text of the headline: the one asked for, else another that was evaluated; empty if none was."""
+    splits = {row.split for row in rows if row.is_headline}
+    return asked if asked in splits else min(splits, default="")
 
 
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:

@@ -17,15 +17,16 @@ from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import flat, to_container
 from posbench.errors import UserError
-from posbench.evaluation import answers
-from posbench.evaluation.answers import Answers, answers_of
-from posbench.evaluation.headline import Headline, Levels, headline, headline_split, levels_of
+from posbench.evaluation.answers import Answers
+from posbench.evaluation.headline import measure_of
+from posbench.evaluation.levels import Levels
+from posbench.evaluation.measure import Headline, Measure
 from posbench.run_folder import jsonl
 from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
 from posbench.run_folder.redaction import redact
-from posbench.run_folder.rows import EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, headline_split
 from posbench.terminal.exits import spelt_out
 
 REFERENCE = "rope"
@@ -38,26 +39,39 @@ _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which t
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """A run folder's content. `levels` are those of its headline; of a run on a task there are none, but `answers`."""
+    """A run folder's content."""
 
     folder: Path
     record: dict[str, Any]
     config: AnyConfig
     rows: list[EvaluationRow]
-    levels: Levels
-    answers: Answers | None = None
+    results: Measure
+
+    @property
+    def levels(self) -> Levels:
+        """Its results on text; none of a run on a task."""
+        return self.results if isinstance(self.results, Levels) else Levels({}, self.config.training.train_length)
+
+    @property
+    def answers(self) -> Answers:
+        """Its results on a task; none of a run on text."""
+        return self.results if isinstance(self.results, Answers) else Answers({}, None)
 
     @property
     def headline(self) -> Headline:
-        """The run in a few numbers by name, as `headline` or, of a task, `answers.headline` has them."""
-        if self.answers is not None:
-            return answers.headline(self.answers)
-        return headline(self.levels, self.config.training.train_length)
+        """The run in a few values by name."""
+        return self.results.headline
+
+    @property
+    def task(self) -> str | None:
+        """The name of the task that it was trained on; None for text."""
+        task = self.config.data.task
+        return None if task is None else spelt_out(str(task.get("name")))
 
     @property
     def split(self) -> str:
-        """The text of its levels."""
-        return headline_split(self.rows, self.config)
+        """The text of its results."""
+        return headline_split(self.rows, self.config.evaluation.split)
 
     @property
     def name(self) -> str:
@@ -116,7 +130,7 @@ class Group:
     @property
     def task(self) -> str | None:
         """The name of the task that the runs were trained on; None for text."""
-        return _task(self.runs[0])
+        return self.runs[0].task
 
     @property
     def runs(self) -> list[RunData]:
@@ -144,15 +158,12 @@ def read(folder: Path) -> RunData:
     Raises:
         UserError: its files cannot be read as what they should be.
     """
-    rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
-    config, record = load_any_config(folder), load_record(folder)
+    rows, config, record = evaluation_rows(folder), load_any_config(folder), load_record(folder)
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    found = None
-    if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
-        found = answers_of(folder, rows, blocks, config)
-    return RunData(folder, _shown(record | shown), config, rows, levels_of(rows, blocks, config), found)
+    results = measure_of(config).of(folder, config, rows)
+    return RunData(folder, _shown(record | shown), config, rows, results)
 
 
 def _shown(value: Any) -> Any:
@@ -183,8 +194,7 @@ def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
     settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
     found = []
     for setting, (_, members) in zip(settings, ordered, strict=True):
-        task = _task(members[0])
-        alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if _task(others[0]) == task]
+        alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if others[0].task == members[0].task]
         differing = {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in _differing(alike)}
         found.append(Group(_schemes(members), differing, reference))
     if reference is not None and not any(group.reference for group in found):
@@ -194,13 +204,7 @@ def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
 
 
 def _rank(members: list[RunData]) -> tuple[str, bool, int]:
-    results = any(run.levels or (run.answers and run.answers.at) for run in members)
-    return _task(members[0]) or "", not results, -len(members)
-
-
-def _task(run: RunData) -> str | None:
-    task = run.config.data.task
-    return None if task is None else spelt_out(str(task.get("name")))
+    return members[0].task or "", not any(run.results.at for run in members), -len(members)
 
 
 def _home(run: RunData, known: list[str]) -> str:
@@ -297,9 +301,8 @@ def listed(path: Path, key: str) -> list[dict[str, Any]]:
 def _asked(run: RunData) -> dict[str, Any]:
     """The settings that must be equal in runs that are compared: model, initialisation, budget."""
     plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
-    settings = {"data.name": run.config.data.name}  # a path may differ: the digest says whether the text does
-    if run.config.data.task is not None:
-        settings |= flat({"data.task": run.config.data.task, "data.offset": run.config.data.offset})
+    data = run.config.data  # a path may differ: the digest says whether the text does
+    settings = flat({"data.name": data.name, "data.task": data.task, "data.offset": data.offset})
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
 

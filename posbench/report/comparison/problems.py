@@ -129,7 +129,8 @@ def learned(run: RunData) -> bool | None:
     """Whether a run learned; None where that is not known. One that diverged did not."""
     if run.outcome == "diverged":
         return False
-    return run.answers.learned if run.done and run.answers else None
+    known = run.answers.learned if run.done else None
+    return None if known is None else known == "yes"
 
 
 def learned_runs(scheme: Scheme) -> list[RunData]:
@@ -145,8 +146,8 @@ def places(standings: Sequence[Standing]) -> list[Place]:
 def _standing(scheme: Scheme) -> Standing:
     known = [(run, found) for run in scheme.runs if (found := learned(run)) is not None]
     taught = [run for run, found in known if found]
-    steps = [run.answers.steps_to_gate if run.answers else None for run, _ in known]
-    all_places = sorted({place for run, _ in known if run.answers for place in run.answers.at})
+    steps = [run.answers.steps_to_gate for run, _ in known]
+    all_places = sorted({place for run, _ in known for place in run.answers.at})
     return Standing(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
@@ -173,7 +174,7 @@ def _at(place: Place, known: list[RunData], taught: list[RunData]) -> At:
 
 
 def answers_at(runs: list[RunData], place: Place) -> list[Answer]:
-    return [run.answers.at[place] for run in runs if run.answers and place in run.answers.at]
+    return [run.answers.at[place] for run in runs if place in run.answers.at]
 
 
 def _accuracies(runs: list[RunData], place: Place) -> list[float]:

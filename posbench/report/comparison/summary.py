@@ -17,9 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from posbench.evaluation import headline, intervals
-from posbench.evaluation.headline import Contrast, Reach, contrast, weighted
+from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Interval
+from posbench.evaluation.levels import Contrast, Reach, weighted
+from posbench.evaluation.measure import Learned
 from posbench.report.comparison import statistics
 from posbench.report.comparison.load import Group, RunData, Scheme
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
@@ -50,10 +51,10 @@ AT_ONE: dict[AtOne, str] = {
 
 
 PerSeed = dict[int, Contrast]
-Measure = Callable[[RunData], Contrast | None]
+PerRun = Callable[[RunData], Contrast | None]
 
 
-def per_seed(scheme: Scheme, measure: Measure) -> PerSeed:
+def per_seed(scheme: Scheme, measure: PerRun) -> PerSeed:
     """A measure of every run that ended well and has it."""
     found = {seed: measure(run) for seed, run in scheme.by_seed.items()}
     return {seed: value for seed, value in found.items() if value is not None}
@@ -88,35 +89,35 @@ def text_interval(values: PerSeed) -> Interval | None:
 # -- measures ----------------------------------------------------------------------------------------------------------
 
 
-def nll(kind: str, length: int) -> Measure:
-    return lambda run: headline.nll(run.levels, kind, length)
+def nll(kind: str, length: int) -> PerRun:
+    return lambda run: run.levels.nll(kind, length)
 
 
-def rise(kind: str, length: int) -> Measure:
+def rise(kind: str, length: int) -> PerRun:
     """NLL(C) - NLL(L): what more context than in training costs; below 0 it helps."""
-    return lambda run: headline.rise(run.levels, kind, length, run.config.training.train_length)
+    return lambda run: run.levels.rise(kind, length)
 
 
-def above_windowed(length: int) -> Measure:
+def above_windowed(length: int) -> PerRun:
     """NLL(C) less that of the same model with attention narrowed to the training length."""
-    return lambda run: contrast([(1, run.levels.get((PLAIN, length))), (-1, run.levels.get((WINDOWED, length)))])
+    return lambda run: run.levels.contrast((1, PLAIN, length), (-1, WINDOWED, length))
 
 
-def against_plain(kind: str, length: int) -> Measure:
+def against_plain(kind: str, length: int) -> PerRun:
     """The change by an extension at a length; below 0 it helps."""
-    return lambda run: contrast([(1, run.levels.get((kind, length))), (-1, run.levels.get((PLAIN, length)))])
+    return lambda run: run.levels.contrast((1, kind, length), (-1, PLAIN, length))
 
 
-def slope(lengths: Sequence[int]) -> Measure:
+def slope(lengths: Sequence[int]) -> PerRun:
     """Least-squares slope of nll per doubling of context, over these lengths."""
     x = np.log2(np.array(lengths, dtype=np.float64))
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    return lambda run: contrast([(w, run.levels.get((PLAIN, c))) for w, c in zip(weights, lengths, strict=True)])
+    return lambda run: run.levels.contrast(*((w, PLAIN, c) for w, c in zip(weights, lengths, strict=True)))
 
 
-def unseen(lengths: Sequence[int]) -> Measure:
+def unseen(lengths: Sequence[int]) -> PerRun:
     """Mean nll over lengths beyond the training length only."""
-    return lambda run: contrast([(1 / len(lengths), run.levels.get((PLAIN, length))) for length in lengths])
+    return lambda run: run.levels.contrast(*((1 / len(lengths), PLAIN, length) for length in lengths))
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Gate:
     """Whether a scheme has learned more than a bigram model of the same tokens; what has not is not ranked."""
 
     ceiling: float  # nll of that model on the same targets, nats per token
-    learned: headline.Learned
+    learned: Learned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +204,14 @@ class Summary:
         return self.curves[0]
 
     @property
-    def learned(self) -> headline.Learned | None:
+    def learned(self) -> Learned | None:
         """None where no run knows it."""
         return self.gate.learned if self.gate else None
 
     @property
     def ranked(self) -> bool:
         """Whether it has learned, as far as is known."""
-        return headline.may_claim(self.learned)
+        return levels.may_claim(self.learned)
 
     @property
     def n_done(self) -> int:
@@ -229,7 +230,7 @@ def summarise(group: Group, least: float = LEAST) -> list[Summary]:
     Args:
         least: nats per token; a smaller difference is not called better or worse.
     """
-    lengths = sorted({length for run in group.runs for kind, length in run.levels if kind == PLAIN})
+    lengths = sorted({length for run in group.runs for kind, length in run.levels.at if kind == PLAIN})
     found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
     verdicts = endpoints(group, least)
     return [dataclasses.replace(one, endpoints=verdicts.get(one.scheme.label)) for one in sorted(found, key=_rank)]
@@ -237,13 +238,13 @@ def summarise(group: Group, least: float = LEAST) -> list[Summary]:
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
-    kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels} - {PLAIN})
+    kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
     longest = longer[-1] if longer else None
-    known = gate(scheme, train_length)
-    may_claim = headline.may_claim(known.learned if known else None)
+    known = gate(scheme)
+    may_claim = levels.may_claim(known.learned if known else None)
     return Summary(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
@@ -252,7 +253,7 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         nll_on_text=seed_interval(base),
         nll_of_checkpoints=text_interval(base),
         gate=known,
-        bits_per_byte=_bits_per_byte(scheme, train_length),
+        bits_per_byte=_bits_per_byte(scheme),
         reach=_reach(scheme, longer, train_length) if base and may_claim else None,
         slope=interval(per_seed(scheme, slope(lengths))) if len(lengths) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
@@ -265,10 +266,10 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
 def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> Curve:
     points = []
     for length in lengths:
-        levels = [run.levels[kind, length] for run in scheme.by_seed.values() if (kind, length) in run.levels]
-        if not levels:
+        found = [run.levels.at[kind, length] for run in scheme.by_seed.values() if (kind, length) in run.levels.at]
+        if not found:
             continue
-        bad = next((level.status for level in levels if level.status != "ok"), None)
+        bad = next((level.status for level in found if level.status != "ok"), None)
         values = per_seed(scheme, nll(kind, length)) if bad is None else {}
         rises = per_seed(scheme, rise(kind, length)) if bad is None else {}
         points.append(
@@ -294,25 +295,22 @@ def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
         found = interval(values)
         # Undefined or failed in some seed: it does not hold there.
         uppers[length] = found.upper if found and len(values) == len(scheme.by_seed) else None
-    return headline.reach(uppers, train_length)
+    return levels.reach(uppers, train_length)
 
 
-def gate(scheme: Scheme, train_length: int) -> Gate | None:
-    """The gate over seeds and documents, by `headline.learned`; None where no run knows it."""
-    levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
+def gate(scheme: Scheme) -> Gate | None:
+    """The gate over seeds and documents, by `levels.learned`; None where no run knows it."""
     known = [
         (level.nll, level.row.bigram_nll)
-        for level in levels
+        for level in (run.levels.at_one for run in scheme.by_seed.values())
         if level is not None and level.nll is not None and level.row.bigram_nll is not None
     ]
     if not known:
         return None
     nll, ceiling = np.mean(known, axis=0)
-    above = per_seed(scheme, lambda run: headline.above_bigram(run.levels, train_length))
+    above = per_seed(scheme, lambda run: run.levels.above_bigram)
     paired_by_text = all(one.blocks is not None for one in above.values())
-    found = headline.learned(float(nll - ceiling), interval(above) if paired_by_text else None)
-    assert found is not None  # the difference is known
-    return Gate(float(ceiling), found)
+    return Gate(float(ceiling), levels.learned(float(nll - ceiling), interval(above) if paired_by_text else None))
 
 
 def speed(scheme: Scheme) -> float | None:
@@ -321,9 +319,8 @@ def speed(scheme: Scheme) -> float | None:
     return float(np.median(speeds)) if speeds else None
 
 
-def _bits_per_byte(scheme: Scheme, train_length: int) -> float | None:
-    levels = [run.levels.get((PLAIN, train_length)) for run in scheme.by_seed.values()]
-    values = [level.row.bits_per_byte for level in levels if level is not None]
+def _bits_per_byte(scheme: Scheme) -> float | None:
+    values = [run.levels.at_one.row.bits_per_byte for run in scheme.by_seed.values() if run.levels.at_one]
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
@@ -355,8 +352,8 @@ def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
         for one in group.schemes
         if one is not reference
     }
-    gates = {one.label: known.learned for one in group.schemes if (known := gate(one, length))}
-    unlearned = {label: found for label, found in gates.items() if not headline.may_claim(found)}
+    gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
+    unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
     tested = {} if reference.label in unlearned else {k: pair for k, pair in pairs.items() if k not in unlearned}
     raw = {(label, name): p for label, pair in tested.items() for name, p in _tests(*pair).items()}
     adjusted = dict(zip(raw, statistics.holm(list(raw.values())), strict=True))
@@ -383,14 +380,14 @@ def _tests(at_one: PerSeed, beyond: PerSeed) -> dict[str, float]:
     return found
 
 
-def paired(scheme: Scheme, reference: Scheme, measure: Measure) -> PerSeed:
+def paired(scheme: Scheme, reference: Scheme, measure: PerRun) -> PerSeed:
     """Scheme less reference in every seed that both have, where their target tokens are the same."""
     own, other = scheme.by_seed, reference.by_seed
     found = {seed: _paired(own[seed], other[seed], measure) for seed in own.keys() & other.keys()}
     return {seed: value for seed, value in sorted(found.items()) if value is not None}
 
 
-def _paired(a: RunData, b: RunData, measure: Measure) -> Contrast | None:
+def _paired(a: RunData, b: RunData, measure: PerRun) -> Contrast | None:
     first, second = measure(a), measure(b)
     if first is None or second is None or _targets(a) != _targets(b):
         return None
@@ -398,7 +395,7 @@ def _paired(a: RunData, b: RunData, measure: Measure) -> Contrast | None:
 
 
 def _targets(run: RunData) -> object:
-    level = run.levels.get((PLAIN, run.config.training.train_length))
+    level = run.levels.at_one
     return None if level is None else (level.targets, level.row.dtype)
 
 
@@ -413,8 +410,8 @@ def _verdict(
     if gate := unlearned.get(reference.label):
         label = reference.label
         return Verdict(f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved")
-    levels = [run.levels.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
-    if any(level is not None and level.status == "undefined" for level in levels):
+    far = [run.levels.at.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
+    if any(level is not None and level.status == "undefined" for level in far):
         return Verdict(f"undefined at {ENDPOINT_RATIO}x")
     if found.rise is None or found.nll is None:
         return Verdict(f"not paired with {reference.label}: no verdict")
