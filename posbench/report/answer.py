@@ -1,6 +1,6 @@
 """The answer in words: who holds how far, at what cost at the training length, and what is not resolved."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from posbench.evaluation.levels import REACH_LIMIT
 from posbench.report.comparison.load import Group
@@ -12,7 +12,7 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     """Two to four sentences from the verdicts of a group; of a scheme that has not learned only that."""
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
-    sentences = [_held(ranked, group.train_length), *_against(group, ranked), _few_seeds(ranked)]
+    sentences = [_held(ranked, group.train_length), *_against(group, ranked), few_seeds(one.n_done for one in ranked)]
     for gate, why in (
         ("no", "a bigram model has no more nats at 1x"),
         ("not resolved", "at 1x they are not resolved from a bigram model"),
@@ -69,8 +69,9 @@ def _against(group: Group, ranked: list[Summary]) -> list[str]:
     ]
 
 
-def _few_seeds(ranked: list[Summary]) -> str:
-    seeds = min((one.n_done for one in ranked), default=SEEDS_FOR_A_CLAIM)
+def few_seeds(of_each: Iterable[int]) -> str:
+    """What the seeds of each scheme are too few for; empty if they are enough."""
+    seeds = min(of_each, default=SEEDS_FOR_A_CLAIM)
     if seeds >= SEEDS_FOR_A_CLAIM:
         return ""
     if seeds == 1:

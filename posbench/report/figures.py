@@ -6,6 +6,7 @@ that all rows share. Names stand beside the panels, never in them.
 
 import dataclasses
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+
+    Panels = list[tuple[Axes, list[Line], list[Text]]]  # panels with their lines and names, which have no height yet
 
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
@@ -96,27 +99,38 @@ def of_group(group: Group, summaries: list[Summary], kind: "type[Figure] | None"
 
 def draw(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = None) -> "Figure":
     """The picture of schemes that all have a curve, its layout final."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
     rows = _rows(group, summaries, looks)
     widths = WIDTHS if any(one.n_done > 1 for one in summaries) else WIDTHS[:2]
-    heights, layout = [row.height for row in rows], ConstrainedLayoutEngine()
-    figure = (kind or Figure)(figsize=(sum(widths), sum(heights) + 0.9), dpi=DPI, layout=layout)
-    FigureCanvasAgg(figure)  # measures texts
-    axes = figure.subplots(len(rows), len(widths), squeeze=False, width_ratios=widths, height_ratios=heights).T
+    figure, axes = sheet(widths, [row.height for row in rows], kind)
     outside = lines.outside(group, summaries)
     named = []
     for column, shown in enumerate(([row.level for row in rows], [row.rise for row in rows])):
         named += _column(list(axes[column]), group, summaries, shown, outside)
-        _headings(list(axes[column]), rows, HEADINGS[column], UNITS[column][len(rows) > 1])
+        headings(axes[column], [row.title for row in rows], HEADINGS[column], UNITS[column][len(rows) > 1])
     for axis in axes[1]:
         axis.axhline(0, color="#555555", linewidth=0.9, zorder=1.5)
     if len(widths) > 2:
         _strips(list(axes[2]), rows, looks, outside)
-    layout.execute(figure)
+    return finished(figure, named)
+
+
+def sheet(widths: Sequence[float], heights: Sequence[float], kind: "type[Figure] | None") -> "tuple[Figure, Any]":
+    """A figure and its panels by column and row, sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = (kind or Figure)(figsize=(sum(widths), sum(heights) + 0.9), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)  # measures texts
+    ratios: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights}
+    return figure, figure.subplots(len(heights), len(widths), squeeze=False, **ratios).T
+
+
+def finished(figure: "Figure", named: "Panels") -> "Figure":
+    """The figure with its names, once nothing else changes its layout."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine().execute(figure)
     figure.set_layout_engine(None)  # what is placed now stays where it is
     for axis, drawn, names in named:
         ends.place(axis, drawn, names)
@@ -165,8 +179,8 @@ def _windowed(group: Group, summaries: list[Summary], colour: str) -> list[tuple
 
 def _column(
     axes: "list[Axes]", group: Group, summaries: list[Summary], rows: list[list[Line]], outside: set[str]
-) -> "list[tuple[Axes, list[Line], list[Text]]]":
-    """Panels below each other that share an axis, each with its lines and their names, which have no height yet."""
+) -> "Panels":
+    """Panels below each other that share an axis."""
     shown = [line for row in rows for line in row]
     limits = lines.limits(shown, outside) if shown else (0.0, 1.0)
     named = []
@@ -207,13 +221,13 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
     axis.axvline(1, color=DARK, linewidth=1.1, linestyle=":")
 
 
-def _headings(axes: "list[Axes]", rows: list[Row], heading: str, unit: str) -> None:
-    """Write what each column shows, and above each row its family if there are several."""
-    for axis, row in zip(axes, rows, strict=True):
-        axis.set_title(row.title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
+def headings(axes: "Sequence[Axes]", titles: Sequence[str], heading: str, unit: str) -> None:
+    """Write what a column shows, and above each row its family if there are several."""
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
         axis.set_ylabel(unit)
     axes[0].annotate(
-        heading, (0, 1), xycoords="axes fraction", xytext=(0, 24 if len(rows) > 1 else 6), textcoords="offset points",
+        heading, (0, 1), xycoords="axes fraction", xytext=(0, 24 if len(titles) > 1 else 6), textcoords="offset points",
         fontsize=SETTINGS["axes.titlesize"],
     )  # fmt: skip
 
@@ -230,7 +244,7 @@ def _strips(axes: "list[Axes]", rows: list[Row], looks: dict[str, Style], outsid
         axis.set_xlim(min(shown) - room, max(shown) + room)
         _strip(axis, [one for one in row.members if one.scheme.label in known], looks)
     axes[-1].set_xlabel("rise, nats per token")
-    _headings(axes, [dataclasses.replace(row, title="") for row in rows], f"Every seed at {ENDPOINT_RATIO}x", "")
+    headings(axes, [""] * len(rows), f"Every seed at {ENDPOINT_RATIO}x", "")
 
 
 def _strip(axis: "Axes", members: list[Summary], looks: dict[str, Style]) -> None:

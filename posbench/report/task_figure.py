@@ -70,38 +70,21 @@ def lengths(found: Sequence[Standing]) -> dict[float, int | None]:
 
 
 def _draw(group: Group, shown: list[Standing], kind: "type[Figure] | None") -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
-    rows, layout = families.rows(shown), ConstrainedLayoutEngine()
+    rows, named = families.rows(shown), []
     heights = [max(LOW if title else HIGH, NAME_LINE * 2.2 * (len(members) + 1)) for title, members in rows]
-    figure = (kind or Figure)(figsize=(WIDTH * len(PANELS), sum(heights) + 0.9), dpi=figures.DPI, layout=layout)
-    FigureCanvasAgg(figure)  # measures texts
-    axes = figure.subplots(len(rows), len(PANELS), squeeze=False, height_ratios=heights)
-    named = []
-    for (title, members), panels in zip(rows, axes, strict=True):
-        for axis, column in zip(panels, PANELS, strict=True):
+    figure, axes = figures.sheet([WIDTH] * len(PANELS), heights, kind)
+    for column, (name, heading) in enumerate(PANELS.items()):
+        for axis, (_, members) in zip(axes[column], rows, strict=True):
             drawn = [
-                _drawn(one, column, looks[one.scheme.label], ASIDE * (at - (len(members) - 1) / 2))
+                _drawn(one, name, looks[one.scheme.label], ASIDE * (at - (len(members) - 1) / 2))
                 for at, one in enumerate(members)
             ]
             named.append(_panel(axis, [one for one in drawn if one.dots]))
             _length_axis(axis, lengths(shown))
-        panels[0].set_title(title, loc="left", fontweight="bold", fontsize=SETTINGS["font.size"])
-    for axis, heading in zip(axes[0], PANELS.values(), strict=True):
-        axis.annotate(
-            heading, (0, 1), xycoords="axes fraction", xytext=(0, 24 if len(rows) > 1 else 6),
-            textcoords="offset points", fontsize=SETTINGS["axes.titlesize"],
-        )  # fmt: skip
-    for axis in axes[-1]:
-        axis.set_xlabel("problem length (log scale)\ndotted: the longest trained")
-    layout.execute(figure)
-    figure.set_layout_engine(None)  # what is placed now stays where it is
-    for axis, shown_lines, names in named:
-        ends.place(axis, shown_lines, names)
-    return figure
+        figures.headings(axes[column], ["" if column else title for title, _ in rows], heading, "%")
+        axes[column][-1].set_xlabel("problem length (log scale)\ndotted: the longest trained")
+    return figures.finished(figure, named)
 
 
 def _drawn(one: Standing, column: str, look: Style, aside: float) -> Drawn:
@@ -129,7 +112,6 @@ def _panel(axis: "Axes", drawn: list[Drawn]) -> "tuple[Axes, list[Line], list[Te
                     facecolor=look.colour if taught else "white", alpha=0.85, zorder=3, clip_on=False,
                 )  # fmt: skip
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
-    axis.set_ylabel("%")
     lines = [one.line for one in drawn]
     return axis, lines, [ends.name(axis, line) for line in lines]
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
+from posbench.report.answer import few_seeds
 from posbench.report.comparison import problems, rates
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
@@ -39,7 +40,7 @@ def answer(found: list[Standing]) -> list[str]:
         f"Seeds that learned: {learned}." if ranked else "",
         f"Not learned, and so not ranked (tokens right at the longest trained length): {others}." if others else "",
         _beyond(ranked),
-        _few_seeds(ranked or found),
+        few_seeds(one.seeds for one in ranked or found if one.seeds),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -56,15 +57,6 @@ def _beyond(ranked: list[Standing]) -> str:
             none = f"; undefined there: {', '.join(undefined)}" if undefined else ""
             return f"Tokens right at {ratio:g} times that length, median: {each}{none}."
     return ""
-
-
-def _few_seeds(found: list[Standing]) -> str:
-    seeds = min((one.seeds for one in found if one.seeds), default=SEEDS_FOR_A_CLAIM)
-    if seeds >= SEEDS_FOR_A_CLAIM:
-        return ""
-    if seeds == 1:
-        return f"With one seed this speaks for these checkpoints only; a verdict takes {SEEDS_FOR_A_CLAIM} seeds."
-    return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}."
 
 
 # -- for a paper -------------------------------------------------------------------------------------------------------
