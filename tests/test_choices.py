@@ -83,7 +83,8 @@ def rows_of(
     )  # fmt: skip
     encode = None if tokenizer is None else tokenizer.encode
     cpu = torch.device("cpu")
-    pairs = list(evaluate(Evaluation(subject, text(), None, settings, 7, "fp32", cpu, encode=encode)))
+    of = {"subject": subject, "split": text(), "token_bytes": None, "encode": encode}
+    pairs = list(evaluate(Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu)))
     return [row for row, _ in pairs if row.task], [blocks for row, blocks in pairs if row.task]
 
 

@@ -84,7 +84,8 @@ class Knows:
 def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[EvaluationRow, list[BlockRow]]]:
     words = ["data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides]
     settings = composed(*support.each_once(words)).evaluation
-    return list(evaluate(TaskEvaluation(subject, task, settings, 7, "fp32", torch.device("cpu"))))
+    how: dict[str, Any] = {"settings": settings, "checkpoint_step": 7, "dtype": "fp32", "device": torch.device("cpu")}
+    return list(evaluate(TaskEvaluation(subject=subject, task=task, **how)))
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +34,15 @@ Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the wind
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], Measured]]  # a row, and what fills in its numbers
 
 
-class AnyEvaluation(Protocol):
-    """An evaluation: the model, what it is tested on, and the settings."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnyEvaluation:
+    """An evaluation of a model, on a text or on a task."""
 
-    @property
-    def settings(self) -> EvaluationConfig: ...
-
-    @property
-    def device(self) -> torch.device:
-        """Whose memory is measured."""
+    settings: EvaluationConfig
+    checkpoint_step: int
+    dtype: str  # what the model runs in, for the rows: bf16, fp32
+    device: torch.device  # whose memory is measured
+    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     def planned(self) -> list[Planned]:
         """All rows that the settings ask for, with what is known of them before their forward passes.
@@ -50,6 +50,13 @@ class AnyEvaluation(Protocol):
         Raises:
             UserError: an unknown probe, or a mistyped extension.
         """
+        raise NotImplementedError
+
+    def row(self, **columns: Any) -> EvaluationRow:
+        """A row that has yet to be computed."""
+        return EvaluationRow(
+            split=self.settings.split, checkpoint_step=self.checkpoint_step, status="ok", dtype=self.dtype, **columns
+        )
 
 
 def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> Iterator[Measured]:
@@ -74,21 +81,16 @@ def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> 
         yield row, blocks
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluation: the model, the text and the settings."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(AnyEvaluation):
+    """An evaluation on text."""
 
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
     token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
-    settings: EvaluationConfig
-    checkpoint_step: int
-    dtype: str  # what the subject runs in, for the rows: bf16, fp32
-    device: torch.device  # whose memory is measured
     reference: Subject | None = None  # whose key tokens count; None = the subject's own
     bigram: BigramModel | None = None  # of the training text; None: that is not known
     encode: Encode | None = None  # the subject's tokenizer; None: not known
-    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     @property
     def chooser(self) -> Subject:
@@ -130,7 +132,7 @@ def describe(row: EvaluationRow) -> str:
 def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
     """A row with all that is known before its forward passes. Its status says whether they are possible."""
     settings, forward = evaluation.settings, measurement.forward
-    row = EvaluationRow(
+    row = evaluation.row(
         protocol=measurement.protocol,
         length=measurement.length,
         length_ratio=measurement.length / evaluation.subject.train_length,
@@ -138,11 +140,7 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         window=forward.variant.window,
         extension=forward.variant.name,
         task=measurement.task,
-        split=settings.split,
         documents=forward.windows[0].documents if forward.windows else None,
-        checkpoint_step=evaluation.checkpoint_step,
-        status="ok",
-        dtype=evaluation.dtype,
     )
     if not measurement.possible:
         reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
@@ -153,7 +151,7 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         facts = evaluation.subject.varied(forward.variant, forward.length).facts
         if measurement.select:
             evaluation.chooser.varied(AS_TRAINED, measurement.select.long.length)
-        problems = _problems(evaluation, measurement) if forward.poses else None
+        problems = choices.problems_of(forward, evaluation.split, evaluation.encode) if forward.poses else None
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
     row = dataclasses.replace(row, extension_options=plain(facts))
@@ -165,15 +163,6 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
     # Which tokens these are is known after two forward passes only.
     chooser = "the model itself" if evaluation.reference is None else evaluation.reference.name
     return dataclasses.replace(row, reason=f"key tokens of {chooser}, among the targets {digest[:8]}")
-
-
-def _problems(evaluation: Evaluation, measurement: Measurement) -> choices.Problems:
-    """Those of a probe that poses some.
-
-    Raises:
-        Undefined: there are none of this text, tokenizer or length.
-    """
-    return choices.problems_of(measurement.forward, evaluation.split, evaluation.encode)
 
 
 def _candidates(measurement: Measurement) -> tuple[Targets, NDArray[np.bool_]]:
@@ -211,23 +200,20 @@ def _nll(by: Subject, forward: Forward, evaluation: Evaluation) -> Floats:
 
 
 def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, row: EvaluationRow) -> Measured:
-    if measurement.forward.poses:
-        return _answered(evaluation, measurement, row)
+    forward, settings = measurement.forward, evaluation.settings
+    if forward.poses:
+        problems = choices.problems_of(forward, evaluation.split, evaluation.encode)
+        subject = evaluation.subject.varied(forward.variant, forward.length).subject
+        nll = choices.nll_of(subject, problems, settings.batch_tokens, evaluation.world)
+        return choices.with_numbers(row, problems, nll)
     targets, chosen = _candidates(measurement)
-    nll = nll_of(evaluation.subject, measurement.forward)[chosen]
+    nll = nll_of(evaluation.subject, forward)[chosen]
     if select := measurement.select:
-        short, long = (nll_of(evaluation.chooser, forward)[chosen] for forward in (select.short, select.long))
+        short, long = (nll_of(evaluation.chooser, one)[chosen] for one in (select.short, select.long))
         helped = short - long > select.nats
         targets, nll = targets.where(helped), nll[helped]
     row, blocks = _with_numbers(evaluation, measurement, row, targets, nll)
     return _with_bigram(evaluation, targets, row, blocks)
-
-
-def _answered(evaluation: Evaluation, measurement: Measurement, row: EvaluationRow) -> Measured:
-    forward, problems = measurement.forward, _problems(evaluation, measurement)
-    subject = evaluation.subject.varied(forward.variant, forward.length).subject
-    nll = choices.nll_of(subject, problems, evaluation.settings.batch_tokens, evaluation.world)
-    return choices.with_numbers(row, problems, nll)
 
 
 def _with_bigram(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -167,21 +168,17 @@ def evaluation_of(
     precision = config.training.precision if settings.precision == "auto" else settings.precision
     dtype = machine.resolve_precision(precision, device)
     subject = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
+    both: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "dtype": machine.dtype_name(dtype)}
+    both |= {"subject": subject, "device": device, "world": world}
     if isinstance(tokens, TaskData):
-        dtype_name = machine.dtype_name(dtype)
-        return TaskEvaluation(subject, tokens.task, settings, step, dtype_name, device, world)
+        return TaskEvaluation(**both, task=tokens.task)
     return Evaluation(
-        subject=subject,
+        **both,
         split=getattr(tokens, settings.split),
         token_bytes=tokens.tokenizer.token_bytes,
         encode=tokens.tokenizer.encode,
-        settings=settings,
-        checkpoint_step=step,
-        dtype=machine.dtype_name(dtype),
-        device=device,
         reference=_reference(subject, tokens, settings) if settings.tasks else None,
         bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
-        world=world,
     )
 
 

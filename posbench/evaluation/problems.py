@@ -10,50 +10,43 @@ also be solved token by token: a first error would be the same.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from posbench.config.schema import EvaluationConfig
 from posbench.data import problems as data
 from posbench.errors import Undefined
 from posbench.evaluation import choices, plan
-from posbench.evaluation.evaluate import Planned
+from posbench.evaluation.evaluate import AnyEvaluation, Planned
 from posbench.evaluation.score import check_finite, in_batches
 from posbench.evaluation.subject import Answers, Solver
 from posbench.evaluation.variants import AS_TRAINED, Variant, parse_choice
-from posbench.processes import World
 from posbench.run_folder.jsonl import plain
 from posbench.run_folder.rows import EvaluationRow, Measured
 from posbench.tasks.base import Problems, Task
 
+Posed = Callable[[int, str], Problems]  # problems of a length and a variant of the task
 VARIED = (1, 4)  # a task's own variants are tested at so many times the longest trained length
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskEvaluation:
-    """An evaluation on a task: the model, the problems and the settings. `evaluate.Evaluation` is that on text."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskEvaluation(AnyEvaluation):
+    """An evaluation on a task."""
 
     subject: Solver
     task: Task
-    settings: EvaluationConfig
-    checkpoint_step: int
-    dtype: str  # what the subject runs in, for the rows: bf16, fp32
-    device: torch.device  # whose memory is measured
-    world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
 
     def planned(self) -> list[Planned]:
         @functools.cache
-        def problems_of(length: int, variant: str) -> Problems | Undefined:
-            try:
-                return data.fixed(_varied(self.task, variant), split, length, self.settings.blocks, variant)
-            except Undefined as error:
-                return error
+        def posed(length: int, variant: str) -> Problems:
+            settings, task = self.settings, self.task
+            task = task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
+            return data.fixed(task, settings.split, length, settings.blocks, variant)
 
-        split, asked = self.settings.split, measurements(self.settings, self.task, self.subject.train_length)
-        posed = [(one, problems_of(one.length, one.of_task)) for one in asked]
-        return [(_described(self, *each), functools.partial(_measured, self, *each)) for each in posed]
+        asked = measurements(self.settings, self.task, self.subject.train_length)
+        return [(_described(self, one, posed), functools.partial(_measured, self, one, posed)) for one in asked]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +83,6 @@ def measurements(settings: EvaluationConfig, task: Task, train_length: int) -> l
     ]
 
 
-def _varied(task: Task, variant: str) -> Task:
-    return task.varied(**parse_choice(f"{task.name}:{variant}")[1]) if variant else task
-
-
 def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) -> tuple[Solver, dict[str, Any] | None]:
     """The variant of the model that a row asks for, and its options.
 
@@ -107,10 +96,10 @@ def _subject(evaluation: TaskEvaluation, measurement: Measurement, size: int) ->
     return (varied.subject.shifted(measurement.offset) if measurement.offset else varied.subject), varied.facts
 
 
-def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: Problems | Undefined) -> EvaluationRow:
+def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed) -> EvaluationRow:
     """A row with all that is known before its forward passes. Its status says whether they are possible."""
     task, size = evaluation.task, evaluation.task.size(measurement.length)
-    row = EvaluationRow(
+    row = evaluation.row(
         protocol="problems",
         length=size,
         length_ratio=measurement.length / task.longest,
@@ -119,24 +108,17 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, problems: P
         task=":".join(part for part in (task.name, measurement.of_task) if part),
         problem_length=measurement.length,
         offset=measurement.offset,
-        split=evaluation.settings.split,
-        checkpoint_step=evaluation.checkpoint_step,
-        status="ok",
-        dtype=evaluation.dtype,
     )
     try:
-        if isinstance(problems, Undefined):
-            raise problems
+        problems = posed(measurement.length, measurement.of_task)
         _, facts = _subject(evaluation, measurement, size)
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
     return dataclasses.replace(row, extension_options=plain(facts), targets_sha256=data.sha256(problems))
 
 
-def _measured(
-    evaluation: TaskEvaluation, measurement: Measurement, problems: Problems | Undefined, row: EvaluationRow
-) -> Measured:
-    assert isinstance(problems, Problems)  # or the row would be undefined
+def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> Measured:
+    problems = posed(measurement.length, measurement.of_task)
     subject, _ = _subject(evaluation, measurement, row.length)
     answers = _answers(subject, problems, evaluation)
     check_finite(answers.nll)
