@@ -1,12 +1,13 @@
 """The answers of one run by problem length, drawn in the terminal with their numbers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
+from posbench.config.external import AnyConfig
 from posbench.config.problems import task_of
-from posbench.config.schema import Config
 from posbench.evaluation.answers import GATE, Answer, Answers
 from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import chart, console, tables
@@ -15,33 +16,32 @@ FLAT = 10.0  # percent: curves that span less look flat
 _SPARE = ("nll", "95 %")  # columns, the least important first
 
 
-def title_of(config: Config) -> str:
+def title_of(config: AnyConfig) -> str:
     """A title: the encoding and its task."""
     task = task_of(config.data)
     trained = f"{config.data.name}, trained at lengths {task.shortest} to {task.longest}"
     return f"{config.encoding.name}, seed {config.seed}: {trained}"
 
 
-def print_answers(folder: Path, config: Config, rows: list[EvaluationRow], out: Console) -> None:
-    """Print the share of right answers by problem length, and the other tests.
+def pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:
+    """What is printed of a run on a task: the share of right answers by problem length, and the other tests.
 
     Args:
         rows: of one split and one checkpoint.
     """
-    plain = not console.carries_unicode(out)
-    answers = Answers.of(folder, config, rows)
+    plain, answers = not console.carries_unicode(out), Answers.of(folder, config, rows)
     own = [answer for place, answer in answers.at.items() if place.as_trained]
-    out.print(_table(own, title_of(config), out))
-    out.print(_learned(answers))
+    yield _table(own, title_of(config), out)
+    yield _learned(answers)
     drawn = [
         chart.Series("tokens right", _points(own, "accuracy"), "o" if plain else "●", "bright_blue"),
         chart.Series("whole answers", _points(own, "exact_match"), "x" if plain else "◇", "bright_black"),
     ]
     if len(drawn[0].points) > 1:
-        out.print(chart.draw(drawn, ("length of the problems", "percent"), out.width, FLAT, plain))
+        yield chart.draw(drawn, ("length of the problems", "percent"), out.width, FLAT, plain)
     shown = {id(answer.row) for answer in own}
-    if others := [row for row in rows if row.protocol == "problems" and id(row) not in shown]:
-        out.print(_others_table(others, out))
+    if others := [row for row in rows if row.protocol == Answers.protocol and id(row) not in shown]:
+        yield _others_table(others, out)
 
 
 def _learned(answers: Answers) -> str:

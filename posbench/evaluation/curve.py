@@ -1,14 +1,14 @@
 """The extrapolation curve of one run, drawn in the terminal with its numbers."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from posbench.config.external import AnyConfig, TrainedElsewhere
-from posbench.evaluation import choices, intervals
-from posbench.evaluation.answer_curve import print_answers
+from posbench.evaluation import answer_curve, choices, intervals
 from posbench.evaluation.levels import Levels
 from posbench.run_folder.folder import load_any_config
 from posbench.run_folder.rows import (
@@ -47,43 +47,44 @@ def print_curves(folder: Path, split: str | None = None) -> None:
     Args:
         split: which text; None = that of the run's headline.
     """
-    out = console.stdout()
-    plain = not console.carries_unicode(out)
-    config = load_any_config(folder)
-    known = evaluation_rows(folder)
+    out, config, known = console.stdout(), load_any_config(folder), evaluation_rows(folder)
     split = split or headline_split(known, config.evaluation.split)
     rows = newest_of_split(known, split)
-    if not isinstance(config, TrainedElsewhere) and config.data.task is not None:
-        print_answers(folder, config, rows, out)
-        for line in [*_not_finished(rows, config), *_left_out([row for row in known if row not in rows])]:
-            out.print(line)
-        out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
-        return
-    trained = f"trained at {config.training.train_length} tokens"
-    title = f"{config.encoding.name}, seed {config.seed}: {trained}"
-    if isinstance(config, TrainedElsewhere):
-        title = f"{config.model.name}, {config.encoding.name}: {trained}"
-    out.print(_table(rows, title if split == "test" else f"{title}, on {split} text", out))
-    for line in [*_not_finished(rows, config), *_not_learned(folder, rows, config), *_not_joined(rows)]:
-        out.print(line)
-    joined = on_shared_targets(rows)
+    if config.data.task is None:
+        title = title_of(config) if split == "test" else f"{title_of(config)}, on {split} text"
+        pieces = [_table(rows, title, out), *_not_finished(rows, config), *_pieces(folder, config, rows, out)]
+    else:
+        pieces = [*answer_curve.pieces(folder, config, rows, out), *_not_finished(rows, config)]
+    for piece in [*pieces, *_left_out([row for row in known if row not in rows])]:
+        out.print(piece)
+    out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
+
+
+def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:
+    """What is printed of a run on text below its table."""
+    yield from [*_not_learned(folder, rows, config), *_not_joined(rows)]
+    joined, plain = on_shared_targets(rows), not console.carries_unicode(out)
     series = [
         chart.Series(name, _points(joined, name), signs[plain], style) for name, (*signs, style) in SERIES.items()
     ]
     if any(len(one.points) > 1 for one in series):
         drawn = [one for one in series if one.points]
-        out.print(chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain))
+        yield chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain)
     if others := _others([row for row in rows if row.chance is None]):
-        out.print(_others_table(others, out))
+        yield _others_table(others, out)
     if answered := _others([row for row in rows if row.chance is not None]):
-        out.print(_answers_table(answered, out))
+        yield _answers_table(answered, out)
     if any(row.documents == "concat" for row in rows):
-        out.print("Documents were too short to be scored whole: windows run across them.")
-    for line in _about_intervals(folder, rows):
-        out.print(line)
-    for line in _left_out([row for row in known if row not in rows]):
-        out.print(line)
-    out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
+        yield "Documents were too short to be scored whole: windows run across them."
+    yield from _about_intervals(folder, rows)
+
+
+def title_of(config: AnyConfig) -> str:
+    """A title: the encoding and its training length."""
+    of = f"{config.encoding.name}, seed {config.seed}"
+    if isinstance(config, TrainedElsewhere):
+        of = f"{config.model.name}, {config.encoding.name}"
+    return f"{of}: trained at {config.training.train_length} tokens"
 
 
 def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
@@ -158,15 +159,13 @@ def _table(rows: list[EvaluationRow], title: str, out: Console) -> Table:
             }
         )
     names = [name for name in _MEANINGS if name in ("context", "nll") or any(line[name] for line in lines)]
-    widths = [max([len(name), *(len(line[name]) for line in lines)]) for name in names]
+    cells = [[line[name] for name in names] for line in lines]
     spare = [names.index(name) for name in _SPARE if name in names]
-    names = [names[column] for column in tables.fitting(widths, spare, out.width)]
-    table = tables.table(out, title, caption="; ".join(_MEANINGS[name] for name in names if _MEANINGS[name]))
-    for name in names:
-        table.add_column(name, justify="left" if name == "context" else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*(line[name] for name in names))
-    return table
+
+    def caption(shown: list[int]) -> str:
+        return "; ".join(meaning for column in shown if (meaning := _MEANINGS[names[column]]))
+
+    return tables.fitted(out, names, cells, spare, title, caption)
 
 
 def _others(rows: list[EvaluationRow]) -> dict[str, dict[int, EvaluationRow]]:

@@ -18,8 +18,7 @@ from posbench.data.prepared import prepare
 from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
-from posbench.evaluation import curve, picture
-from posbench.evaluation.answer_curve import title_of
+from posbench.evaluation import answer_curve, curve, picture
 from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
@@ -204,9 +203,8 @@ def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
     """A function that draws a run's curve."""
     own = on_shared_targets(newest_of_split(rows, headline_split(rows, config.evaluation.split)))
     if config.data.task is not None:
-        return lambda: picture.draw_answers(own, title_of(config))
-    title = f"{config.encoding.name}, seed {config.seed}: trained at {config.training.train_length} tokens"
-    return lambda: picture.draw(own, title)
+        return lambda: picture.draw_answers(own, answer_curve.title_of(config))
+    return lambda: picture.draw(own, curve.title_of(config))
 
 
 def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) -> TrainedGPT | None:

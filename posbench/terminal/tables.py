@@ -1,6 +1,6 @@
 """The one form of tables in the terminal. A name in a cell is data, as everywhere on our consoles."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -36,16 +36,17 @@ def fitted(
     lines: Sequence[Sequence[str]],
     spare: Sequence[int],
     title: TextType | None = None,
-    caption: str | None = None,
+    caption: str | Callable[[list[int]], str] | None = None,
 ) -> Table:
     """Lines of cells with as many columns as there is room for; what they are of to the left, numbers to the right.
 
     Args:
         spare: as of `fitting`.
+        caption: or what makes it of the columns shown.
     """
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     shown = fitting(widths, spare, console.width)
-    made = table(console, title, caption)
+    made = table(console, title, caption(shown) if callable(caption) else caption)
     for column in shown:
         made.add_column(heads[column], justify="right" if column else "left", no_wrap=True)
     for line in lines:
