@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,7 +15,7 @@ from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write
 from matplotlib.text import Text
 
 from posbench import encodings
-from posbench.report import ends, families, figures, lines, page, styles
+from posbench.report import chart, ends, families, figures, lines, page, styles
 from posbench.report.comparison import load, summary
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.summary import Summary
@@ -109,17 +110,27 @@ def test_a_variant_has_the_colour_of_its_scheme_and_another_mark_and_dash() -> N
 
 
 def test_the_page_knows_how_to_draw_every_mark() -> None:
-    script = (Path(styles.__file__).parent / "page.js").read_text(encoding="utf-8")
-    drawn = script[script.index("const MARKS") : script.index("};")]
-    assert set(re.findall(r'"(.)": ', drawn)) == set(styles.MARKS)
+    assert set(chart._SHAPES) - {""} == set(styles.MARKS)
 
 
 def test_the_page_and_the_picture_agree_on_looks(study: tuple[Group, list[Summary]]) -> None:
     group, summaries = of(study, [("rope", f"rope base={n}") for n in (10000, 16)] + [("mine", "mine")])
     chosen = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
-    series = json.loads(page.curves(group, summaries, None))["series"]
-    shown = {one["label"]: styles.Style(one["colour"], one["mark"], one["dash"]) for one in series if one["mark"]}
-    assert shown == chosen
+    looks = curve_looks(json.loads(page.curves(group, summaries, None)))
+    for label, style in chosen.items():
+        dash = [float(part) for part in style.dash.split()] or [1, 0]
+        ink = f"var(--ink-{styles.COLOURS.index(style.colour)})"
+        assert looks[label] == {"stroke": ink, "shape": chart._SHAPES[style.mark], "strokeDash": dash}
+
+
+def curve_looks(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each curve of a chart looks like, by channel of its lines and marks."""
+    looks: dict[str, dict[str, Any]] = {}
+    for channel in ("stroke", "shape", "strokeDash"):
+        (scale,) = [layer["encoding"][channel]["scale"] for layer in spec["layer"] if channel in layer["encoding"]]
+        for label, look in zip(scale["domain"], scale["range"], strict=True):
+            looks.setdefault(label, {})[channel] = look
+    return looks
 
 
 # -- which row shows what ----------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ import posbench
 from posbench.config.history import without_neutral
 from posbench.config.schema import to_container
 from posbench.evaluation.intervals import Interval
-from posbench.report import families, lines, styles
+from posbench.report import chart, families, lines, styles
+from posbench.report.chart import Axes, Dot, Series
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import DASHES, Style
@@ -40,19 +41,8 @@ class Part:
     caption: str
     tables: list[Table]
     notes: list[str]
-    data: Markup  # the curves
+    chart: Markup  # its specification
     on_task: bool = False
-
-    @property
-    def views(self) -> list[tuple[str, str]]:
-        """The views of the curves: key in `data`, and name."""
-        if self.on_task:
-            return [("level", "answer tokens"), ("exact", "whole answers")]
-        return [("level", "level"), ("rise", "rise against 1x")]
-
-    @property
-    def shows(self) -> str:
-        return "accuracy against problem length" if self.on_task else "nll against context length"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +66,7 @@ def render(
     runs: list[RunData],
 ) -> str:
     """The whole page."""
-    script, sheet = (_own(name) for name in ("page.js", "page.css"))
-    task_script = _own("task.js") if any(part.on_task for part in parts) else Markup()
+    script, sheet = _own("tables.js") + Markup(chart.script()), _own("page.css")  # noqa: S704 - no word of a run folder
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
     environment.filters |= {"line": one_line, "keep_indent": _keep_indent}
     template = environment.from_string((_HERE / "page.html.jinja").read_text(encoding="utf-8"))
@@ -92,32 +81,28 @@ def render(
         version=posbench.__version__,
         script=script,
         script_hash=_hash(script),
-        task_script=task_script,
-        task_script_hash=_hash(task_script),
         style=sheet,
         style_hash=_hash(sheet),
     )
 
 
 def curves(group: Group, summaries: list[Summary], baseline: Summary | None) -> Markup:
-    """The curves of a group as JSON that can stand inside a script element."""
-    lengths = {point.ratio: point.length for one in summaries for curve in one.curves for point in curve.points}
+    """The chart of a group on text, as JSON that can stand inside a script element."""
     looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
     outside = lines.outside(group, summaries)
+    shown = [one for _, members in families.rows(summaries) for one in members]
     series = [
-        _series(one, curve, looks[one.scheme.label], one is baseline)
-        | {"family": family, "outside": one.scheme.label in outside}
-        for family, members in families.rows(summaries)
-        for one in members
+        _series(one, curve, looks[one.scheme.label], one is baseline, one.scheme.label in outside)
+        for one in shown
         for curve in one.curves
     ]
-    series.sort(key=lambda one: one["mark"] is None)  # the plain curves first
-    data = {
-        "train_length": group.train_length,
-        "lengths": [{"ratio": ratio, "length": length} for ratio, length in sorted(lengths.items())],
-        "series": [one for one in series if one["points"]],
-    }
-    return as_script_data(data)
+    axes = Axes(
+        {"level": "level", "rise": "rise against 1x"},
+        "nll, nats per token",
+        "context, tokens (log scale)",
+        f"trained at {group.train_length}",
+    )
+    return as_script_data(chart.spec(sorted(series, key=lambda one: not one.style.mark), axes))
 
 
 def as_script_data(data: Any) -> Markup:
@@ -126,19 +111,24 @@ def as_script_data(data: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
 
 
-def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool) -> dict[str, Any]:
+def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool, is_outside: bool) -> Series:
     plain = curve.kind == PLAIN
+    dash = look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2]
     points = [point for point in _with_start(one, curve) if point.nll is not None]
-    return {
-        "label": one_line(_label(one, curve)),
-        "colour": look.colour,
-        "ink": f"var(--ink-{styles.COLOURS.index(look.colour)})",  # page.css has each for light and for dark
-        "mark": look.mark if plain else None,
-        "dash": look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2],
-        "on": plain or (curve.kind == WINDOWED and is_baseline),
-        "undefined_at": curve.undefined_at if plain else None,
-        "points": [_point(point, one.bimodal, plain) for point in points],
-    }
+    dots = {"level": [], "rise": []}  # type: dict[str, list[Dot]]
+    for point in points:
+        if one.bimodal and plain:  # an interval would blur seeds that part ways
+            for view, values in (("level", point.levels), ("rise", point.rises)):
+                dots[view] += [Dot(point.ratio, point.length, value, seed=seed) for seed, value in values.items()]
+            continue
+        dots["level"].append(_dot(point, point.nll, point.band))
+        if point.rise:
+            dots["rise"].append(_dot(point, point.rise.mean, point.rise))
+    label = one_line(_label(one, curve))
+    is_on = plain or (curve.kind == WINDOWED and is_baseline)
+    undefined_at = curve.undefined_at if plain else None
+    style = Style(look.colour, look.mark if plain else "", dash)
+    return Series(label, style, dots, is_on, is_outside, undefined_at=undefined_at)
 
 
 def _with_start(one: Summary, curve: Curve) -> list[Point]:
@@ -148,29 +138,15 @@ def _with_start(one: Summary, curve: Curve) -> list[Point]:
     return [*(point for point in one.plain.points if point.ratio == 1), *curve.points]
 
 
-def _point(point: Point, every_seed: bool, plain: bool) -> dict[str, Any]:
-    """Means with their intervals; where seeds part ways the values of each instead, which an interval would blur."""
-    band, rise = (None, None) if every_seed else (point.band, point.rise)
-    seeds = {"level": list(point.levels.values()), "rise": list(point.rises.values())}
-    return {
-        "ratio": point.ratio,
-        "length": point.length,
-        "level": _numbers(point.nll, band),
-        "rise": _numbers(point.rise.mean, rise) if point.rise else None,
-        "seeds": seeds if every_seed and plain else None,
-    }
+def _dot(point: Point, value: float | None, interval: Interval | None) -> Dot:
+    assert value is not None
+    return Dot(point.ratio, point.length, value, (interval.low, interval.high) if interval else None)
 
 
 def _label(one: Summary, curve: Curve) -> str:
     if curve.kind != PLAIN:
         return f"{one.scheme.label}, {curve.kind}"
     return f"{one.scheme.label} (every seed)" if one.bimodal else one.scheme.label
-
-
-def _numbers(mean: float | None, band: Interval | None) -> list[float] | None:
-    if mean is None:
-        return None
-    return [mean, band.low, band.high] if band else [mean]
 
 
 def _run(run: RunData) -> dict[str, Any]:
