@@ -14,16 +14,16 @@ import yaml
 
 from posbench import tasks
 from posbench.config import compose
-from posbench.config.problems import task_of
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
+from posbench.config.task import task_of
 from posbench.data import problems
 from posbench.data.prepared import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.subject import Answers, Varied
+from posbench.evaluation.task import TaskEvaluation
 from posbench.evaluation.variants import Variant
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.run_folder.jsonl import read_jsonl

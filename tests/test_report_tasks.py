@@ -24,9 +24,9 @@ from posbench.evaluation import answers
 from posbench.evaluation.answers import TRAINED, Answers, Place
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.report import figures, task_figure, task_page, task_tables
-from posbench.report.comparison import load, problems, statistics
+from posbench.report.comparison import load, standing, statistics
 from posbench.report.comparison.load import Group
-from posbench.report.comparison.problems import Spread, Standing
+from posbench.report.comparison.standing import Spread, Standing
 from posbench.run_folder import finding
 from posbench.show import properties
 
@@ -73,7 +73,7 @@ def groups(*paths: Path) -> list[Group]:
 
 @pytest.fixture(scope="module")
 def found(study: Path) -> dict[str, Standing]:
-    return {one.scheme.label: one for one in problems.standings(groups(study)[0])}
+    return {one.scheme.label: one for one in standing.standings(groups(study)[0])}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_the_permutation_test_keeps_its_level_where_nothing_differs() -> None:
 def test_how_many_seeds_the_adjusted_tests_take_is_said_by_the_tests_themselves() -> None:
     one = Standing(None, {}, 0, 0, None, {}, None)  # type: ignore[arg-type]
     for schemes in (2, 3, 8):
-        tests, needed = 3 * (schemes - 1), problems.seeds_needed([one] * schemes)
+        tests, needed = 3 * (schemes - 1), standing.seeds_needed([one] * schemes)
         least = [statistics.permutation([0.0] * 1 + [1.0] * (n - 1), [0.5] * n).least for n in (needed - 1, needed)]
         assert statistics.holm([least[0]] * tests)[0] >= 0.05 > statistics.holm([least[1]] * tests)[0]
 
@@ -213,7 +213,7 @@ def test_medians_and_ranges_are_over_learned_seeds_alone(found: dict[str, Standi
 
 def test_fewer_than_half_is_not_learned_last_and_without_further_numbers(study: Path) -> None:
     group = groups(study)[0]
-    found = problems.standings(group)
+    found = standing.standings(group)
     assert [one.scheme.label for one in found] == ["alibi", "rope", "learned", "none", "t5", "path"]
     table = rows_of(task_tables.main_tables(group, found)[0])
     assert table["alibi"]["learned"] == "5 of 5 (48-100 %)" and table["rope"]["learned"] == "4 of 5 (28-99 %)"
@@ -238,7 +238,7 @@ def test_exactly_half_of_the_seeds_is_learned_and_runs_that_are_not_done_are_not
     for seed in range(2):
         write_task_run(tmp_path, config, "rope", seed, Skill(1.0 if seed else 0.2))
     write_task_run(tmp_path, config, "rope", 2, Skill(), "stopped")
-    (one,) = problems.standings(groups(tmp_path)[0])
+    (one,) = standing.standings(groups(tmp_path)[0])
     assert one.ranked and (one.learned, one.seeds) == (1, 2)
     assert task_tables.learned(one).text == "1 of 2 (1-99 %), 1 not known"
 
@@ -269,7 +269,7 @@ def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Confi
         write_task_run(tmp_path, config, "rope", seed, Skill(1.0, (0.5, 0.5, 0.2 + 0.01 * seed, 0.1, 0.1)))
         write_task_run(tmp_path, config, "alibi", seed, Skill(1.0, (1.0, 1.0, 0.9, 0.105, 0.1)))
     group = groups(tmp_path)[0]
-    found = problems.standings(group)
+    found = standing.standings(group)
     (against,) = [one.against for one in found if one.against]
     assert against.learned is not None and against.learned.p == 1.0
     assert against.accuracy[2.0].p == pytest.approx(3 * 2 / 252)  # Holm over three tests; at 4x 1/126 has two left
@@ -278,7 +278,7 @@ def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Confi
     assert (rows["alibi"]["at 2x"], rows["alibi"]["verdict"]) == ("+68.0", against.verdict)
     for path in tmp_path.glob("alibi-*/evaluation.jsonl"):
         path.write_text(re.sub(r'"targets_sha256": "\w+"', f'"targets_sha256": "{"0" * 64}"', path.read_text()))
-    (against,) = [one.against for one in problems.standings(groups(tmp_path)[0]) if one.against]
+    (against,) = [one.against for one in standing.standings(groups(tmp_path)[0]) if one.against]
     assert against.verdict == "other problems at 2x; other problems at 4x" and not against.accuracy
     report.main([tmp_path])
     assert "Not all runs were tested on the same problems" in (tmp_path / "report" / "report.md").read_text()
@@ -287,7 +287,7 @@ def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Confi
 def test_the_reference_is_rope_else_none_else_the_first(template: Config, tmp_path: Path) -> None:
     for scheme, expected in (("fox", "fox"), ("alibi", "alibi"), ("none", "none"), ("rope", "rope")):
         write_task_run(tmp_path, task_config(template), scheme, 0, Skill())
-        assert problems.reference(groups(tmp_path)[0]).label == expected
+        assert standing.reference(groups(tmp_path)[0]).label == expected
 
 
 def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> None:
@@ -377,7 +377,7 @@ def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path
 
 def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_learn(study: Path) -> None:
     group = groups(study)[0]
-    found = problems.standings(group)
+    found = standing.standings(group)
     figure = task_figure.of_group(group, found)
     assert figure is not None
     accuracy = figure.axes[0]

@@ -8,7 +8,7 @@ from posbench.errors import UserError
 from posbench.report import figures, task_figure
 from posbench.report.comparison import load
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.problems import standings
+from posbench.report.comparison.standing import standings
 from posbench.report.comparison.summary import summarise
 
 

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config import keys, problems, size
+from posbench.config import keys, size, task
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.overrides import (
@@ -451,7 +451,7 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
         asked = ratios(lengths, config.training.train_length)
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
     _check_encoding(config)
-    problems.check(config)
+    task.check(config)
     return config
 
 

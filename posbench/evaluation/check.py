@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 
 from posbench import encodings
-from posbench.config import problems, size
+from posbench.config import size, task
 from posbench.config.schema import Config
 from posbench.config.shape import planned, shape_of
 from posbench.encodings.base import Encoding
@@ -23,7 +23,7 @@ def check(config: Config) -> None:
         UserError: a task that does not fit, an unknown probe or extension, an option that it does not have, of another
             type or out of range, or a reference that is no run.
     """
-    problems.check(config)
+    task.check(config)
     for text in config.evaluation.tasks:
         probes.of(text, [], config.evaluation.targets, config.training.train_length)
     if config.evaluation.extensions and size.fits(config):  # else the run is refused where it runs

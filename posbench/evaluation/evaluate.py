@@ -1,6 +1,6 @@
 """Evaluation of any model far beyond its training length: the rows asked for, of text or of a task.
 
-`Evaluation` is that on text: perplexity by context length. `problems.TaskEvaluation` is that on a task.
+`Evaluation` is that on text: perplexity by context length. `task.TaskEvaluation` is that on a task.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of
-from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.task import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT
 from posbench.processes import World

@@ -9,7 +9,7 @@ from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
 from posbench.report.comparison import load, rates
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.problems import Standing
+from posbench.report.comparison.standing import Standing
 from posbench.report.comparison.summary import Summary
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 

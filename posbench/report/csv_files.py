@@ -11,9 +11,9 @@ from typing import Any
 from posbench.evaluation.answers import Answer, Place
 from posbench.evaluation.levels import Levels
 from posbench.report import text
-from posbench.report.comparison import problems
+from posbench.report.comparison import standing
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.problems import At, Standing
+from posbench.report.comparison.standing import At, Standing
 from posbench.run_folder.rows import COLUMNS
 
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]
@@ -60,7 +60,7 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
 
 def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:
     found = []
-    for one in problems.standings(group):
+    for one in standing.standings(group):
         low, high = one.interval or (None, None)
         known = {
             "task": group.task, "set": sets[one.scheme.runs[0].folder], "label": one.scheme.label,
@@ -86,7 +86,7 @@ def _spreads(one: Standing, at: At) -> dict[str, Any]:
 def _of_run(run: RunData) -> list[dict[str, Any]]:
     known = {
         "task": run.task,
-        "seed_learned": problems.learned(run),
+        "seed_learned": standing.learned(run),
         "steps_to_gate": run.answers.steps_to_gate,
     }
     return [{**known, **_of_place(place, one.status), **_measured(one)} for place, one in run.answers.at.items()]

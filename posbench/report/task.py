@@ -4,7 +4,7 @@ from pathlib import Path
 
 from posbench.report import captions, latex, task_figure, task_page, task_tables
 from posbench.report.comparison.load import Group
-from posbench.report.comparison.problems import Standing, standings
+from posbench.report.comparison.standing import Standing, standings
 from posbench.report.page import Part, Section
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from posbench.evaluation.answers import GATE
 from posbench.report import ends, families, figures, styles
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.problems import Standing, learned
+from posbench.report.comparison.standing import Standing, learned
 from posbench.report.figures import DARK, NAME_LINE, SETTINGS, write
 from posbench.report.lines import Line
 from posbench.report.styles import Style

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from posbench.report import chart, families, page, styles
 from posbench.report.chart import Axes, Dot, Series
 from posbench.report.comparison.load import Group
-from posbench.report.comparison.problems import Standing, learned
+from posbench.report.comparison.standing import Standing, learned
 from posbench.report.styles import Style
 from posbench.report.task_figure import PANELS, lengths, seeds
 from posbench.terminal.exits import one_line

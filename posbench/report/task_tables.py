@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.answer import few_seeds
-from posbench.report.comparison import problems, rates
+from posbench.report.comparison import rates, standing
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.problems import ENDPOINTS, At, Spread, Standing, Tested
+from posbench.report.comparison.standing import ENDPOINTS, At, Spread, Standing, Tested
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.tables import Table, Value
 from posbench.run_folder.rows import PLAIN
@@ -88,7 +88,7 @@ def caption_for_paper(group: Group, found: list[Standing]) -> str:
 
 def columns_of(found: Sequence[Standing]) -> list[Place]:
     """The places in the tables by length: the longest trained problems, longer ones, shifted ones."""
-    return [place for place in problems.places(found) if not place.variant and place.ratio >= 1]
+    return [place for place in standing.places(found) if not place.variant and place.ratio >= 1]
 
 
 def heading(place: Place) -> str:
@@ -126,7 +126,7 @@ def _exact(found: list[Standing]) -> Table:
 
 
 def _against(group: Group, found: list[Standing]) -> Table:
-    label = problems.reference(group).label
+    label = standing.reference(group).label
     ratios = [f"at {ratio:g}x" for ratio in ENDPOINTS]
     columns = ["scheme", "learned", "p", *(name for ratio in ratios for name in (ratio, "p")), "verdict"]
     rows = []
@@ -141,15 +141,15 @@ def _against(group: Group, found: list[Standing]) -> Table:
         "Accuracy: of means over the seeds that learned, exact permutation test, two-sided; seeds are not paired, "
         "since the gate keeps other seeds of either scheme. All were tested on the same problems: it speaks of other "
         "seeds on these. All p of this table are adjusted together (Holm). n too small: no outcome of so many seeds "
-        f"could have a p below {problems.ALPHA:g} then, which takes {problems.seeds_needed(found)} of each scheme. "
-        f"Better and worse take a difference of {100 * problems.LEAST:g} point; not resolved is not equal. Verdicts "
+        f"could have a p below {standing.ALPHA:g} then, which takes {standing.seeds_needed(found)} of each scheme. "
+        f"Better and worse take a difference of {100 * standing.LEAST:g} point; not resolved is not equal. Verdicts "
         f"need {SEEDS_FOR_A_CLAIM} seeds."
     )
     return Table(f"Against {label}", columns, rows, note, (6, 4, 2, 1))
 
 
 def _variants(found: list[Standing]) -> Table:
-    own = [place for place in problems.places(found) if place.variant]
+    own = [place for place in standing.places(found) if place.variant]
     spots = sorted({place[1:] for place in own}, key=lambda spot: (spot[1], spot[0]))
     names = sorted({place.variant for place in own}, key=_natural)
     rows = []
@@ -301,7 +301,7 @@ def _p(test: Tested | None) -> Value:
 
 
 def _yes(run: RunData) -> str:
-    return {True: "yes", False: "no", None: "not known"}[problems.learned(run)]
+    return {True: "yes", False: "no", None: "not known"}[standing.learned(run)]
 
 
 def _title(group: Group) -> str:

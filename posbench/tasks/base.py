@@ -1,5 +1,7 @@
 """The contract of a synthetic task: a vocabulary, and problems of any length with their answers.
 
+A *task* draws *problems*; the scored tokens of a problem are its *answer*. The code keeps to these words.
+
 Problems are drawn from a generator that the caller names, so that they are a pure function of (seed, step). All
 problems of one length have one size; none needs padding within its length.
 

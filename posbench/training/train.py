@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench import machine
-from posbench.config import problems, size
+from posbench.config import size, task
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches
 from posbench.data.prepared import prepare
@@ -98,7 +98,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             tokenizer_sha256=tokens.tokenizer.sha256,
             parameters=parameter_counts(model),
         )
-        for remark in [*model.encoding.remarks(), *problems.remarks(config)]:
+        for remark in [*model.encoding.remarks(), *task.remarks(config)]:
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             learner = learner_for(model, config, device, dtype, world)
