@@ -120,6 +120,8 @@ def test_an_unknown_objective_is_one_line_before_anything_is_made(
     said = capsys.readouterr().err
     assert said.startswith("error: objective is 'rise_6x': did you mean 'rise_16x'? (choices: nll_1x, ")
     assert said.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert posbench("train", "objective=reech", "tracking=none") == 2
+    assert "'reech': did you mean 'reach'? (choices: " in capsys.readouterr().err
     assert posbench("train", "objective=nll_1x", "protocol=nonoverlap", "tracking=none") == 2
     assert "not among evaluation.protocols" in capsys.readouterr().err
 
