@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_study import demo_config
 
 from posbench import machine
 from posbench.config.schema import Config, from_container
@@ -71,6 +72,12 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def template() -> Config:
+    """The demo's configuration, of which the fake runs of reports are made."""
+    return demo_config()
 
 
 @pytest.fixture

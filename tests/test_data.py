@@ -793,15 +793,19 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
-def test_without_network_one_line_says_so_at_once(tmp_path: Path, silent_server: str, network: str) -> None:
-    environment = {
+@pytest.fixture(params=["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
+def without_network(request: pytest.FixtureRequest, silent_server: str) -> dict[str, str]:
+    """The environment of a process that does not reach the hub."""
+    return {
         "offline": {"HF_HUB_OFFLINE": "1"},
         "refused": {"HF_ENDPOINT": "http://127.0.0.1:9"},
         "silent": {"HF_ENDPOINT": silent_server},
-    }[network]
-    done, seconds = hub_error(environment, tmp_path)
+    }[request.param]
+
+
+@pytest.mark.full
+def test_without_network_one_line_says_so_at_once(tmp_path: Path, without_network: dict[str, str]) -> None:
+    done, seconds = hub_error(without_network, tmp_path)
     assert done.stdout.startswith("UserError 'Salesforce/wikitext' cannot be reached at http"), done.stderr
     assert "data.dataset=FOLDER" in done.stdout
     assert done.stdout.count("\n") == 1
@@ -1074,17 +1078,11 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPSer
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("network", ["offline", "refused", pytest.param("silent", marks=pytest.mark.slow)])
 def test_without_network_a_tokenizer_of_the_hub_is_one_line_at_once(
-    tmp_path: Path, silent_server: str, network: str
+    tmp_path: Path, without_network: dict[str, str]
 ) -> None:
-    environment = {
-        "offline": {"HF_HUB_OFFLINE": "1"},
-        "refused": {"HF_ENDPOINT": "http://127.0.0.1:9"},
-        "silent": {"HF_ENDPOINT": silent_server},
-    }[network]
     start = time.monotonic()
-    done = train_with("gpt2", tmp_path, **environment)
+    done = train_with("gpt2", tmp_path, **without_network)
     assert time.monotonic() - start < 20  # the library's own retries take longer; the rest is start-up
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from fake_study import Truth, configured, demo_config, write_run
+from fake_study import Truth, configured, write_run
 from support import posbench
 
 from posbench.config.identity import run_id
@@ -16,11 +16,6 @@ from posbench.evaluation.headline import check_objective, headline_of, objective
 from posbench.evaluation.levels import Reach, reach
 from posbench.report.comparison import load, summary
 from posbench.terminal import chart
-
-
-@pytest.fixture(scope="module")
-def template() -> Config:
-    return demo_config()
 
 
 def run_of(folder: Path, template: Config, truth: Truth) -> Path:

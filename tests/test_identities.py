@@ -47,51 +47,6 @@ def test_alibi_gives_every_head_its_own_slope_whatever_their_number() -> None:
         assert len(set(slopes)) == heads and all(0 < slope < 1 for slope in slopes)
 
 
-def test_path_fox_is_path_with_open_gates_and_a_milder_fox_without_reflections() -> None:
-    shape = Shape(16, 2, 1, 96)
-    q, k = torch.randn(2, 1, 2, 90, 8)
-    x = torch.randn(1, 90, 16)
-    both = schemes.build("path_fox", {}, shape)
-    state = both.state_dict()
-    path, fox = encodings.build("path", shape), encodings.build("fox", shape)
-    path.load_state_dict({key: value for key, value in state.items() if "gate" not in key})
-    open_gates = {**state, "gate": torch.zeros(1, 2, 16), "gate_bias": torch.full((1, 2), 100.0)}
-    both.load_state_dict(open_gates)
-    torch.testing.assert_close(attention_logits(both, q, k, x), attention_logits(path, q, k, x), atol=1e-5, rtol=1e-5)
-    no_reflections = {"beta.0.weight": torch.zeros(2, 16), "beta.0.bias": torch.full((2,), -100.0)}
-    both.load_state_dict(state | no_reflections)
-    fox.load_state_dict({"weight": state["gate"], "gate_bias": state["gate_bias"]})
-    plain = attention_logits(encodings.build("none", shape), q, k)
-    faded = attention_logits(fox, q, k, x)
-    expected = plain + (faded - plain).nan_to_num() * 8**-0.5
-    torch.testing.assert_close(attention_logits(both, q, k, x), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_wall_with_open_gates_is_no_encoding_and_with_shut_ones_sees_the_query_alone() -> None:
-    shape = Shape(16, 2, 1, 32)
-    q, k = torch.randn(2, 1, 2, 90, 8)
-    x = torch.randn(1, 90, 16)
-    for bias, expected in ((100.0, attention_logits(encodings.build("none", shape), q, k)), (-100.0, None)):
-        wall = encodings.build("wall", shape, {"gate_bias": bias})
-        logits = attention_logits(wall, q, k, x)
-        if expected is None:  # exp(-P) is far beyond fp32 here
-            expected = torch.diag_embed((q * k).sum(-1) * 8**-0.5) + torch.full((90, 90), -math.inf).triu(1)
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_fox_with_blind_gates_is_alibi() -> None:
-    shape = Shape(16, 2, 1, 32)
-    fox = encodings.build("fox", shape, {"gate_bias": 0.7})
-    with torch.no_grad():
-        fox.get_parameter("weight").zero_()
-    slope = math.log1p(math.exp(-0.7))  # -ln sigmoid(b)
-    alibi = encodings.build("alibi", shape, {"slopes": [slope] * 2})
-    q, k, v = torch.randn(3, 1, 2, 20, 8)
-    x = torch.randn(1, 20, 16)
-    ours = attention_output(fox, q, k, v, x)
-    torch.testing.assert_close(ours, attention_output(alibi, q, k, v), atol=1e-5, rtol=1e-5)
-
-
 def test_kerple_power_with_exponent_1_is_alibi() -> None:
     shape = Shape(24, 3, 2, 32)
     slopes = [0.5, 0.0625, 0.015625]
@@ -122,22 +77,6 @@ def test_kerple_penalises_as_in_worked_examples(name: str, r1: float, r2: float,
     torch.testing.assert_close(bias, torch.tensor([expected]), atol=1e-6, rtol=1e-6)
 
 
-def test_sandwich_is_the_inner_product_of_sinusoidal_positions_as_in_worked_examples() -> None:
-    bias = encodings.build("sandwich", Shape(64, 8, 1, 64)).distance_bias(torch.tensor([0, 1, 10, 100]), 0)
-    assert bias is not None
-    torch.testing.assert_close(bias[0], torch.tensor([64.0, 62.0937, 42.8200, 30.5435]), atol=1e-4, rtol=0)
-    torch.testing.assert_close(bias[7], torch.tensor([8.0, 7.7617, 5.3525, 3.8179]), atol=1e-4, rtol=0)
-
-
-def test_cable_is_fox_with_turned_signs() -> None:
-    shape = Shape(16, 2, 2, 32)
-    cable, fox = encodings.build("cable", shape, {"gate_bias": 0.3}), encodings.build("fox", shape)
-    fox.load_state_dict({name: -value for name, value in cable.state_dict().items()})
-    q, k, v = torch.randn(3, 1, 2, 20, 8)
-    x = torch.randn(1, 20, 16)
-    torch.testing.assert_close(attention_output(cable, q, k, v, x, 1), attention_output(fox, q, k, v, x, 1))
-
-
 @pytest.mark.parametrize(("gate", "share"), [("key", 1), ("query", 1), ("both", 2)])
 def test_grape_a_whose_gates_see_nothing_is_alibi_at_ln_2_of_its_slopes(gate: str, share: int) -> None:
     shape = Shape(24, 3, 2, 32)
@@ -146,18 +85,6 @@ def test_grape_a_whose_gates_see_nothing_is_alibi_at_ln_2_of_its_slopes(gate: st
     ours = attention_logits(encodings.build("grape_a", shape, {"gate": gate}), nothing, nothing, layer=1)
     theirs = attention_logits(encodings.build("alibi", shape, {"slopes": slopes}), nothing, nothing)
     torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize(("name", "options"), [("cope", {}), ("shaw", {})])
-def test_a_scheme_whose_vectors_are_zero_is_none(name: str, options: dict[str, object]) -> None:
-    shape = Shape(16, 2, 1, 32)
-    encoding = encodings.build(name, shape, options)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.zero_()
-    q, k, v = torch.randn(3, 1, 2, 20, 8)
-    ours = attention_output(encoding, q, k, v)
-    torch.testing.assert_close(ours, attention_output(encodings.build("none", shape), q, k, v))
 
 
 @pytest.mark.parametrize(("name", "terms"), [("transformer_xl", 1), ("tupe", 2), ("deberta", 3)])
@@ -188,15 +115,6 @@ def test_debertas_buckets_are_distances_up_to_half_of_them_and_shared_beyond() -
     bucketed.load_state_dict(plain.state_dict())
     q, k = torch.randn(2, 1, 2, 5, 8)  # distances up to 4, half of the buckets
     torch.testing.assert_close(attention_logits(bucketed, q, k), attention_logits(plain, q, k), atol=0, rtol=0)
-
-
-def test_cope_counts_gates_as_in_the_worked_example() -> None:
-    cope = encodings.build("cope", Shape(1, 1, 1, 8), {"max_position": 4})
-    with torch.no_grad():
-        cope.get_parameter("table").copy_(torch.tensor([1.3971, 1.1225, 5.8361, 6.9063]).view(1, 4, 1))
-    q, k = torch.ones(1, 1, 5, 1), torch.zeros(1, 1, 5, 1)  # zero logits: every gate is half open
-    expected = torch.tensor([6.3712, 5.8361, 3.4793, 1.1225, 1.2598])
-    torch.testing.assert_close(attention_logits(cope, q, k)[0, 0, 4], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_scale_token_keeps_the_papers_ratio_to_the_token_embeddings() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import SCHEMES, configured, demo_config, write_run
+from fake_study import SCHEMES, configured, write_run
 
 from posbench import report
 from posbench.config.identity import run_id
@@ -17,11 +17,6 @@ from posbench.run_folder import finding
 from posbench.show import properties
 
 HEADINGS = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
-
-
-@pytest.fixture(scope="module")
-def template() -> Config:
-    return demo_config()
 
 
 def at(config: Config, rate: float, **changes: Any) -> Config:

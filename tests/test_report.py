@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, demo_config, write_run, write_study
+from fake_study import BLOCKS, RATIOS, SCHEMES, Truth, configured, write_run, write_study
 from support import posbench
 
 from posbench import report
@@ -39,11 +39,6 @@ def quick() -> Any:
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
-
-
-@pytest.fixture(scope="module")
-def template() -> Config:
-    return demo_config()
 
 
 @pytest.fixture(scope="module")

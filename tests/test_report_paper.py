@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, write_run, write_study
 from support import posbench
 
 from posbench import report
@@ -30,11 +30,6 @@ def quick() -> Any:
         patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "save", lambda group, summaries, folder: [])
         yield
-
-
-@pytest.fixture(scope="module")
-def template() -> Config:
-    return demo_config()
 
 
 @pytest.fixture(scope="module")
