@@ -36,7 +36,7 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests: each behaviour, in about four minutes on two cores
+test: $(VENV)/.dev ## the tests: each behaviour, in about three minutes on two cores
 	$(TESTS) -m "not full and not slow and not gpu"
 	@echo "Left out: further cases and longer tests (make test-rest), kills and launches (make test-all), a GPU (make gpu)"
 
