@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from oracles import third_party, third_party_file
 from torch import Tensor, nn
 
 from posbench import attention_logits, attention_output, encodings
 from posbench.encodings import _frequencies as rules
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Shape
 from posbench.errors import OptionError, UserError
 from posbench.model.attention.reference import logits_of, rows_of
 
@@ -388,32 +387,6 @@ def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> No
         torch.testing.assert_close(mine, other, atol=1e-5 * max(1, other.abs().max().item()), rtol=1e-4)
 
 
-def path_with_beta(beta: float) -> Encoding:
-    encoding = build("path")
-    with torch.no_grad():
-        encoding.beta[0].weight.zero_()
-        encoding.beta[0].bias.fill_(math.log(beta / (2 - beta)) if 0 < beta < 2 else math.copysign(1e4, beta - 1))
-    return encoding
-
-
-def test_path_without_reflections_is_no_encoding() -> None:
-    q, k, _, x = layer_inputs(20)
-    torch.testing.assert_close(attention_logits(path_with_beta(0), q, k, x), attention_logits(build("none"), q, k))
-
-
-def test_path_with_one_mirror_for_all_alternates_with_distance() -> None:
-    encoding = path_with_beta(2)
-    with torch.no_grad():
-        encoding.convolution[0].weight[..., :2] = 0  # each token alone makes its vector
-    q, k, _, _ = layer_inputs(12)
-    x = torch.randn(2, 1, 32).expand(2, 12, 32)
-    w, _ = encoding.prepare(q, k, x, torch.arange(12)[None], 0)
-    mirrored = k - 2 * (k * w).sum(-1, keepdim=True) * w
-    plain, odd = (attention_logits(build("none"), q, keys) for keys in (k, mirrored))
-    distance = torch.arange(12)[:, None] - torch.arange(12)
-    torch.testing.assert_close(attention_logits(encoding, q, k, x), torch.where(distance % 2 == 0, plain, odd), **FP32)
-
-
 def test_path_never_enlarges_a_key() -> None:
     encoding = build("path")
     q, k, _, x = layer_inputs(100)
@@ -469,10 +442,3 @@ def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:
     out = attention_output(build("stick_breaking"), q, k, v)
     assert out.isfinite().all() and out.abs().max() <= v.abs().max() * (1 + 1e-5)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k)))
-
-
-def test_stick_breaking_prefers_the_nearest_of_equal_keys() -> None:
-    encoding = build("stick_breaking", Shape(8, 1, 1, 8))
-    same = F.normalize(torch.ones(1, 1, 8, 8), dim=-1)
-    weights = attention_output(encoding, same, same, torch.eye(8)[None, None])[0, 0, -1]
-    assert (weights[:-1].diff() > 0).all()
