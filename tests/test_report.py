@@ -75,6 +75,12 @@ def found(group: load.Group) -> dict[str, summary.Summary]:
     return by_label(group)
 
 
+def reported(folder: Path) -> str:
+    """The Markdown of a report on a study."""
+    report.main([folder])
+    return (folder / "report" / "report.md").read_text()
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
@@ -180,8 +186,7 @@ def test_runs_on_other_target_tokens_are_not_paired(template: Config, tmp_path: 
         for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
             path = run / name
             path.write_text(path.read_text().replace("a1" * 32, "b2" * 32))
-    report.main([folder])
-    assert "Not all runs were scored on the same target tokens" in (folder / "report" / "report.md").read_text()
+    assert "Not all runs were scored on the same target tokens" in reported(folder)
     alibi = summarised(folder)["alibi"]
     assert alibi.endpoints is not None
     assert alibi.endpoints.verdict.text == "not paired with rope: no verdict"
@@ -288,8 +293,7 @@ def test_levels_of_different_precision_are_not_subtracted(template: Config, tmp_
         path.write_text(path.read_text().replace('"dtype": "fp32"', '"dtype": "bf16"', 1))
     points = summarised(folder)["rope"].plain.points
     assert all(point.nll is not None for point in points) and points[2].rise is None
-    report.main([folder])
-    assert "Evaluated in bf16, fp32: levels of different" in (folder / "report" / "report.md").read_text()
+    assert "Evaluated in bf16, fp32: levels of different" in reported(folder)
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -299,8 +303,7 @@ def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: 
         path.write_text(re.sub(r'"document": \d+, ', "", path.read_text()))
     point = summarised(folder)["rope"].plain.points[2]
     assert point.rise is not None and tables.signed(point.rise).text.endswith("‡ (over blocks)")
-    report.main([folder])
-    assert "evaluated by an earlier version" in (folder / "report" / "report.md").read_text()
+    assert "evaluated by an earlier version" in reported(folder)
 
 
 def test_two_groups_of_seeds_are_said_to_be_two_groups(template: Config, tmp_path: Path) -> None:
@@ -506,8 +509,7 @@ def test_markdown_tables_have_as_many_cells_in_each_row(written: Path) -> None:
 def test_a_study_whose_runs_all_failed_still_has_its_report(template: Config, tmp_path: Path) -> None:
     write_run(tmp_path, configured(template, "rope", 0), None, "failed", reason="diverged")
     write_run(tmp_path, configured(template, "alibi", 0), None, "running")
-    report.main([tmp_path])
-    assert "2 runs: 1 died, 1 diverged" in (tmp_path / "report" / "report.md").read_text()
+    assert "2 runs: 1 died, 1 diverged" in reported(tmp_path)
     assert not (tmp_path / "report" / "curves.png").exists()
 
 
@@ -533,8 +535,7 @@ def test_an_extension_is_shown_as_a_change_on_the_same_targets(template: Config,
                     if key in line:
                         line[key] -= 0.1 * (line.get("n_tokens") if key == "nll_sum" else 1)
             (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines + added))
-    report.main([tmp_path])
-    assert "| rope | yarn | -0.100 ±0.000 |" in (tmp_path / "report" / "report.md").read_text()
+    assert "| rope | yarn | -0.100 ±0.000 |" in reported(tmp_path)
 
 
 # -- names from strangers ----------------------------------------------------------------------------------------------
@@ -757,15 +758,13 @@ def test_each_set_names_the_command_that_its_own_runs_were_started_with(template
             run = write_run(folder, config, SCHEMES[scheme], command=f"posbench train encoding={scheme}")
             cells.append({"id": run.name, "status": "done", "command": f"posbench sweep training.tokens={tokens}"})
     (folder / "sweep.json").write_text(json.dumps({"command": cells[-1]["command"], "cells": cells}))
-    report.main([folder])
-    sets = re.split("^## ", (folder / "report" / "report.md").read_text(), flags=re.MULTILINE)[1:]
+    sets = re.split("^## ", reported(folder), flags=re.MULTILINE)[1:]
     found = {re.findall("training.tokens ([0-9]+)", one)[0]: re.findall("Command: (.*)", one) for one in sets}
     assert found == {f"{tokens}": [f"posbench sweep training.tokens={tokens}."] for tokens in (1000000, 400000)}
     for cell in cells:
         del cell["command"]  # as earlier versions wrote it
     (folder / "sweep.json").write_text(json.dumps({"command": "posbench sweep", "cells": cells}))
-    report.main([folder])
-    assert "Command: posbench sweep" not in (folder / "report" / "report.md").read_text()
+    assert "Command: posbench sweep" not in reported(folder)
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -815,8 +814,7 @@ def test_a_scheme_of_which_no_run_is_done_is_last(template: Config, tmp_path: Pa
 def test_captions_and_notes_explain_only_the_marks_that_are_there(template: Config, tmp_path: Path) -> None:
     def said(name: str, schemes: dict[str, Truth], seeds: int) -> str:
         folder = write_study(tmp_path / name, template, schemes, seeds)
-        report.main([folder])
-        return (folder / "report" / "report.md").read_text()
+        return reported(folder)
 
     one = said("one", {"rope": Truth(3.7, 0.1)}, 1)
     assert "of rises of a single run" in one and "‡ one checkpoint" in one and "Dashed: attention narrowed" in one
