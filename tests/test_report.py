@@ -180,13 +180,23 @@ def test_fewer_than_five_seeds_are_marked_and_get_no_verdict(template: Config, t
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_runs_on_other_target_tokens_are_not_paired(template: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("a1" * 32, "b2" * 32, "Not all runs were scored on the same target tokens"),
+        ('"dtype": "fp32"', '"dtype": "bf16"', "Evaluated in bf16, fp32: levels of different"),
+    ],
+    ids=["targets", "precision"],
+)
+def test_runs_on_other_targets_or_of_another_precision_are_not_paired(
+    template: Config, tmp_path: Path, was: str, now: str, said: str
+) -> None:
     folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]})
     for run in folder.glob("alibi-*"):
         for name in ("evaluation.jsonl", "evaluation_blocks.jsonl"):
             path = run / name
-            path.write_text(path.read_text().replace("a1" * 32, "b2" * 32))
-    assert "Not all runs were scored on the same target tokens" in reported(folder)
+            path.write_text(path.read_text().replace(was, now))
+    assert said in reported(folder)
     alibi = summarised(folder)["alibi"]
     assert alibi.endpoints is not None
     assert alibi.endpoints.verdict.text == "not paired with rope: no verdict"
