@@ -170,4 +170,4 @@ def test_the_listing_names_presets_as_they_are_chosen(capsys: pytest.CaptureFixt
 def test_entries_that_a_model_is_too_shallow_for_are_said() -> None:
     config, _ = single(["encoding=layered/gemma3", "model.n_layers=4"])
     remarks = encodings.build("layered", shape_of(config), config.encoding.options).remarks()
-    assert remarks == ["layered: layers[4] and later are used by no layer: the model has 4 of the 6 listed"]
+    assert remarks == ["layered: no layer uses layers[4] and later: 6 are listed, the model has 4"]

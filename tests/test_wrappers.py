@@ -278,7 +278,7 @@ def test_a_learned_sink_that_nobody_hears_of_is_its_encoding_and_an_open_one_tak
 
 @pytest.mark.parametrize("inner", ["shaw", "stick_breaking"])
 def test_a_learned_sink_refuses_what_has_no_plain_softmax(inner: str) -> None:
-    with pytest.raises(UserError, match=f"encoding.inner is '{inner}', which makes outputs of logits itself"):
+    with pytest.raises(UserError, match=f"encoding.inner is '{inner}', which replaces the softmax"):
         encodings.build("learned_sinks", SHAPE, {"inner": inner})
 
 
@@ -468,10 +468,10 @@ def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same
         ("cape", {"global_shift": -1.0}, "encoding.global_shift is -1 for 'cape': expected a number of tokens of at"),
         ("cape", {"local_shift": float("nan")}, "encoding.local_shift is nan for 'cape': expected 0, or an absolute"),
         ("cape", {"scaling": 0.5}, "encoding.scaling is 0.5 for 'cape': expected a number of at least 1 (default"),
-        ("cape", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected one that"),
-        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which has whole positions alone: expected one,"),
+        ("cape", {"inner": "shape"}, "encoding.inner is 'shape', which chooses positions itself: expected another"),
+        ("cape", {"inner": "learned"}, "encoding.inner is 'learned', which refuses fractional positions: expected one"),
         ("cape", {"inner": "layered", "inner_options": {"layers": [{"name": "rope"}, {"name": "tupe"}]}},
-         "encoding.inner is 'layered', which has whole positions alone: expected one"),
+         "encoding.inner is 'layered', which refuses fractional positions: expected one"),
         ("bipe", {"separators": []}, "encoding.separators is [] for 'bipe': expected at least one text of a token"),
         ("bipe", {"separators": [". "]}, "encoding.separators is ['. '] for 'bipe': expected at least one text of a"),
         ("bipe", {"alibi_factor": 0.0}, "encoding.alibi_factor is 0 for 'bipe': expected a number above 0 (default"),

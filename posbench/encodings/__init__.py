@@ -64,7 +64,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def reject_option(name: str, option: str) -> NoReturn:
-    """Say that an encoding has no such option, what it accepts, and which one or which encoding may be meant.
+    """Refuse an option that an encoding lacks; the message names the accepted ones and a likely correction.
 
     Raises:
         UserError: always.
@@ -84,7 +84,7 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
 
 
 def installed_configs() -> list[Path]:
-    """The folders of YAML files that packages with encodings bring, `posbench_configs`. Imports none of them."""
+    """The `posbench_configs` folders of installed packages that declare encodings. Imports none of them."""
     packages = sorted({point.module.partition(".")[0] for point in _installed().values()})
     specs = filter(None, map(importlib.util.find_spec, packages))
     folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
@@ -109,6 +109,6 @@ def _checked(name: str, cls: "type[Encoding]", given: dict[str, Any]) -> dict[st
 
 
 def _owner(key: str, name: str) -> str:
-    """The first encoding that has an option which another one has not: it may have been meant."""
+    """A question that suggests the first other encoding with this option; empty if there is none."""
     owner = next((other for other in ("rope", *names()) if other in names() and key in options_of(other)), None)
     return f"; did you mean to choose '{owner}'?" if owner and owner != name else ""

@@ -1,11 +1,11 @@
-"""Shared by encodings that add a code of the position to the token embeddings, or concatenate one.
+"""Shared by encodings that add a position code to the token embeddings or concatenate one.
 
     add:     x'_i = x_i + s·code(i)
     concat:  x'_i = [x_i ; s·code(i)],  the last quarter of the model's width; the token table is narrower by as much
 
-The size s of the code beside the tokens decides whether words or positions dominate (Vaswani et al. multiply the
-tokens by sqrt(d_model) for this reason, so that theirs have rms 1 and the sinusoids rms 0.71). `scale: token` keeps
-that ratio whatever the initialisation: s is the rms that the token embeddings start with.
+The scale s of the code decides whether words or positions dominate. Vaswani et al. therefore multiply the token
+embeddings by sqrt(d_model): these have rms 1 and the sinusoids rms 0.71. `scale: token` keeps that ratio for any
+initialisation: s is the initial rms of the token embeddings.
 """
 
 import math
@@ -18,7 +18,7 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class Additive(Encoding):
-    """Base of the encodings that act by a code at the input; a subclass gives `code` alone."""
+    """Base of the encodings that add a code at the input; a subclass implements only `code`."""
 
     def __init__(
         self,

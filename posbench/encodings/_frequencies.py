@@ -1,8 +1,8 @@
 """Rules that stretch RoPE's frequencies, so that positions beyond the training length meet known angles.
 
 `inv_freq` holds the radians per position of each pair, fastest first, (P,) fp64, f_p = base^(-p/P); s is the factor by
-which the context grows. A pair that comes round many times within the training length has been seen at every angle; one
-that does not even once has not. The rules differ in which pairs they slow down, and by how much:
+which the context grows. A pair that makes many rotations within the training length was trained at every angle. A pair
+that makes less than one was not. The rules differ in which pairs they slow down, and by how much:
 
     pi             all, by s
     ntk            the last by s, the first not at all, those between geometrically
@@ -30,25 +30,25 @@ def ntk(inv_freq: Tensor, factor: float | Tensor) -> Tensor:
 
 
 def dynamic_factor(factor: float, length: Tensor, train_length: int) -> Tensor:
-    """s of inputs of a length (fp64): 1 up to train_length, factor·length/train_length - (factor - 1) beyond it."""
+    """The factor s for input lengths (fp64): 1 up to train_length, then factor·length/train_length - (factor - 1)."""
     return (factor * length / train_length - (factor - 1)).clamp(min=1)
 
 
 def by_parts(inv_freq: Tensor, factor: float, share: Tensor) -> Tensor:
-    """Each pair's own mixture of f / s, of which it takes `share`, and f."""
+    """Each pair's mixture share·f/s + (1 - share)·f."""
     return inv_freq * (share / factor + (1 - share))
 
 
 def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: float, beta: float) -> Tensor:
     """How far each pair is interpolated: 0 where it makes beta rotations or more in training, 1 where alpha or fewer.
 
-    Between them `rotations`, the papers' ramp, is linear in the number of rotations; `index`, which YaRN's authors,
-    transformers and vLLM compute, is linear in the number of the pair, from the whole pair below the one that makes
-    beta rotations to the one above that which makes alpha. It never slows the first pair.
+    In between, `rotations`, the papers' ramp, is linear in the number of rotations. `index`, the ramp of YaRN's
+    authors, transformers and vLLM, is linear in the pair's index. It runs from the pair with beta rotations, rounded
+    down, to the pair with alpha, rounded up, and never slows the first pair.
 
-    The ends of the index ramp are held to 0 .. 2P-1. The codes named hold its beginning from below and its end from
-    above only, which turns the ramp round where both lie off the same end of the table: all pairs interpolated where
-    each makes more than beta rotations, none where each makes fewer than alpha. Elsewhere the numbers are theirs.
+    Both ends of the index ramp are clamped to 0 .. 2P-1. Those implementations clamp the start from below and the end
+    from above only. Their ramp reverses when both lie off the same end: it interpolates all pairs if each makes more
+    than beta rotations, and none if each makes fewer than alpha. All other numbers are theirs.
     """
     if kind == "rotations":
         rotations = train_length * inv_freq / (2 * math.pi)
@@ -61,7 +61,7 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
 
 
 def ramp_remarks(kind: Ramp, train_length: int, beta: float) -> list[str]:
-    """The remark on a ramp that interpolates every pair."""
+    """A warning if the ramp interpolates every pair; otherwise none."""
     if kind == "index" or train_length >= 2 * math.pi * beta:
         return []
     return [
@@ -72,7 +72,7 @@ def ramp_remarks(kind: Ramp, train_length: int, beta: float) -> list[str]:
 
 
 def clip(inv_freq: Tensor, pairs: int) -> Tensor:
-    """Slow the last `pairs` by half a cosine wave: the first of them keeps its frequency, the last one stops."""
+    """Slow the last `pairs` pairs by half a cosine wave: the first of them keeps its frequency, the last one stops."""
     kept = 0.5 + 0.5 * torch.linspace(0, math.pi, pairs, dtype=torch.float64, device=inv_freq.device).cos()
     return torch.cat([inv_freq[: len(inv_freq) - pairs], inv_freq[len(inv_freq) - pairs :] * kept])
 
@@ -88,5 +88,5 @@ def longrope_temperature(factor: float, train_length: int) -> float:
 
 
 def _pair_with(rotations: float, pairs: int, base: float, train_length: int) -> float:
-    """The (fractional) number of the pair that makes so many rotations within the training length."""
+    """The (fractional) index of the pair that makes this many rotations within the training length."""
     return pairs * math.log(train_length / (2 * math.pi * rotations)) / math.log(base)

@@ -1,7 +1,7 @@
 """Shared by KERPLE's kernels: two positive numbers per head, the same in all layers.
 
-The authors' code sets a number that training drove below 0.01 back to it; here it counts as 0.01 and its gradient
-passes, so that it can return.
+The authors' code resets a number below 0.01 to 0.01. Here such a number counts as 0.01 and still gets its gradient, so
+that it can return.
 """
 
 import math
@@ -18,7 +18,7 @@ class Kerple(Encoding):
     r2_most = math.inf
 
     def __init__(self, shape: Shape, r1_below: float, r2_below: float) -> None:
-        """Draw r1 and r2 uniformly between 0 and these numbers."""
+        """Draw r1 from 0 .. r1_below and r2 from 0 .. r2_below, uniformly."""
         super().__init__(shape)
         self.r1 = nn.Parameter(torch.rand(shape.n_heads) * r1_below)
         self.r2 = nn.Parameter(torch.rand(shape.n_heads) * r2_below)
@@ -34,6 +34,6 @@ class Kerple(Encoding):
 
 
 def _held(numbers: Tensor, most: float) -> Tensor:
-    """Numbers held between 0.01 and `most`, with gradients as if they were not."""
+    """Numbers clamped to 0.01 .. `most`, with the gradients of the unclamped ones."""
     exact = numbers.float()
     return exact.clamp(0.01, most).detach() + (exact - exact.detach())

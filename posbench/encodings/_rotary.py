@@ -27,10 +27,10 @@ Layout = Literal["half", "interleaved"]
 
 
 class Rotary(Encoding):
-    """Base of the encodings that turn q and k by position · `inv_freq`; most differ in the frequencies alone."""
+    """Base of the encodings that rotate q and k by position · `inv_freq`; most differ only in the frequencies."""
 
     attention_factor: float = 1.0  # multiplies q and k, so the logits by its square; YaRN's temperature
-    # Frequencies other than the base's, (head_dim / 2,) fp64 on the CPU; no buffer: .to(bfloat16) would round it.
+    # Frequencies that replace the base's: (head_dim / 2,) fp64, CPU. Not a buffer: .to(bfloat16) would round it.
     stretched: Tensor | None = None
 
     def __init__(self, shape: Shape, base: float = 10000.0, layout: Layout = "interleaved") -> None:
@@ -48,7 +48,7 @@ class Rotary(Encoding):
 
     @property
     def width(self) -> int:
-        """Channels of a head that turn."""
+        """Number of rotated channels per head."""
         return self.shape.head_dim
 
     def angles(self, positions: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class Rotary(Encoding):
         """The same encoding, sharing its parameters, with other frequencies.
 
         Args:
-            inv_freq: (width / 2,) fp64 on the CPU.
-            attention_factor: multiplies q and k, beside what the encoding multiplies them by itself.
+            inv_freq: (width / 2,) fp64 on the CPU. attention_factor: multiplies q and k, on top of the encoding's own
+            factor.
         """
         made = self.sharing()
         made.stretched = inv_freq
@@ -78,10 +78,10 @@ class Rotary(Encoding):
 
 
 class PureRotary(Rotary):
-    """A rotary encoding that turns q and k alike, each by its own position and nothing else."""
+    """A rotary encoding that rotates q and k alike, by their positions only."""
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """q or k (B, H, T, Dh) as it is at positions (1|B, T)."""
+        """q or k (B, H, T, Dh), rotated by positions (1|B, T)."""
         return rotate(x, self.rotation(positions, x.device), self.layout)
 
 
@@ -103,16 +103,16 @@ def frequencies(width: int, base: float, device: torch.device) -> Tensor:
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """positions (1|B, T) times frequencies (P,) or, for each sequence its own, (1|B, 1, P): (1|B, T, P) fp64.
+    """positions (1|B, T) times frequencies (P,), or (1|B, 1, P) for frequencies per sequence: (1|B, T, P) fp64.
 
-    In bf16, integers above 256 collide and every rotary encoding breaks there; in fp32, the error at position 65k is
+    In bf16, integers above 256 collide, which breaks every rotary encoding. In fp32, the error at position 65k is
     already 2e-4.
     """
     return exact(positions)[..., None] * inv_freq
 
 
 def exact(positions: Tensor) -> Tensor:
-    """Positions in fp64, so that what is computed of them stays exact far out."""
+    """Positions in fp64, so that angles stay exact at large positions."""
     return on_host(positions).double() if positions.device.type == "mps" else positions.double()
 
 
@@ -124,20 +124,20 @@ def turns(angles: Tensor, device: torch.device) -> Tensor:
 def rotate(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     """Rotate the pairs of x (B, H, T, d) by turns (1|B, 1, T, d/2): same shape and dtype, computed in fp32.
 
-    Fewer turns than pairs turn the first channels, and leave the others as they are.
+    Fewer turns than pairs rotate the first channels and leave the others unchanged.
     """
     return turn(x, laid_out(turns, layout))
 
 
 def laid_out(turns: Tensor, layout: Layout) -> tuple[Tensor, ...]:
-    """Turns as `turn` takes them: interleaved as they are; half as cosines and signed sines (1|B, 1, T, d), fp32."""
+    """Turns as `turn` takes them: unchanged if interleaved; cosines and signed sines (1|B, 1, T, d) fp32 if half."""
     if layout == "interleaved":
         return (turns,)
     return torch.cat((turns.real, turns.real), dim=-1), torch.cat((-turns.imag, turns.imag), dim=-1)
 
 
 def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
-    """`rotate`, by turns that are laid out."""
+    """Like `rotate`, with turns from `laid_out`."""
     if len(laid) == 1 and turns_pairs(x, *laid):
         return turn_pairs(x, *laid)
     turning = laid[0].shape[-1] * (2 if len(laid) == 1 else 1)
@@ -152,13 +152,13 @@ def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     return (_turn_halves_on_cuda if on_cuda else _turn_halves)(x, *laid)
 
 
-# (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s). On CUDA one kernel each that reads and writes x once: as
-# complex numbers it would be copied to fp32, multiplied and copied back.
+# (x_a + i·x_b)(c + i·s) = (x_a·c - x_b·s) + i·(x_b·c + x_a·s). On CUDA, one kernel for each layout reads and
+# writes x once. Complex numbers would need a copy to fp32, the product and a copy back.
 
 
 @fused_on_cuda
 def _turn_interleaved(x: Tensor, turns: Tensor) -> Tensor:
-    """By turns (1|B, 1, T, P, 2), their real and imaginary parts."""
+    """Rotate x by turns (1|B, 1, T, P, 2) of real and imaginary parts."""
     a, b = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
     cosine, sine = turns.unbind(-1)
     return torch.stack((a * cosine - b * sine, b * cosine + a * sine), dim=-1).flatten(-2).to(x.dtype)
@@ -174,5 +174,5 @@ _turn_halves, _turn_halves_on_cuda = fusible()(_halves_turned), fused_on_cuda(_h
 
 
 def has_fp64(device: torch.device) -> torch.device:
-    """Where the (small) tables of a device are built: on the CPU for MPS, which has no fp64."""
+    """The device that builds the (small) fp64 tables: the CPU for MPS, which has no fp64."""
     return torch.device("cpu") if device.type == "mps" else device

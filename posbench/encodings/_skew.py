@@ -1,13 +1,12 @@
 """Shared by encodings whose rotation is the exponential of a learned matrix.
 
-Position n acts on queries and keys as exp(n·A / L), with L the training length and A skew-symmetric (A' = -A), made of
-square blocks along its diagonal. All exp(n·A / L) commute, so a logit depends on content and distance alone.
+Position n acts on queries and keys as exp(n·A / L), where L is the training length and A is skew-symmetric (A' = -A)
+with square blocks along its diagonal. All exp(n·A / L) commute, so a logit depends on content and distance alone.
 
-They are never formed for each n. Blocks of two channels turn by an angle per step, as in RoPE. For wider ones n is
-taken in binary: exp(n·A / L) is the product of the exp(2^b·A / L) of its ones, and a vector passes through those: so
-many products with one matrix as the largest position has digits. Where positions count from 0, n is m·high + low with m
-about the root of the length, and a vector passes through two matrices, of 2 m that are made. Fractional positions, at
-which the exponential exists as well, are refused.
+The exponential is never formed for each n. Blocks of two channels turn by an angle per step, as in RoPE. For wider
+blocks, n is written in binary: a vector is multiplied by exp(2^b·A / L) for each digit b of n that is 1. Positions 0 ..
+T-1 are split as n = m·high + low with m about sqrt(T): 2 m matrices are made, and a vector is multiplied by two of
+them. Fractional positions are refused, though the exponential exists there.
 """
 
 import torch
@@ -20,16 +19,16 @@ from posbench.errors import UserError
 
 
 class Skew(Encoding):
-    """Base of these encodings; a subclass says how wide a block is, which heads have their own, and the start."""
+    """Base of these encodings; a subclass sets block width, whether heads share a matrix, and initial values."""
 
     whole_positions = True
 
     def __init__(self, shape: Shape, block: int, heads: int) -> None:
-        """`block` channels make a block; `heads` is n_heads, or 1 where they share one matrix."""
+        """`block`: channels per block. `heads`: n_heads, or 1 if all heads share one matrix."""
         super().__init__(shape)
         self.block = block
         size = (shape.n_layers, heads, shape.head_dim // block, block * (block - 1) // 2)
-        self.above = nn.Parameter(torch.zeros(size))  # what stands above each block's diagonal, row by row
+        self.above = nn.Parameter(torch.zeros(size))  # the entries above each block's diagonal, row by row
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         if positions.is_floating_point():
@@ -53,14 +52,14 @@ class Skew(Encoding):
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
     def _steps(self, layer: int, places: int) -> list[Tensor]:
-        """exp(2^b·A / L) for so many b from 0 on, by blocks: (1|H, N, b, b) fp64 each; each the square of the last."""
+        """exp(2^b·A / L) for b = 0 .. places-1, by blocks: (1|H, N, b, b) fp64 each, the square of the one before."""
         steps: list[Tensor] = []
         for _ in range(places):
             steps.append(steps[-1] @ steps[-1] if steps else torch.linalg.matrix_exp(self._generator(layer)))
         return steps
 
     def _generator(self, layer: int) -> Tensor:
-        """A / L by blocks: (1|H, N, b, b) fp64, where its exponentials are made."""
+        """A / L by blocks: (1|H, N, b, b) fp64, on the device that makes the exponentials."""
         above = self._above(layer)
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
@@ -68,18 +67,18 @@ class Skew(Encoding):
         return (generator - generator.mT) / self.shape.train_length
 
     def _above(self, layer: int) -> Tensor:
-        """In fp64, where there is such a thing."""
+        """The entries above the diagonal in fp64, on a device that has it."""
         return self.above[layer].to(rotary.has_fp64(self.above.device)).double()
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
-        """q or k (B, H, T, Dh) as it is at positions with these digits; the steps are (1|H, N, b, b)."""
+        """q or k (B, H, T, Dh), rotated to positions with these binary digits; steps are (1|H, N, b, b)."""
         blocks = a.float().reshape(*a.shape[:-1], -1, self.block).transpose(2, 3)  # (B, H, N, T, b)
         for step, one in zip(steps, digits, strict=True):
             blocks = torch.where(one, blocks @ step.mT, blocks)
         return blocks.transpose(2, 3).flatten(-2).to(a.dtype)
 
     def _moved_in_two(self, a: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """q or k (B, H, T, Dh) as it is at 0 .. T-1, by the powers (m, 1|H, N, b, b) of one step and of m steps."""
+        """q or k (B, H, T, Dh), rotated to 0 .. T-1 by the powers (m, 1|H, N, b, b) of one step and of m steps."""
         batch, heads, length, _ = a.shape
         x = F.pad(a.float(), (0, 0, 0, -length % len(low)))
         x = x.view(batch, heads, -1, len(low), a.shape[3] // self.block, self.block)  # (B, H, T / m, m, N, b)
@@ -89,22 +88,22 @@ class Skew(Encoding):
 
 
 def _by_each(x: Tensor, powers: Tensor) -> Tensor:
-    """Vectors (S, H, N, *, *, b), each by the power (S or more, 1|H, N, b, b) of its place."""
+    """Vectors (S, H, N, *, *, b), each multiplied by the power (S or more, 1|H, N, b, b) of its index."""
     return (x.flatten(3, 4) @ powers[: len(x)].mT).view(x.shape)
 
 
 def _places(positions: Tensor) -> int:
-    """Binary digits of the largest."""
+    """Number of binary digits of the largest position."""
     return int(on_host(positions).max()).bit_length()
 
 
 def _digits(positions: Tensor, places: int) -> list[Tensor]:
-    """Which positions (1|B, T) have a one at each binary place, lowest first: (1|B, 1, 1, T, 1) bool."""
+    """Per binary digit, lowest first: a mask (1|B, 1, 1, T, 1) of the positions (1|B, T) where it is 1."""
     return [(positions >> place & 1).bool()[:, None, None, :, None] for place in range(places)]
 
 
 def _powers(steps: list[Tensor]) -> Tensor:
-    """All powers of a matrix from 0 on, (S, 1|H, N, b, b), by those of 1, 2, 4 ..."""
+    """All powers of a matrix from 0 on, (S, 1|H, N, b, b), from its powers 1, 2, 4 ..."""
     powers = torch.eye(steps[0].shape[-1], device=steps[0].device).expand(1, *steps[0].shape)
     for step in steps:
         powers = torch.cat((powers, step @ powers))

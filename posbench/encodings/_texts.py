@@ -1,4 +1,4 @@
-"""Shared by encodings that look at the texts of tokens."""
+"""Shared by encodings that depend on token texts."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def ids_of(texts: Iterable[str], vocabulary: tuple[str, ...]) -> Tensor:
-    """Ids (N,) of the tokens that have one of these texts; without a vocabulary there are none."""
+    """Ids (N,) of the tokens with one of these texts; empty without a vocabulary."""
     wanted = set(texts)
     return torch.tensor([i for i, text in enumerate(vocabulary) if text in wanted], dtype=torch.long)
 

@@ -1,7 +1,7 @@
 """Shared by wrappers: encodings that contain other encodings.
 
-What acts on the whole model (positions, input) is the wrapper's business, by default handed on; what acts in a layer is
-asked of the encoding that `at` names, so that a wrapped encoding keeps its cheap form.
+Hooks on the whole model (positions, input) belong to the wrapper, which by default calls the inner encoding's. Hooks in
+a layer are those of the encoding that `at` returns, so that a wrapped encoding keeps its cheap form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ NO_OPTIONS: dict[str, Any] = {}
 
 
 class Wrapper(Encoding):
-    """Base of the encodings around others; a subclass adopts those, and says by `at` which of them a layer uses."""
+    """Base of the encodings around others; a subclass adopts these, and its `at` returns the one that a layer uses."""
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
-        """Stand around these encodings: their parameters, hooks and ends are this one's too."""
+        """Wrap these encodings: the wrapper takes on their parameters, hooks and maximum lengths."""
         self.inners = nn.ModuleList(inners)
         self.max_length = min((one.max_length for one in inners if one.max_length is not None), default=None)
         self.length_dependent = any(one.length_dependent for one in inners)
@@ -29,7 +29,7 @@ class Wrapper(Encoding):
         self.hidden_finite = all(one.hidden_finite for one in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
-        """The same wrapper around others in the place of its own, which stay as they are."""
+        """A copy of the wrapper around other encodings; its own are not changed."""
         made = self.sharing()
         made.adopt(inners)
         return made
@@ -62,10 +62,10 @@ class Wrapper(Encoding):
         of_qk: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
         of_v: Callable[[Tensor, int], Tensor] | None = None,
     ) -> tuple[Encoding, int]:
-        """What a layer uses where q and k (B, H, T, Dh), and v, are changed before the encoding inside is given them.
+        """The encoding of a layer where q and k (B, H, T, Dh), and maybe v, change before the inner encoding gets them.
 
         Args:
-            of_qk, of_v: what they become, by the layer of the model; they may have been repeated for groups of heads.
+            of_qk, of_v: functions that change them, given the model's layer; heads may be repeated for groups.
         """
         used, own_layer = self.inner_encodings[0].at(layer)
 
@@ -89,21 +89,21 @@ class Wrapper(Encoding):
         return min(inner.token_dim() for inner in self.inner_encodings)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        # One that concatenates makes the width that the others add to.
+        # The encoding that concatenates comes first: the others add to the width that it makes.
         for inner in sorted(self.inner_encodings, key=lambda inner: inner.token_dim()):
             x = inner.embed(x, positions, ids)
         return x
 
 
 class Repositioned(Wrapper):
-    """Base of those that show the encoding inside other positions than 0 .. T-1; what they draw, a batch shares."""
+    """Base of wrappers that replace the positions 0 .. T-1; all sequences of a batch share one draw."""
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         for one in self.inner_encodings:
             if "positions" in one.hooks:
                 raise UserError(
-                    f"encoding.inner is '{one.name}', which chooses positions itself: expected one that does not"
+                    f"encoding.inner is '{one.name}', which chooses positions itself: expected another, such as rope"
                 )
 
     @property
@@ -112,12 +112,12 @@ class Repositioned(Wrapper):
 
     @staticmethod
     def stream(ids: Tensor, generator: torch.Generator | None) -> torch.Generator:
-        """The stream of random positions; without a generator the same draw every time."""
+        """The generator for random positions; if none is given, every draw is the same."""
         return generator or torch.Generator(ids.device).manual_seed(0)
 
 
 def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
-    """Build an encoding for a wrapper; `key` is where its options stand, for messages: encoding.inner_options.
+    """Build an encoding for a wrapper; `key` names its options in messages: encoding.inner_options.
 
     Raises:
         UserError: as `encodings.build`, naming the full key.

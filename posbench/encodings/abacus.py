@@ -4,8 +4,8 @@
     places p   1 2 0 1 2 3 0     x'_i = x_i + E[p_i + o] for digits,   x'_i = x_i + E[0] for all other tokens
 
 E is learned; o is drawn from 0 .. max_offset for every update, so that the rows of longer numbers are trained as well,
-and 0 in evaluation. A digit is a token that is one by itself: the authors read single characters, and write numbers
-with their least significant digit first, so that a place is a power of ten. Numbers are taken as they are written here.
+and is 0 in evaluation. A digit is a token whose whole text is a digit. The authors read single characters and write
+numbers with the least significant digit first, so that a place is a power of ten. Here the order of the text is kept.
 
 Source: McLeish et al., "Transformers Can Do Arithmetic with the Right Embeddings" (2024), arXiv:2405.17399, and the
 authors' code (mcleish7/arithmetic), which has no last row for the digits beyond it. There the table starts as torch's
@@ -54,7 +54,7 @@ class Abacus(Wrapper):
         return super().hooks | {"embed"}
 
     def remarks(self) -> list[str]:
-        none = f"{self.name}: no token of the vocabulary is a digit by itself: all tokens are given the same vector"
+        none = f"{self.name}: no token of the vocabulary is a digit by itself: all tokens get the same vector"
         missing = self.shape.vocabulary and not len(self.digits)
         return [none, *super().remarks()] if missing else super().remarks()
 

@@ -1,12 +1,12 @@
 """Attention with linear biases (ALiBi).
 
-A penalty that grows linearly with distance, at a slope of its own for each head; nothing is learned:
+A penalty that grows linearly with distance, with a fixed slope per head:
 
     logits_ij = q_i·k_j / sqrt(d) - m_h · |i - j|,   m_h = 2^(-8h/H) for h = 1 .. H
 
-Heads with steep slopes look at their neighbourhood, heads with flat ones far back. That rule is for H a power of two;
-otherwise, as the authors' code does, the nearest power of two c below gives c slopes and every other slope of 2c the
-rest. Without a causal mask both sides are penalised alike, so ALiBi cannot tell left from right.
+Heads with steep slopes look at their neighbourhood, heads with flat ones far back. That rule needs H to be a power of
+two. Otherwise, as in the authors' code, the nearest power of two c below H gives c slopes, and every other slope of 2c
+heads gives the rest. Without a causal mask both sides are penalised alike, so ALiBi cannot tell left from right.
 
 Source: Press, Smith and Lewis, "Train Short, Test Long" (2021), arXiv:2108.12409, section 3.
 Beyond training length: defined everywhere; far keys get ever less weight, and loss usually stays flat.

@@ -1,11 +1,11 @@
 """The contract of a positional encoding: the hooks it may override, and their arguments.
 
 Overriding a hook is the declaration that the encoding acts there. One encoding object serves the whole model;
-parameters that differ by layer are indexed by `layer`. An encoding that is another one from layer to layer, or that
-stands around another one, says by `at` which encoding a layer uses; all that acts in a layer is asked of that one.
+parameters that differ by layer are indexed by `layer`. If an encoding differs from layer to layer or wraps another one,
+its `at` returns the encoding of a layer. Every hook in a layer is then that encoding's.
 
-Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T),
-may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
+Axes: B batch, T time (Tq query rows, Tk keys), H heads, D model width, Dh head width. Positions are (1, T) or (B, T).
+They may be fractional and need not be consecutive. The distance of a pair is query position minus key position.
 """
 
 import copy
@@ -26,13 +26,13 @@ PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What an encoding knows of its model."""
+    """The model properties that an encoding may depend on."""
 
     d_model: int
     n_heads: int
     n_layers: int
     train_length: int  # tokens
-    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few encodings that look at them
+    vocabulary: tuple[str, ...] = ()  # token texts by id, for the few encodings that need them
     token_rms: float = 0.05  # root mean square of the token embeddings at initialisation
     head_dim: int = 0  # channels of a head; 0 becomes d_model / n_heads
     n_kv_heads: int = 0  # heads of keys and values, each shared by a group of query heads; 0 becomes n_heads
@@ -55,7 +55,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A block of query rows against all the keys they may see; what pairwise hooks are given."""
+    """The argument of pairwise hooks: a block of query rows and all the keys they may see."""
 
     q: Tensor  # (B, H, Tq, Dq), after rotate
     k: Tensor  # (B, H, Tk, Dq), after rotate
@@ -64,43 +64,43 @@ class Rows:
     distance: Tensor  # (1|B, Tq, Tk), clamped at 0 where a causal mask hides the key
     visible: Tensor  # (Tq, Tk) bool
     queries: slice  # which rows of the whole sequence these are: state[:, :, rows.queries]
-    keys: slice | Tensor  # likewise for the keys; without `scores` and `attend`, sinks and window alone, by number
+    keys: slice | Tensor  # likewise for keys; indices of sinks and window only, unless `scores` or `attend` is there
     layer: int
     state: tuple[Tensor, ...]  # what `prepare` returned, for the whole sequence
 
 
 def part_of(x: Tensor, where: slice | Tensor) -> Tensor:
-    """x (B, H, T, ...) at some tokens; for all of them x itself, whose gradient then takes no copy."""
+    """x (B, H, T, ...) at some tokens; x itself if these are all, which saves a copy of the gradient."""
     return x if isinstance(where, slice) and where == slice(0, x.shape[2]) else x[:, :, where]
 
 
 class Encoding(nn.Module):
-    """Base of all encodings; as it stands it is no positional encoding at all.
+    """Base of all encodings; it encodes no positions itself.
 
-    The constructor takes the `Shape` and keyword options; their defaults are repeated in the encoding's YAML.
-    Angles, positions and biases are computed in fp32 (angle tables built in fp64) whatever autocast is in force.
-    Tables are recomputed or kept in non-persistent buffers, so a checkpoint holds learned parameters only.
+    The constructor takes the `Shape` and keyword options; their defaults are repeated in the encoding's YAML. Angles,
+    positions and biases are computed in fp32 (angle tables in fp64), also under autocast. Tables are recomputed or kept
+    in non-persistent buffers, so a checkpoint holds learned parameters only.
     """
 
-    name: str  # as the registry and the configuration know it
+    name: str  # in the registry and in configurations
     max_length: int | None = None  # longest input the encoding is defined for; None = any
-    window: int | None = None  # keys a query may see, itself included; None = as many as the model lets it
-    length_dependent: bool = False  # whether the length of the input changes what stands at its beginning
-    whole_positions: bool = False  # whether it refuses positions that are fractional
+    window: int | None = None  # keys a query may see, itself included; None = the model's limit
+    length_dependent: bool = False  # whether outputs at the start of an input depend on its length
+    whole_positions: bool = False  # whether it refuses fractional positions
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
-    hidden_finite: bool = True  # whether logits of keys after the query are numbers, however far after
+    hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",
         "distance_bias", "bias", "scores", "attend", "additions",
     )  # fmt: skip
 
-    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class: dispatch asks in every layer
+    overridden: ClassVar[frozenset[str]] = frozenset()  # hooks; found once per class, since every layer needs them
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.overridden = frozenset(name for name in cls.HOOKS if getattr(cls, name) is not getattr(Encoding, name))
-        cls.name = cls.__module__.rpartition(".")[2]  # the file; the registry knows better where it found the class
+        cls.name = cls.__module__.rpartition(".")[2]  # the file's name; for installed encodings, the registry sets it
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -108,19 +108,19 @@ class Encoding(nn.Module):
 
     @property
     def hooks(self) -> frozenset[str]:
-        """Names of the hooks this encoding overrides; of one around others, also theirs."""
+        """Names of the hooks this encoding overrides; for a wrapper, also those of its inner encodings."""
         return self.overridden
 
     def at(self, layer: int) -> "tuple[Encoding, int]":
-        """The encoding that a layer of the model uses, and which of that encoding's own layers it is.
+        """The encoding that a layer of the model uses, and the number of the layer within that encoding.
 
-        Hooks, `window`, `logit_scale` and parameters of a layer are those of what is returned. Asked again, that one
-        answers with itself.
+        Hooks, `window`, `logit_scale` and parameters of the layer are those of the returned encoding. Its own `at`
+        returns itself.
         """
         return self, layer
 
     def sharing(self) -> Self:
-        """A copy that shares all parameters and buffers: what is set on the copy is not set on this one."""
+        """A copy that shares all parameters and buffers; attributes set on the copy do not change the original."""
         made = copy.copy(self)
         for name in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(made, name, dict(getattr(self, name)))
@@ -145,7 +145,7 @@ class Encoding(nn.Module):
             )
 
     def remarks(self) -> list[str]:
-        """Warnings about these options, a line each; a run logs them when it starts."""
+        """Warnings about these options, one line each; a run logs them at its start."""
         return []
 
     # -- once per update -------------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ class Encoding(nn.Module):
         """Called before each update with training progress in [0, 1), and with 1 at the end.
 
         For encodings that change during training. Their state depends on `done` alone, so that a resumed run equals an
-        uninterrupted one. As built, for evaluation, they are in the state of 1.
+        uninterrupted one. A new encoding, as in evaluation, has the state of 1.
         """
 
     # -- once per forward ------------------------------------------------------------------------------------------
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`, None = always alike."""
+        """Positions of token ids (B, T): (1|B, T). Random encodings draw from `generator`; None = a fixed seed."""
         return torch.arange(ids.shape[-1], device=ids.device)[None]
 
     def token_dim(self) -> int:
@@ -168,7 +168,7 @@ class Encoding(nn.Module):
         return self.shape.d_model
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Token embeddings (B, T, token_dim) to the model's input (B, T, D)."""
+        """Turn token embeddings (B, T, token_dim) into the model's input (B, T, D)."""
         return x
 
     # -- once per layer, on the whole sequence ---------------------------------------------------------------------
@@ -186,9 +186,9 @@ class Encoding(nn.Module):
         return v
 
     def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        """Transform what attention gives query rows (B, H, Tq, Dh), each row by itself.
+        """Transform the outputs of attention (B, H, Tq, Dh), each query row by itself.
 
-        `x` (B, Tq, D) and `positions` (1|B, Tq) are those of the same rows, which may be the last ones only.
+        `x` (B, Tq, D) and `positions` (1|B, Tq) belong to the same rows, which may be only the last ones.
         """
         return out
 
@@ -207,7 +207,7 @@ class Encoding(nn.Module):
         return logits
 
     def attend(self, logits: Tensor, rows: Rows) -> Tensor:
-        """Masked logits (-inf where hidden) to outputs (B, H, Tq, Dh)."""
+        """Turn masked logits (-inf where hidden) into outputs (B, H, Tq, Dh)."""
         return logits.softmax(-1) @ rows.v.to(logits.dtype)
 
     # -- the same, as data -----------------------------------------------------------------------------------------
@@ -215,22 +215,22 @@ class Encoding(nn.Module):
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
         """The sum of the pairwise hooks at positions 0 .. T-1, as data for a kernel; None = no such form.
 
-        Given what `prepare` is given. Override only with what equals the other hooks, in values and in gradients: the
-        contract tests compare the two.
+        Takes the arguments of `prepare`. Must equal the other hooks in values and in gradients: the contract tests
+        compare them.
         """
         return None
 
 
 def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:
-    """The `additions` of a layer's encoding at consecutive positions, if there are any; arguments of `prepare`."""
+    """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
         if "additions" in encoding.hooks:
             return encoding.additions(q, k, x, positions, layer)
         if encoding.hooks & PAIRWISE != {"distance_bias"}:
             return None
-        # The distances 0 .. T-1 are all there are.
+        # No other distances than 0 .. T-1 occur.
         values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
-        assert values is not None  # whoever overrides the hook gives a bias
+        assert values is not None  # an encoding that overrides the hook returns a bias
         return Table(values.float().expand(encoding.shape.n_heads, -1))
 
 
@@ -240,19 +240,19 @@ _Made = TypeVar("_Made")
 
 
 def shared(positions: Tensor, consecutive: bool) -> Tensor:
-    """Positions (1|B, T) of one forward pass, with which `once` keeps what its layers make of them alike.
+    """Positions (1|B, T) of one forward pass; `once` caches on them the tables that all layers share.
 
     Args:
-        consecutive: they are 0 .. T-1, and need not be read from a device to be known on the host.
+        consecutive: they are 0 .. T-1, so that the host need not read them from a device.
     """
-    own = positions.view_as(positions)  # the caller's tensor keeps nothing
+    own = positions.view_as(positions)  # a view, so that the caller's tensor holds no cache
     vars(own).update(made={}, consecutive=consecutive)
     return own
 
 
 def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
-    """The result of `maker` for positions; made once if they are `shared`, and kept as long as they are."""
-    if torch.compiler.is_compiling():  # which finds what is the same by itself
+    """The result of `make` for positions; if they are `shared`, it is cached as long as they live."""
+    if torch.compiler.is_compiling():  # the compiler removes repeated work by itself
         return make()
     made: dict[object, _Made] | None = vars(positions).get("made")
     if made is None:
@@ -263,16 +263,16 @@ def once(positions: Tensor, maker: object, make: Callable[[], _Made]) -> _Made:
 
 
 def count_from_0(positions: Tensor) -> bool:
-    """Whether positions are known to be 0 .. T-1, without a look at them."""
+    """Whether positions are marked as 0 .. T-1; does not read their values."""
     return not torch.compiler.is_compiling() and bool(vars(positions).get("consecutive"))
 
 
 def on_host(positions: Tensor) -> Tensor:
-    """Positions on the CPU, read from their device only where they are not known."""
+    """Positions on the CPU; reads them from their device only if they are not marked as 0 .. T-1."""
     return torch.arange(positions.shape[-1])[None] if count_from_0(positions) else positions.cpu()
 
 
 def check_length(encoding: Encoding, length: int) -> None:
-    """Raise Undefined if the encoding does not exist at this input length."""
+    """Raise Undefined if the encoding is not defined at this input length."""
     if encoding.max_length is not None and length > encoding.max_length:
         raise Undefined(f"length {length} is beyond the end of '{encoding.name}' (defined up to {encoding.max_length})")

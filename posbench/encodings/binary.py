@@ -1,12 +1,12 @@
 """Binary digits of the index.
 
-A number that must stay small yet count far is written in digits. Digit k turns over every 2^k positions:
+Digits count far with small numbers. Digit k changes every 2^k positions:
 
     b_ik = floor(i / 2^k) mod 2,  k = 0 .. digits - 1,        x'_i = x_i + s·[b_i ; 0 ... 0]    or    [x_i ; s·b_i]
 
-With three digits, least significant first: 000 100 010 110 001 101 011 111. Every position has its own code and all
-are bounded, but neighbours are not equally far apart (1 to 2 flips two digits, 2 to 3 one) and there is nothing
-between two integers: the sine encodings keep the turning digits and make them continuous.
+With three digits, least significant first: 000 100 010 110 001 101 011 111. Every position has its own code, and all
+codes are bounded. But neighbours are not equally far apart (1 to 2 flips two digits, 2 to 3 one), and there is no code
+between two integers. The sine encodings make such digits continuous.
 
 Source: the positional numeral system, as tutorials lead to sinusoids by it; no paper.
 Beyond training length: undefined from 2^digits on; by default digits = ceil(log2(train_length)), so soon. Positions
@@ -52,7 +52,7 @@ class Binary(Additive):
         return F.pad(torch.where(defined, bits, math.nan), (0, self.width - self.digits))
 
     def _defined(self, positions: Tensor) -> Tensor:
-        """Whether each position has digits."""
+        """Whether each position has a code."""
         defined: Tensor = (positions >= 0) & (positions < 2**self.digits)
         whole: Tensor = positions == positions.floor() if positions.is_floating_point() else defined
         waits = positions.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values

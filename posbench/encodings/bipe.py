@@ -6,10 +6,10 @@ Segments are sentences and lines. A separator, a full stop or a newline, belongs
     segments s   0 0 0 1 1 1 2     what the encoding inside, a relative one, is given as positions
     places p     0 1 2 0 1 2 0     x'_i = x_i + E[p_i],   E of size train_length x d_model, its last row for all beyond
 
-A token is a separator if its text, spaces around it aside, is one of `separators`; the authors have the ids of two
-tokens. One that has a separator within (" end.") closes nothing, nor does one of two newlines, unless it is listed.
-Both numbers count from the first token that the model is given, which may stand anywhere in a sentence. Text without
-separators, or of a vocabulary that is not known, is one segment.
+A token is a separator if its text, without spaces around it, is in `separators`; the authors use the ids of two tokens.
+A token that merely contains a separator (" end."), or that is two newlines, closes nothing unless it is listed. Both
+numbers count from the model's first token, which may be anywhere in a sentence. Text without separators, or with an
+unknown vocabulary, is one segment.
 
 Source: He et al., "Two Stones Hit One Bird: Bilevel Positional Encoding for Better Length Extrapolation" (2024),
 arXiv:2401.16421, and the authors' code (zhenyuhe00/BiPE), where ALiBi's slopes are multiplied by 96 here: option

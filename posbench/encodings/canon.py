@@ -2,10 +2,10 @@
 
     a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own weights w
 
-Order comes in because what a token asks, offers and says depends on its neighbours; beyond them all keys are alike,
-unless another encoding stands inside: option `inner`, which is given what the convolution made of q, k and v.
-A Canon layer at this place ("B") has the convolution on q, k and v; Inkling has it on k and v only: option `convolved`.
-Both have further ones elsewhere in the block, and position codes beside them.
+Order enters because the query, key and value of a token depend on the tokens before it. Farther keys have no order
+unless the option `inner` names another encoding, which then gets the convolved q, k and v. A Canon layer at this place
+("B") has the convolution on q, k and v; Inkling has it on k and v only: option `convolved`. Both have further ones
+elsewhere in the block, and position codes beside them.
 
 Source: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers" (2025),
 arXiv:2512.17351. The weights start as those of torch's Conv1d, as in the author's code.
@@ -57,7 +57,7 @@ class Canon(Wrapper):
         return self._convolved("v", v, layer)
 
     def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
-        """(B, H, T, Dh) as it is after the convolution."""
+        """q, k or v (B, H, T, Dh) after the convolution."""
         if name not in self.weights:
             return a
         weights = self.weights[name][layer].repeat_interleave(a.shape[1] // len(self.weights[name][layer]), dim=0)
@@ -69,5 +69,5 @@ class Canon(Wrapper):
 
 
 def _initial(shape: Shape, heads: int, width: int) -> nn.Parameter:
-    """Weights (layers, heads, Dh, width), the last for the token itself, as a Conv1d of so few inputs starts."""
+    """Weights (layers, heads, Dh, width), the last for the token itself; initialised like a depthwise Conv1d's."""
     return nn.Parameter(torch.empty(shape.n_layers, heads, shape.head_dim, width).uniform_(-1, 1) * width**-0.5)

@@ -1,16 +1,15 @@
-"""Continuous augmented positions (CAPE) around another encoding, so that it relies on neither place nor scale.
+"""Continuous augmented positions (CAPE) around another encoding, which then relies on neither place nor scale.
 
-In training all positions are moved on by one random number, each one by another of its own, and all are stretched; in
-evaluation they are as they stand:
+In training, one random number shifts all positions, another shifts each single one, and a third stretches all. In
+evaluation, positions are unchanged:
 
     positions_i = (i + D + e_i)·exp(l) in training,   positions_i = i in evaluation
     D from -global_shift .. global_shift,   e_i from -local_shift .. local_shift,   l from ±ln(scaling), all uniform
 
-Above a local_shift of 0.5 neighbours may change places, and a bias by distance then counts a key that seems ahead of
-its query as at distance 0. With both shifts 0 and a scaling of 1 it is the encoding inside. The sequences of a batch
-share the draws here, as `randomized`'s do; there each has its own. The mean is not taken off positions, which there is
-an option for speech: it tells every token how long the text is. How large a code is beside the tokens is an option of
-the encoding inside.
+With a local_shift above 0.5 neighbours may swap places. A bias by distance then treats a key that seems ahead of its
+query as at distance 0. With both shifts 0 and a scaling of 1 this is the inner encoding. All sequences of a batch share
+the draws here, as in `randomized`; in the authors' code each has its own. Their option for speech to subtract the mean
+is left out: it tells every token how long the text is. The inner encoding sets the scale of its code.
 
 Source: Likhomanenko et al., "CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings" (2021),
 arXiv:2106.03143, by the code of gcambara/cape that follows it, whose values for text are the defaults. An early version
@@ -48,8 +47,8 @@ class CAPE(Repositioned):
         self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
         if self.whole_positions:
             raise UserError(
-                f"encoding.inner is '{inner}', which has whole positions alone: expected one, such as sinusoidal, "
-                "that has those between them"
+                f"encoding.inner is '{inner}', which refuses fractional positions: expected one that takes "
+                "them, such as sinusoidal"
             )
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:

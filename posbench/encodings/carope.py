@@ -1,13 +1,13 @@
-"""Context-aware RoPE (CARoPE): each token says for each head how fast its position goes on.
+"""Context-aware RoPE (CARoPE): each token sets, per head, the size of its step in position.
 
-RoPE's angle at a position is a sum of one step per token, the p-th power of the frequency θ of the first power. Here
-every token has a θ of its own for each head, made from the layer's input:
+RoPE's angle of pair p is a sum of one step θ^p per token. Here every token has its own θ per head, computed from the
+layer's input:
 
     angle_tp = sum over s = 0 .. t of θ_s^p,   θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
 
-The constant c, which is not learned, makes θ = base^(-2/d) where w_h·x is 0, and w starts at 0: that is RoPE. The
-paper has no c, yet starts as RoPE without saying how. The first pair, p = 0, turns by a radian per token whatever it
-is. Order is that of the tokens; position numbers are not used.
+The constant c is not learned: it makes θ = base^(-2/d) where w_h·x is 0. w starts at 0, which is RoPE. The paper has no
+c; it starts as RoPE but does not say how. The first pair, p = 0, always turns by one radian per token. Order is that of
+the tokens; position numbers are not used.
 
 Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025), arXiv:2507.23083, section 2.
 Beyond training length: defined everywhere; sums reach angles never seen in training.

@@ -1,14 +1,14 @@
 """The convolutions and the late values of compressed convolutional attention (CCA).
 
-Queries and keys pass through two short causal convolutions, one of each channel and one across the channels of a head,
-beside their mean; half of the channels of all values are those of the token before:
+Queries and keys pass through two short causal convolutions, one per channel and one across the channels of a head.
+Their mean is added. Half of all value channels come from the token before:
 
     [q'_t ; k'_t] = conv_head(conv_channel([q ; k]))_t + [m_t ; m_t],   m_t = (q_t + k_t) / 2
     v'_t = [first half of v_t ; second half of v_(t-1)]
 
-Where a group of query heads shares a key head, k' has the mean of their m. The halves are those of all heads in a row,
-so that with several heads the second half of the heads says what its token says one token later. Another encoding may
-stand inside: option `inner`, which is given q', k' and v'.
+If a group of query heads shares a key head, k' gets the mean of their m. The halves are halves of all heads side by
+side: with several heads, the second half of the heads has the values of the token before. The option `inner` names
+another encoding, which then gets q', k' and v'.
 
 Source: Figliolia et al., "Compressed Convolutional Attention: Efficient Attention in a Compressed Latent Space" (2025),
 arXiv:2510.04476, as in transformers' Zaya: without the compression and the norm of queries and keys. Its RoPE, on half
@@ -39,7 +39,7 @@ class CCA(Wrapper):
         super().__init__(shape)
         for option, width in (("channel_width", channel_width), ("head_width", head_width)):
             self.expect(width >= 1, option, width, "at least 1")
-        self.earlier = channel_width + head_width - 2  # tokens that both convolutions see together, the last one apart
+        self.earlier = channel_width + head_width - 2  # tokens before the current one that both convolutions see
         heads = shape.n_heads + shape.n_kv_heads
         size, layers = heads * shape.head_dim, range(shape.n_layers)
         self.by_channel = nn.ModuleList(nn.Conv1d(size, size, channel_width, groups=size) for _ in layers)
@@ -71,7 +71,7 @@ class CCA(Wrapper):
         return self._many(torch.cat((now[..., :half], late), dim=-1).view_as(few.transpose(1, 2)).transpose(1, 2))
 
     def _few(self, shared: Tensor) -> Tensor:
-        """Keys or values (B, H, T, Dh) before their heads were repeated for each group of query heads."""
+        """Keys or values (B, H, T, Dh) without the repetition of heads for groups of query heads."""
         return shared[:, :: self.shape.n_heads // self.shape.n_kv_heads]
 
     def _many(self, few: Tensor) -> Tensor:

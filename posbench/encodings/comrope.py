@@ -3,13 +3,13 @@
     q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A = diag(P_1 - P_1', P_2 - P_2' ...)
 
 with square blocks of b channels, learned per layer and head. The paper asks which matrices of several axes commute, as
-rotations by position must; text has one axis, whose matrix commutes with itself, and both of the paper's answers are
-the above. With b = 2, the default of the authors' code, it is RoPE whose frequencies are learned for each head; with b
-as wide as the head it is LieRE with another start. P starts normal with `std`, and of P - P' only the half above the
-diagonal is kept. Positions are in training lengths L, as the authors' are in lengths of an image.
+rotations by position must. Text has one axis, whose matrix commutes with itself: both of the paper's answers become the
+formula above. With b = 2, the authors' default, this is RoPE with frequencies learned per head. With b as wide as the
+head it is LieRE with other initial values. P starts normal with `std`; only the half of P - P' above the diagonal is
+stored. Positions are in training lengths L, the authors' in lengths of an image.
 
-An image has 14 patches along an axis. For a step of a token to turn as far at the start as that of a patch, `std` grows
-with the length: about L / 14.
+An image has 14 patches along an axis. If one token should initially turn as far as one patch, set `std` to about L /
+14.
 
 Source: Yu et al., "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting Angle
 Matrices" (2025), arXiv:2506.03737, and the authors' code, in one dimension.
@@ -32,4 +32,4 @@ class ComRoPE(Skew):
         self.expect(fits, "block", block, f"a divisor of the {shape.head_dim} channels of a head, at least 2")
         self.expect(0 < std < math.inf, "std", std, "a number above 0")
         with torch.no_grad():
-            self.above.normal_(0, math.sqrt(2) * std)  # a difference of two entries of P
+            self.above.normal_(0, math.sqrt(2) * std)  # the deviation of a difference of two entries of P

@@ -1,7 +1,7 @@
-"""Contextual position encoding (CoPE): positions are counted in tokens that matter.
+"""Contextual position encoding (CoPE): positions count only the tokens that matter.
 
-Each key opens a gate for the query; the position of key j is the number of open gates from j up to the query. Counts
-are fractional, so the logit's bias interpolates between the learned vectors of the whole positions around it:
+Each pair of query and key has a gate in 0 .. 1. The position of key j is the sum of the gates from j up to the query.
+It is fractional, so the logit's bias interpolates between the learned vectors of the two nearest whole positions:
 
     g_ij = sigmoid(z_ij),  z_ij = q_i·k_j / sqrt(d)         p_ij = sum over t = j .. i of g_it, at most P - 1
     logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],   w = p_ij - floor p_ij
@@ -45,9 +45,9 @@ class CoPE(Encoding):
 
 
 class _ByCount(torch.autograd.Function):
-    """Logits (B, H, Tq, Tk) plus what the vectors of whole positions give each query, (B, H, Tq, P), at the counts.
+    """Logits (B, H, Tq, Tk) plus the biases of whole positions (B, H, Tq, P), interpolated at the counts.
 
-    Its gradient keeps what a few numbers per pair say, in place of the dozen that every step of the formula would keep.
+    The backward pass keeps four numbers per pair; without it autograd would keep about a dozen.
     """
 
     @staticmethod
@@ -65,7 +65,7 @@ class _ByCount(torch.autograd.Function):
 
 @fused_on_cuda
 def _counted(logits: Tensor, at_whole: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-    """The result, then per pair: its gate, the whole position below its count, the rest, and the slope there."""
+    """The result; then per pair: the gate, the count rounded down, its fractional part, and the slope there."""
     gates = logits.sigmoid().mul(visible)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
     below, part = count.long().clamp(min=0), count.frac()  # NaN becomes a whole number below 0
@@ -77,7 +77,7 @@ def _counted(logits: Tensor, at_whole: Tensor, visible: Tensor) -> tuple[Tensor,
 def _uncounted(
     gradient: Tensor, positions: int, gates: Tensor, below: Tensor, part: Tensor, slope: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the logits and of what whole positions give."""
+    """Gradients of the logits and of the biases of whole positions."""
     # A gate counts for all keys up to its own.
     of_gates = (gradient * slope).cumsum(-1)
     of_logits = gradient + torch.ops.aten.sigmoid_backward(of_gates, gates)

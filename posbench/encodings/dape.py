@@ -1,15 +1,14 @@
 """Data-adaptive positions (DAPE): a network over the heads adapts a bias to the content.
 
-At each pair of query and key a small network sees the logits of all heads and what a static bias would add to each,
-and adds what it makes of them:
+For each pair of query and key, a small network reads the logits and a static bias of all heads. Its output is added:
 
     logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
 
-z and b are vectors over the heads, the network is 2H -> hidden -> H and separate per layer. The bias b is that of the
-encoding inside, as it stands (in the authors' code, FIRE's f turns leaky inside). With W2 = 0 and c2 = 0 this is that
-encoding.
+z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H. The bias b is the inner
+encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). With W2 = 0 and c2 = 0 this is
+the inner encoding.
 
-Every pair runs through the network, so this costs many times what the encoding inside does.
+Every pair runs through the network, so this costs many times as much as the inner encoding.
 
 Source: Zheng et al., "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation" (2024), arXiv:2405.14722,
 section 3; the network as in the authors' code (chuanyang-Zheng/DAPE).
@@ -27,7 +26,7 @@ from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.errors import UserError
 
-BIASES = frozenset({"prepare", "distance_bias", "bias", "additions"})  # hooks of which a bias is made
+BIASES = frozenset({"prepare", "distance_bias", "bias", "additions"})  # the hooks of an encoding that only adds a bias
 
 
 class DAPE(Wrapper):
@@ -47,7 +46,7 @@ class DAPE(Wrapper):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset({"prepare", "scores"})  # the logits of the encoding inside are not biased before
+        return frozenset({"prepare", "scores"})  # the bias of the inner encoding is added in `scores`
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         return self, layer

@@ -1,16 +1,15 @@
 """DAPE V2: logits of neighbouring keys are read together, as a picture would be.
 
-As DAPE's, a small network sees the logits z of all heads and what a static bias b would add to each, and adds what it
-makes of them. Its two layers are convolutions along the keys, so that a pair also hears of the keys beside it:
+As in DAPE, a small network reads the logits z and a static bias b of all heads, and its output is added. Here its two
+layers are convolutions along the keys, so that it also reads the neighbouring keys:
 
     logits = z + b + conv2(leaky_relu(conv1([z ; b]))),   2H -> hidden -> H channels, each over `kernel` keys
 
-In [z ; b], keys that the query does not see count as zeros, so that nothing is heard of them; so does what conv1 makes
-of keys before the first that is seen. With a kernel of 1 this is DAPE. What conv1 makes of the keys just behind the
-query counts; in the authors' code it does so but for the last query of an input, where padding makes it 0 and a longer
-input would change it.
+In [z ; b], hidden keys count as zeros, so that nothing leaks from them. conv1's outputs before the first visible key
+are zeros too. With a kernel of 1 this is DAPE. conv1's outputs just after the query count. The authors' code agrees
+except at the last query of an input: padding makes them 0 there, so a longer input would change that query.
 
-Every pair runs through the network, so this costs many times what the encoding inside does.
+Every pair runs through the network, so this costs many times as much as the inner encoding.
 
 Source: Zheng et al., "DAPE V2: Process Attention Score as Feature Map for Length Extrapolation" (2024),
 arXiv:2410.04798; the convolutions as in the authors' code (chuanyang-Zheng/DAPE), kernel 3 and hidden 32 by its
@@ -54,7 +53,7 @@ class DAPEV2(DAPE):
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
         reach = self.reach
         first, leaky, second = cast(nn.Sequential, self.networks[rows.layer])
-        # Keys that are seen, and for what the first convolution makes of them also those up to `reach` behind.
+        # Visible keys and the `reach` keys after them, where the first convolution still sees visible ones.
         heard = torch.stack([F.pad(rows.visible, (by, reach - by)) for by in range(reach + 1)]).any(0)
         with torch.autocast(logits.device.type, enabled=False):
             bias = self._bias(rows).expand_as(logits)

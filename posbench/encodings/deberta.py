@@ -1,14 +1,14 @@
 """DeBERTa's disentangled attention.
 
-A token is two vectors, content and position, and three of their four products are kept: content asks content, content
-asks distance, and distance asks content:
+A token is two vectors, content and position. Three of their four products are kept: content to content, content to
+position, and position to content:
 
     logits_ij = [q_i·k_j + q_i·(K p_r) + (Q p_r)·k_j] / sqrt(3d),   r = clip(i - j, -S, S - 1)
 
-The 2S vectors p are shared by all layers; Q and K map them into each layer's heads. The paper's text looks up the last
-term at j - i; the authors' code at i - j, and so does this. With a causal mask the vectors that look ahead stay unused.
+The 2S vectors p are shared by all layers; Q and K map them into each layer's heads. The last term is looked up at i -
+j, as in the authors' code; the paper's text has j - i. With a causal mask the vectors that look ahead stay unused.
 
-With `num_buckets` b (v2 and v3: 256) S is b, distances up to b/2 are one each, and farther ones share, by logarithm:
+With `num_buckets` b (v2 and v3: 256) S is b. Distances up to b/2 have their own vectors; farther ones share:
 
     bucket(r) = sign(r)·(b/2 + ceil((b/2 - 1)·ln(2|r|/b) / ln(2(max_distance - 1)/b)))   for |r| > b/2
 
@@ -58,9 +58,9 @@ class DeBERTa(Encoding):
             return both * self.logit_scale
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
-        """By head a curve for each channel: queries mix those of `keys` by what they are, keys those of `queries`."""
+        """Curves over distance per head and channel: queries mix those of `keys`, keys mix those of `queries`."""
         index = self._table_rows(torch.arange(q.shape[2], device=q.device))
-        by_distance = F.embedding(index, self.table).float().mT  # whose gradient is far cheaper than of indexing
+        by_distance = F.embedding(index, self.table).float().mT  # its gradient is far cheaper than that of indexing
         to_position, from_position = (each[layer] @ by_distance for each in (self.keys, self.queries))
         return Curves(q.float() * self.logit_scale, to_position, k.float() * self.logit_scale, from_position)
 

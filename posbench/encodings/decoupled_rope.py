@@ -1,13 +1,13 @@
 """Decoupled RoPE: position in channels of its own, as in multi-head latent attention (MLA).
 
-RoPE acts on r channels of a head, and the content of the others meets without a position. They are, by `placement`,
+RoPE acts on r channels of a head; the other channels carry no position. `placement` says which channels:
 
-    beside      r channels more per head, made from the layer's input x; all heads share the key's:
+    beside      r more channels per head, computed from the layer's input x; all heads share the key's:
                 q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],   logits q'·k' / sqrt(d + r)
-    trailing    the last r of the d channels that a head has; nothing is learned
+    trailing    the last r of the d channels of a head; nothing is learned
 
-Where keys are values, too, RoPE turns both. With `turn_values` so do the values here; what attention gives is then
-turned back by the position of its query, R_-i sum_j a_ij R_j v_j, so that a value arrives turned by its distance.
+In models whose keys are also the values, RoPE turns both. With `turn_values` it turns the values here too. The output
+is then turned back by the position of its query, R_-i sum_j a_ij R_j v_j: each value arrives turned by its distance.
 
 Source: DeepSeek-AI, "DeepSeek-V2" (2024), arXiv:2405.04434, section 2.1.3, for `beside`, without its compression of
 queries, keys and values; `trailing` and `turn_values` are those of transformers' DeepSeek V4 (with one tensor for keys
@@ -81,10 +81,10 @@ class DecoupledRoPE(rotary.Rotary):
         return self._turned(out, self._by_position(-positions, out)) if self.turn_values else out
 
     def _by_position(self, positions: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        """Turns of values, whose size no temperature of the logits changes."""
+        """Turns for values: rotations only, without the temperature of the logits."""
         return rotary.laid_out(rotary.turns(self.angles(positions), values.device), self.layout)
 
     def _turned(self, a: Tensor, made: tuple[Tensor, ...]) -> Tensor:
-        """The last channels of (B, H, T, Dh) turned."""
+        """(B, H, T, Dh) with its last channels turned."""
         still = self.shape.head_dim - self.turning
         return torch.cat((a[..., :still], rotary.turn(a[..., still:], made)), dim=-1)

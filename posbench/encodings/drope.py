@@ -1,10 +1,10 @@
 """RoPE for most of the training, then no positions (DroPE).
 
-    q and k turn as in RoPE in the updates before `drop_at` of all, and stay as they are from then on
+    RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and k stay unchanged
 
-RoPE helps a model to learn, and its angles beyond training are what breaks on long inputs: a model that has learned
-with it is given the rest of the training to go on without. Evaluated it is a model without positions; losses on
-validation text before the drop are those with RoPE. Learning rate and batches know nothing of the drop.
+RoPE helps a model to learn, but its untrained angles fail on long inputs. The model therefore learns with RoPE and
+spends the rest of the training without it. Evaluation always runs without positions; validation losses logged before
+the drop are those with RoPE. The drop changes neither learning rate nor batches.
 
 Source: Gelberg et al., "Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings" (2025),
 arXiv:2512.12167. There a trained model is given a second, shorter training; the share of 0.1 in one training is ours.

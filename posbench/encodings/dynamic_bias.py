@@ -1,12 +1,12 @@
 """A network turns distances into biases (continuous position bias).
 
-A small network reads one number, the distance or its logarithm, and gives a bias per head, the same in all layers:
+A small network maps one number, the distance or its logarithm, to a bias per head, the same in all layers:
 
     logits_ij = q_i·k_j / sqrt(d) + f(s(i - j))_h,   s(r) = sign(r)·ln(1 + |r|)   or, with `log: false`, r itself
 
-f is 1 -> width -> ... -> H with SiLU, `depth` hidden layers. The logarithm keeps inputs small far out: in 16 times the
-length they grow by ln 16 and not 16-fold. Swin's network has one hidden layer of 512 with ReLU; followed is
-x-transformers, whose width is a quarter of the model's.
+f is 1 -> width -> ... -> H with SiLU, `depth` hidden layers. The logarithm keeps inputs small at long distances: at 16
+times the length they grow by ln 16, not 16-fold. The network is that of x-transformers, a quarter of the model's width
+wide; Swin's has one hidden layer of 512 with ReLU.
 
 Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution" (2021), arXiv:2111.09883, section 3.3,
 in one dimension; x-transformers DynamicPositionBias.

@@ -1,14 +1,13 @@
 """Dynamic NTK-aware RoPE, from the first step on.
 
-RoPE up to an original length L; for longer inputs, RoPE with a base that grows with the input's length l, so that the
-slowest pair turns s times slower and the fastest stays as it is. Meant to extend a trained RoPE
-(`extension=dynamic_ntk`); as an encoding of its own it meets other frequencies in training where L is less than the
-training length:
+RoPE up to an original length L. For longer inputs, the base grows with the input's length l: the slowest pair turns s
+times slower, the fastest keeps its speed. Meant to extend a trained RoPE (`extension=dynamic_ntk`). As an encoding of
+its own, it trains with changed frequencies only if L is less than the training length:
 
     f_p = b^(-2p/d) · s^(-2p/(d-2)),   s = max(1, factor·l/L - (factor - 1))
 
-A longer input changes all its outputs, those at the beginning included. Each sequence of a batch decides for itself, by
-its largest position, where transformers lets the longest one decide for all.
+A longer input changes all its outputs, including those at the beginning. l is set per sequence, from its largest
+position; in transformers the longest sequence of a batch sets it for all.
 
 Source: emozilla, "Dynamically Scaled RoPE further increases performance of long context LLaMA with zero fine-tuning"
 (2023), reddit.com/r/LocalLLaMA; the rule is that of transformers' rope_type `dynamic`.

@@ -1,15 +1,15 @@
 """Functional interpolation for relative positions (FIRE).
 
-A small network turns each distance into a bias per head. Its input is the distance as a share of the farthest one the
-query can see, so a longer text never brings inputs above 1, that is, none that training did not show:
+A small network turns each distance into a bias per head. Its input is the distance as a share of the query's longest
+one. So a longer text never brings inputs above 1, and training has shown all inputs:
 
     logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,      psi(r) = ln(|c r| + 1)
 
 f is 1 -> 32 -> H with ReLU. c (0.1 at the start), a multiplier of the threshold (1 at the start) and f are learned, per
-layer. The threshold keeps short contexts from being stretched: up to it the bias depends on the distance alone.
+layer. The threshold prevents stretching in short contexts: up to it, the bias depends on the distance alone.
 
-f is piecewise linear in one number: 32 kinks, 33 straight pieces. Finding a distance's piece and applying that piece's
-slope and intercept gives the same value as running the network on every pair, and the same gradients, for less.
+f is piecewise linear in one number: 32 kinks, 33 straight pieces. Finding a distance's piece and applying its slope and
+intercept gives the same values and gradients as running the network on every pair, at a lower cost.
 
 Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers" (2023),
 arXiv:2310.04418, section 3. The paper's threshold starts at 512; here at train_length, or a short training length would
@@ -29,9 +29,8 @@ from posbench.kernels.bias import Bias, Dense, LaidOut, Lines, on_lines
 from posbench.kernels.native import fits
 
 HIDDEN = 32
-# Where the kernel in C++ does not serve: numbers of the bias of all layers, heads and pairs up to which one call
-# computes them all, for a step has many small operations otherwise. Above it each layer does, by blocks of rows, and
-# holds none.
+# Without the C++ kernel: the most bias entries (layers x heads x pairs) that one call computes for all layers. It saves
+# many small operations. Beyond this number each layer computes its own, by blocks of rows, and keeps none.
 LAID_OUT = 2**22
 
 
@@ -68,21 +67,21 @@ class FIRE(Encoding):
         return Dense(bias, (slope, intercept, c, threshold), uniform_below=threshold)
 
     def _lines(self, length: int) -> list[Lines]:
-        """Every layer's bias of consecutive tokens, by what all layers compute in one."""
+        """Every layer's bias of consecutive tokens, from one computation for all layers."""
         kinks, slopes, intercepts, c, threshold = self.learned(slice(None))
         where = torch.arange(length)
         curves, scales = _psi(where.float(), c[:, None]), _scale(where, c[:, None], threshold[:, None])
-        uniform = math.ceil(min(length, float(threshold.detach().min())))  # in this order, a NaN is none
+        uniform = math.ceil(min(length, float(threshold.detach().min())))  # a NaN threshold gives the length
         uniform += -uniform % Lines.STEP if uniform == length else -(uniform % Lines.STEP)
         return [Lines(*layer, uniform) for layer in zip(kinks, slopes, intercepts, curves, scales, strict=True)]
 
     def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
-        """The network's input: psi of each distance over psi of the query's farthest, or of the threshold."""
+        """The network's input: psi of each distance divided by psi of max(query position, threshold)."""
         *_, c, threshold = self.learned(slice(layer, layer + 1))
         return _share(distance, positions, c, threshold)[0]
 
     def learned(self, layers: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Some layers' networks as straight pieces, and what scales their input.
+        """Some layers' networks as straight pieces, with the parameters that scale their input.
 
         Returns:
             kinks (L, 32), slopes and intercepts (L, 33, H) of the pieces between them, c (L,), and thresholds (L,): the
@@ -92,7 +91,7 @@ class FIRE(Encoding):
         first, last = ([cast("nn.Linear", network[i]) for network in networks] for i in (0, 2))
         weight = torch.stack([linear.weight[:, 0] for linear in first]).float()
         bias = torch.stack([linear.bias for linear in first]).float()
-        # A unit that switches outside ±1e4 does so far from any share, which lies in 0 .. 1.
+        # A kink outside ±1e4 is far from every input: these are shares in 0 .. 1.
         kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
         middles = torch.cat([kinks[:, :1] - 1, (kinks[:, 1:] + kinks[:, :-1]) / 2, kinks[:, -1:] + 1], dim=1)
         weight, bias = weight[:, None], bias[:, None]
@@ -106,12 +105,12 @@ class FIRE(Encoding):
 def _interpolated(
     distance: Tensor, positions: Tensor, kinks: Tensor, slope: Tensor, intercept: Tensor, c: Tensor, threshold: Tensor
 ) -> Tensor:
-    """Bias (L, H, ..., Tq, Tk) of distances (..., Tq, Tk) from the queries' positions (..., Tq)."""
+    """Bias (L, H, ..., Tq, Tk) for distances (..., Tq, Tk) and query positions (..., Tq)."""
     return on_lines(_share(distance, positions, c, threshold), kinks, slope, intercept)
 
 
 def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    """(L, ..., Tq, Tk)."""
+    """The input of each layer's network: (L, ..., Tq, Tk)."""
     c, threshold = (x.view(-1, *[1] * distance.dim()) for x in (c, threshold))
     return _psi(distance.float(), c) * _scale(positions[..., None], c, threshold)
 

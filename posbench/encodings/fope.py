@@ -1,12 +1,12 @@
-"""Fourier position embedding (FoPE): each pair sees a mixture of frequencies, and none that training cannot teach.
+"""Fourier position embedding (FoPE): each pair turns by a mixture of frequencies, all of them fully trained.
 
-Frequencies that do not come round once within the training length L are dropped. Of the M that are left, each of U
-pairs takes one as its own and, with small random weights that stay as drawn, some of all; further pairs do not turn:
+Frequencies that make less than one rotation within the training length L are dropped; M remain. Each of U pairs has one
+of them as its own, plus all of them with small random weights that are never trained. Other pairs do not turn:
 
     z_u -> z_u · (sum over m of C_mu cos(i f_m) + i·sum over m of S_mu sin(i f_m)),   U = min(M, d/4),   f_m >= 2π/L
 
-C and S are the identity, one frequency to a pair, plus a normal draw (Xavier's, times `gain`), per head and layer. The
-factor is no rotation: a logit depends on the two positions, not on their distance alone.
+C and S are the identity (one frequency per pair) plus a normal draw (Xavier's, times `gain`), per head and layer. The
+factor is no rotation, so a logit depends on both positions and not only on their distance.
 
 Source: Hua et al., "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length Generalization"
 (2024), arXiv:2412.17739. The pairs that do not turn have cosine 1 and sine 0, as the text says; the authors' code gives
@@ -64,13 +64,13 @@ class FoPE(Encoding):
         return rotary.turn(q, made), rotary.turn(k, made)
 
     def _waves(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the frequencies that are left: (1|B, 1, T, M) fp32 each."""
+        """Cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32 each."""
         turns = rotary.turns(rotary.angles(positions, machine.sent(self.kept, rotary.has_fp64(device))), device)
         return turns.real.contiguous(), turns.imag.contiguous()
 
 
 def _drawn(size: tuple[int, ...], gain: float) -> Tensor:
-    """Each of U pairs with every ceil(M/U)-th of M frequencies, plus Xavier's draw for (H, M, U) with a gain."""
+    """Coefficients (..., H, M, U): pair u gets the frequency u·ceil(M/U), plus Xavier's normal draw with a gain."""
     coefficients = torch.zeros(size)
     heads, kept, turning = size[-3:]
     if not turning:

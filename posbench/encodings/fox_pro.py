@@ -1,14 +1,14 @@
 """FoX in its "Pro" block: keys and values blended with those of the token before, norms, and a gate on the output.
 
-Beside the forget gates of `fox`, whose bias is the same, each part by an option:
+The forget gates and the bias are those of `fox`. Each other part has an option:
 
     kv_shift       k'_t = a_t k_(t-1) + (1 - a_t) k_t,   a_t = sigmoid(w_h·x_t) per head; likewise v, with other a_t
     qk_norm        q and k are divided by their rms in each head, after the shift; a learned weight per channel
     output_norm    so is the output of each head
     output_gate    the output is multiplied by sigmoid(W x), channel by channel, after its norm
 
-Before the first token stands 0. The gate of the output costs as many parameters as a projection; the authors make the
-MLP narrower for it, which is not done here.
+The token before the first counts as 0. The output gate costs as many parameters as a projection. The authors narrow the
+MLP in return; posbench does not.
 
 Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate" (2025), arXiv:2503.02130, as in the
 authors' layer: epsilon 1e-5 under q and k, 1e-6 under the output; maps start from N(0, 0.02), norms at 1. Without RoPE.
@@ -69,7 +69,7 @@ class FoXPro(FoX):
         return (out.float() * by_head).to(out.dtype)
 
     def _shifted(self, name: str, a: Tensor, x: Tensor | None, layer: int) -> Tensor:
-        """Keys or values (B, H, T, Dh), which a group of heads may share, blended with those of the token before."""
+        """Keys or values (B, H, T, Dh), maybe shared by groups of heads, blended with those of the token before."""
         if name not in self.shifts:
             return a
         share = self._read(self.shifts[name][layer], x).sigmoid().mT[..., None]  # (B, Hkv, T, 1)

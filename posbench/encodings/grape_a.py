@@ -1,13 +1,13 @@
 """GRAPE-A: a penalty linear in distance, at a slope that keys or queries gate.
 
-ALiBi's slopes m_h, each times a strength that is learned and times gates read from the key, the query or both:
+ALiBi's slopes m_h, each times a learned strength and times gates computed from the key, the query or both:
 
     logits_ij = q_i·k_j / sqrt(d) - |i - j| · m_h · softplus(ω_h) · G_ij
     G_ij = softplus(u_h·k_j / sqrt(d)),   softplus(v_h·q_i / sqrt(d))   or the sum of both
 
-A key can thus ask to be remembered, a query to look far back. u and v count by their direction alone (length 1), and
-softplus(ω) starts at 1. Unlike `fox`, a gate acts on its own pair and not on all that lies between. Where no gate sees
-anything (q = k = 0) this is ALiBi at ln 2 of its slopes. Without a causal mask both sides are penalised alike.
+A key can thus ask to be remembered, a query to look far back. u and v are normalised to length 1, and softplus(ω)
+starts at 1. Unlike in `fox`, a gate acts only on its own pair. At q = k = 0 this is ALiBi with its slopes times ln 2.
+Without a causal mask both sides are penalised alike.
 
 Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, as the authors' code has it
 (model-architectures/GRAPE: grape-a-keygated, -querygated, -querykeygated). There q and k are normalised first; here
@@ -27,7 +27,7 @@ from posbench.encodings.alibi import default_slopes
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels.bias import Slopes
 
-ONE = math.log(math.e - 1)  # softplus of it is 1
+ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
 
 class GrapeA(Encoding):

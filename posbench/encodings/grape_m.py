@@ -1,13 +1,13 @@
 """Multiplicative GRAPE with commuting planes: RoPE whose frequencies each layer learns for itself.
 
 A position acts on queries and keys as exp(n·L) with a skew-symmetric generator L. Here L turns the same planes as RoPE,
-pairs of channels, and learns how fast:
+pairs of channels, at learned speeds:
 
     f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
 
-so that it starts as RoPE. The divisor c makes a step of the optimizer c times smaller for the logarithm of a frequency.
-The authors' code learns c·ln f_p itself, which is the same up to where the parameter has its zero, and turns the other
-way round, which changes no logit. Their norm of queries and keys is left out.
+It starts as RoPE. The divisor c makes the optimizer's steps on log frequencies c times smaller. The authors' code
+learns c·ln f_p itself, which shifts the parameter only, and turns the other way round, which changes no logit. Their
+norm of queries and keys is left out.
 
 Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, section 3, without the planes
 that are learned; c is that of the authors' code.

@@ -1,13 +1,13 @@
 """High-frequency rotary position encoding (HoPE).
 
-RoPE whose pairs turn only where they come round within the training length L at least once. Slower ones, of whose
-angles training shows a part, carry no position at all:
+RoPE, but only for pairs that make at least one rotation within the training length L. Training shows slower pairs only
+some of their angles, so these carry no position at all:
 
     f_p = base^(-2p/d) where f_p·L >= 2π,   0 otherwise
 
-So logits do not fall off with distance by design. It is p-RoPE with a share of pairs that follows the training length
-(of 64 channels, 16 pairs at 512 tokens and 9 at 64), and FoPE's frequencies without its mixing. At 6 tokens or fewer no
-pair comes round, and there is no encoding.
+Logits therefore have no built-in decay with distance. It is p-RoPE with a share of pairs that follows the training
+length (of 64 channels, 16 pairs at 512 tokens and 9 at 64). It is also FoPE's frequencies without its mixing. With a
+training length of 6 or less no pair turns.
 
 Source: Chen et al., "HoPE: A Novel Positional Encoding Without Long-Term Decay for Enhanced Context Awareness and
 Extrapolation" (2024), arXiv:2410.21216, whose abstract says that high frequencies are kept and the others replaced by

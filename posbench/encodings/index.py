@@ -1,13 +1,13 @@
-"""The raw index: the simplest way to say where a token stands.
+"""The raw index: the simplest position code.
 
-The position itself, as a number, goes along a direction u of the embedding, or into a channel of its own:
+The position, as a number, is added along a direction u of the embedding or gets a channel of its own:
 
     add:     x'_i = x_i + s·i·u
     concat:  x'_i = [x_i ; s·i],  the token table one channel narrower
 
-u is the first channel, all channels (`ones`), a fixed random unit vector (`random`), or learned from such a one. With
-`ones`, a LayerNorm before attention subtracts the index again and the model sees nothing: hence `first`. Positions are
-distinct and their distances well defined, but the number outgrows the data as the text grows, which skews the model.
+u is the first channel, all channels (`ones`), a fixed random unit vector (`random`), or learned from such a start. The
+default is `first`, since with `ones` a LayerNorm before attention removes the index again. Positions are distinct and
+their distances well defined, but the number outgrows the embeddings in long texts.
 
 Source: the common first attempt of tutorials on positional encoding; no paper.
 Beyond training length: defined everywhere; values larger than any seen in training.

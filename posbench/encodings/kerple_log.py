@@ -1,6 +1,6 @@
 """KERPLE with the logarithmic kernel.
 
-A penalty that grows with the logarithm of distance, at a height and a pace that every head learns:
+A penalty that grows with the logarithm of distance; each head learns its size and its scale:
 
     logits_ij = q_i·k_j / sqrt(d) - r1_h · ln(1 + r2_h · |i - j|),   r1, r2 ≥ 0.01
 

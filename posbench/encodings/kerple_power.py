@@ -1,11 +1,11 @@
 """KERPLE with the power kernel.
 
-A penalty that grows with a power of distance, at a slope and an exponent that every head learns:
+A penalty that grows with a power of distance; each head learns a slope and an exponent:
 
     logits_ij = q_i·k_j / sqrt(d) - r1_h · |i - j|^(r2_h),   r1 ≥ 0.01,  0.01 ≤ r2 ≤ 2
 
-With exponent 1 it is ALiBi with learned slopes; a small exponent hardly tells far keys apart. r1 starts uniform in
-0 .. 1 and r2 in 0 .. 2. Both are shared by all layers, as in the authors' code.
+With exponent 1 it is ALiBi with learned slopes; with a small exponent, far keys get nearly the same penalty. r1 starts
+uniform in 0 .. 1 and r2 in 0 .. 2. Both are shared by all layers, as in the authors' code.
 
 Source: Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation" (2022),
 arXiv:2205.09921, section 4; starting values and bounds from the authors' code (chijames/KERPLE).

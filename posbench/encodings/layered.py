@@ -2,9 +2,9 @@
 
     layer l uses layers[l mod n],   n entries, each an encoding with its options and, if given, a window
 
-Windowed RoPE layers beside layers that see everything without a position are how several long-context models are made.
-Layers with equal entries share one encoding, so that what it adds to the input is added once and what it learns for all
-layers is learned for all of them. An encoding that acts at the input (`sinusoidal`) is seen by every layer behind it.
+Several long-context models mix RoPE layers with a window and layers without positions that see everything. Layers with
+equal entries share one encoding: it acts at the input once, and they share the parameters that it has for all layers.
+An encoding that acts at the input (`sinusoidal`) reaches every layer.
 
 Patterns of released models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3.
 
@@ -40,14 +40,12 @@ class Layered(Wrapper):
             raise UserError("encoding.layers has several encodings that concatenate their code: expected at most one")
         self.listed = len(layers)
         order = list(distinct)
-        # Of every layer: which encoding it uses, and how many layers before it use the same.
+        # For every layer: the index of its encoding, and the number of earlier layers with the same one.
         self.places = [(order.index(key), keys[:layer].count(key)) for layer, key in enumerate(keys)]
 
     def remarks(self) -> list[str]:
         listed, deep = self.listed, self.shape.n_layers
-        unused = (
-            f"{self.name}: layers[{deep}] and later are used by no layer: the model has {deep} of the {listed} listed"
-        )
+        unused = f"{self.name}: no layer uses layers[{deep}] and later: {listed} are listed, the model has {deep}"
         return [unused, *super().remarks()] if listed > deep else super().remarks()
 
     def at(self, layer: int) -> tuple[Encoding, int]:
@@ -56,7 +54,7 @@ class Layered(Wrapper):
 
 
 def _build(entry: dict[str, Any], place: int, shape: Shape, n_layers: int) -> Encoding:
-    """The encoding of an entry, for so many layers."""
+    """Build the encoding of an entry for n_layers layers."""
     key = f"encoding.layers[{place}]"
     options = dict(entry)
     name, window = options.pop("name", None), options.pop("window", None)

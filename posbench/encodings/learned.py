@@ -4,8 +4,8 @@ A table with one vector per position, trained like any other weight and added to
 
     x'_i = x_i + E[i],   E of size train_length x d_model
 
-Neighbouring rows have nothing in common at the start; whatever order or distance means has to be learned. The table
-begins at the spread of the token embeddings, as GPT-2's does.
+Neighbouring rows have nothing in common at the start; order and distance must be learned. The table starts with the
+standard deviation of the token embeddings, as in GPT-2.
 
 Source: Gehring et al., "Convolutional Sequence to Sequence Learning" (2017), arXiv:1705.03122; Devlin et al., "BERT"
 (2018), arXiv:1810.04805; Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).

@@ -4,9 +4,9 @@ One learned number per layer and head joins the denominator of every softmax, as
 
     weight_ij = exp(logit_ij) / (exp(s_h) + sum over j' of exp(logit_ij'))
 
-The weights of a row then sum to less than 1. Without it, a head that has nothing to say puts its weight on the first
-token, which all queries can find; a window hides that token. The sink is inside every window, and at no position. What
-a bias does to all keys of a row alike, which softmax alone does not see, sets the sink's share here.
+The weights of a row then sum to less than 1. Without a sink, an idle head puts its weight on the first token, which all
+queries can find; a window hides that token. The sink is inside every window and has no position. A bias that shifts all
+keys of a row alike does nothing in plain softmax; here it changes the sink's share.
 
 Source: transformers' gpt-oss, whose sinks start from N(0, 0.02); it has them around YaRN, under a window in every
 other layer, which `layered` can say.
@@ -34,8 +34,7 @@ class LearnedSinks(Wrapper):
         self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
         if "attend" in super().hooks:
             raise UserError(
-                f"encoding.inner is '{inner}', which makes outputs of logits itself: expected one, such as "
-                "rope, that leaves the softmax as it is"
+                f"encoding.inner is '{inner}', which replaces the softmax: expected one that keeps it, such as rope"
             )
 
     @property
@@ -50,7 +49,7 @@ class LearnedSinks(Wrapper):
 
 
 def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
-    """Outputs (B, H, Tq, Dh) where sinks (H,) take their share of the weights."""
+    """Outputs (B, H, Tq, Dh) after sinks (H,) have taken their share of the weights."""
     own = sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)
     weights = torch.cat((logits, own), dim=-1).softmax(-1)[..., :-1]
     return weights @ rows.v.to(weights.dtype)
@@ -59,7 +58,7 @@ def _attended(sinks: Tensor, logits: Tensor, rows: Rows) -> Tensor:
 def _declared(
     sinks: Tensor, used: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
 ) -> Sunk | None:
-    """The same as data, where what the layer's encoding adds can be said so."""
+    """The same as data for a kernel; None if the layer's encoding has no such form."""
     added = declared(used, q, k, x, positions, layer) if used.hooks & PAIRWISE else Bias()
     if isinstance(added, Decay):
         added = dataclasses.replace(added, beside_sinks=True)

@@ -1,7 +1,7 @@
 """RoPE with learned frequencies (LeRoPE).
 
-RoPE whose pairs start at its frequencies and then learn how fast to turn, each by a factor of its own that is always
-positive. All layers and heads share them:
+RoPE whose frequencies are learned: each pair has its own positive factor, which starts at 1. All layers and heads share
+the factors:
 
     f_p = base^(-2p/d) · exp(alpha_p),   alpha_p = 0 at first
 
@@ -25,6 +25,6 @@ class LeRoPE(rotary.PureRotary):
 
     def inv_freq(self, device: torch.device) -> Tensor:
         given = super().inv_freq(device)
-        if self.stretched is not None:  # of what was learned
+        if self.stretched is not None:  # an extension has stretched the learned frequencies
             return given
         return given * self.alpha.to(given.device).double().exp()

@@ -1,13 +1,13 @@
 """Lie rotational position encoding (LieRE), for text: one learned rotation, applied once per token.
 
-RoPE turns pairs of channels. Here all channels of a head turn together, in planes and at speeds that are learned:
+RoPE turns pairs of channels. Here all channels of a head turn together, in learned planes and at learned speeds:
 
     q'_n = exp(n·A / L) q_n,   k'_n = exp(n·A / L) k_n,   A' = -A
 
 so that a logit is q_m' exp((n - m)·A / L) k_n. A skew-symmetric matrix turns d/2 planes of some orthogonal basis: this
 is RoPE in a learned basis with learned frequencies, one A per layer and head, or one per layer (`per_head: false`). The
-d(d-1)/2 numbers above the diagonal of A start uniform between 0 and 2π. Positions are in training lengths L, as the
-authors' are in lengths of an image: to L tokens the angles are those of L patches, and in longer texts they go on.
+d(d-1)/2 numbers above the diagonal of A start uniform between 0 and 2π. Positions are in training lengths L, the
+authors' in lengths of an image: L tokens have the angles of L patches, and longer texts go beyond these.
 
 Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors' code,
 in one dimension; a matrix per layer and head is what its scripts for ImageNet ask for.

@@ -1,8 +1,8 @@
 """Llama 3.1's frequencies, from the first step on.
 
-RoPE whose pairs with at most one rotation within the training length L turn s times slower; those with four or more
-stay as they are, the rest lie between, linearly in the number of rotations. Meant to extend a trained RoPE
-(`extension=llama3`):
+RoPE whose slow pairs, with at most one rotation within the training length L, turn s times slower. Pairs with four or
+more rotations are unchanged; in between, the change is linear in the number of rotations. Meant to extend a trained
+RoPE (`extension=llama3`):
 
     f_p = (1 - g_p)·f0_p/s + g_p·f0_p,   g_p = clip((L·f0_p/2π - low) / (high - low), 0, 1)
 

@@ -1,13 +1,13 @@
 """LongRoPE, from the first step on.
 
-RoPE with one set of frequencies for sequences up to an original length L and another for longer ones, and q and k
-multiplied by a at every length. Meant to extend a trained RoPE (`extension=longrope`):
+RoPE with one set of frequencies up to an original length L and another for longer sequences. q and k are multiplied by
+a at every length. Meant to extend a trained RoPE (`extension=longrope`):
 
     f_p = f0_p up to L tokens, f0_p / long_factor_p beyond,   a = sqrt(1 + ln s / ln L)
 
-The authors search the factors with an evolutionary algorithm; without that search they are what YaRN (index ramp, alpha
-1, beta 32) divides by. A longer input changes all its outputs, those at the beginning included. Each sequence of a
-batch decides for itself, by its largest position, where transformers lets the longest one decide for all.
+The authors search the factors with an evolutionary algorithm. Without that search they are YaRN's divisors (index ramp,
+alpha 1, beta 32). A longer input changes all its outputs, including those at the beginning. The set is chosen per
+sequence, from its largest position; in transformers the longest sequence of a batch chooses for all.
 
 Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024), arXiv:2402.13753; Phi-3.
 Beyond training length: defined everywhere; there the frequencies switch, untrained if original_length is train_length.
@@ -55,7 +55,7 @@ class LongRoPE(rotary.Rotary):
         return rotary.angles(positions, torch.where(beyond, long, machine.sent(self.short, long.device)))
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
-        """Both sets of frequencies, each pair's in the proportion in which `inv_freq` changes that of longer inputs."""
+        """A copy with both sets of frequencies scaled: per pair, by `inv_freq` over the present one of long inputs."""
         made = super().rescaled(inv_freq, attention_factor)
         made.short = self.short * (inv_freq / self.inv_freq(torch.device("cpu")))
         return made

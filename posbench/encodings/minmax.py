@@ -1,13 +1,13 @@
 """The index scaled to 0 .. 1 (min-max normalisation).
 
-The usual answer to an index that grows without bound:
+The usual fix for an index that grows without bound:
 
     p_i = (i - min) / (max - min) = i / (T - 1),        x'_i = x_i + s·p_i·u    or    [x_i ; s·p_i]
 
-with u as in `index`. Now values stay small, but the same position has another code in a text of another length:
-p_10 is 10/31 = 0.3226 among 32 tokens and 10/63 = 0.1587 among 64. It also tells every token how long the text is,
-which in a causal model is news from the future. `norm: length` divides by the training length instead; that code is
-the plain index on another scale, the same in every text.
+with u as in `index`. Values stay small, but the code of a position depends on the length of the text: p_10 is 10/31 =
+0.3226 among 32 tokens and 10/63 = 0.1587 among 64. It also tells every token how long the text is, which leaks the
+future in a causal model. `norm: length` divides by the training length instead: the plain index on another scale, the
+same in every text.
 
 Source: the common second attempt of tutorials on positional encoding; no paper.
 Beyond training length: defined everywhere; with `batch`, codes of all positions move closer together than trained.

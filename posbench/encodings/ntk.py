@@ -1,7 +1,7 @@
 """NTK-aware RoPE, from the first step on.
 
-RoPE with a larger base, chosen so that the fastest pair stays as it is and the slowest turns s times slower. Meant to
-extend a trained RoPE (`extension=ntk`):
+RoPE with a larger base: the fastest pair keeps its speed and the slowest turns s times slower. Meant to extend a
+trained RoPE (`extension=ntk`):
 
     b' = b·s^(d/(d-2)),   f_p = b'^(-2p/d) = b^(-2p/d) · s^(-2p/(d-2))
 

@@ -1,13 +1,13 @@
 """NTK-by-parts, from the first step on: YaRN without its temperature.
 
-RoPE whose slow pairs, with at most alpha rotations within the training length L, turn s times slower; those with beta
-or more stay as they are, the rest lie between. Meant to extend a trained RoPE (`extension=ntk_by_parts`):
+RoPE whose slow pairs, with at most alpha rotations within the training length L, turn s times slower. Pairs with beta
+or more are unchanged; the rest lie in between. Meant to extend a trained RoPE (`extension=ntk_by_parts`):
 
     f_p = (1 - g_p)·f0_p + g_p·f0_p/s
 
-The share g_p falls from 1 to 0 along the number of the pair (`ramp: index`, as YaRN's code, transformers and vLLM have
-it) or along its number of rotations L·f0_p/2π (`rotations`, as the paper has it); the two differ up to threefold. An
-alpha that makes all pairs slow, or a beta that makes none, leaves no ramp and is refused.
+`ramp` sets how the share g_p falls from 1 to 0: along the pair's index (`index`, as in YaRN's code, transformers and
+vLLM) or its number of rotations L·f0_p/2π (`rotations`, as in the paper). The two differ up to threefold. An alpha that
+makes all pairs slow is refused, as is a beta that makes none slow: neither leaves a ramp.
 
 Source: bloc97 (2023), as told by Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models"
 (2023), arXiv:2309.00071, section 3.2.

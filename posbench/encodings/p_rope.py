@@ -1,7 +1,7 @@
 """p-RoPE, also called proportional RoPE.
 
-RoPE whose slowest pairs do not turn at all: they carry meaning, not position, however far apart the tokens are. The
-fastest share of the pairs keeps RoPE's frequencies, the rest have none:
+RoPE whose slowest pairs do not turn at all: they carry content without position at any distance. The fastest share of
+the pairs keeps RoPE's frequencies:
 
     f_p = base^(-2p/d) for p < floor(fraction·d/2),   0 otherwise
 

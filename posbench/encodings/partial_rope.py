@@ -1,7 +1,7 @@
 """Partial rotary embedding.
 
-RoPE on the first channels of each head only; the others carry no position at all, so a head can match contents
-wherever they stand. The frequencies are those of a head as wide as the rotated part:
+RoPE on the first channels of each head only. The others carry no position, so a head can match contents anywhere. The
+frequencies are those of a head as wide as the rotated part:
 
     f_p = base^(-2p/r),   r = fraction·d rotated channels
 
@@ -22,7 +22,7 @@ class PartialRoPE(rotary.PureRotary):
         super().__init__(shape, base, layout)
         self.fraction = fraction
         even = 0 <= fraction <= 1 and self.width % 2 == 0
-        self.expect(even, "fraction", fraction, f"a share from 0 to 1 of {shape.head_dim} channels that is even")
+        self.expect(even, "fraction", fraction, f"0 to 1, for an even number of the {shape.head_dim} channels")
 
     @property
     def width(self) -> int:

@@ -1,19 +1,19 @@
 """PaTH attention: position as an accumulated product of reflections.
 
-Where RoPE turns a key by a fixed angle per step, PaTH passes it through one matrix per token between it and the query,
+RoPE turns a key by a fixed angle per step. PaTH multiplies it by one matrix for each token between it and the query,
 and each matrix depends on its token:
 
     logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
 
-w_t is a unit vector made from the layer's input (low rank 32, then a causal convolution over three tokens), and
-beta_t = 2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Positions as numbers
-play no part: the path is the tokens in between. Without a mask, a key after the query meets the empty product.
+w_t is a unit vector made from the layer's input (low rank 32, then a causal convolution over three tokens), and beta_t
+= 2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens;
+position numbers are not used. Without a mask, a key after the query meets the empty product.
 
 No product is ever formed. With Q, K, W, B = diag(beta) over the visible tokens,
 
     logits = (Q Kᵀ - tril(Q Wᵀ) (I + stril(B W Wᵀ))^-1 B stril(W Kᵀ)) / sqrt(d)
 
-solved by blocks of keys from the right, since what a key meets lies to its right.
+solved by blocks of keys from the right, since a key meets only the tokens to its right.
 
 Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
 arXiv:2505.16381. Without its forget gate, which `path_fox` has. The authors' layer puts a SiLU after the convolution:
@@ -31,7 +31,7 @@ from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
 from posbench.kernels.reflections import change_by_reflections
 
-EPS = 1e-12  # the least length that a vector is divided by
+EPS = 1e-12  # lower bound of the length in normalisation
 
 
 class PaTH(Encoding):
@@ -60,7 +60,7 @@ class PaTH(Encoding):
             return w * (w * w).sum(-1, keepdim=True).clamp(min=EPS**2).rsqrt(), 2 * self.beta[layer](x).sigmoid().mT
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # as it is for who has `scores`
+        assert isinstance(rows.keys, slice)  # always, for an encoding with `scores`
         w, beta = (part_of(part, rows.keys) for part in rows.state[:2])
         before = rows.queries.start - rows.keys.start
         with torch.autocast(logits.device.type, enabled=False):

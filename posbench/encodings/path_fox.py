@@ -1,10 +1,10 @@
-"""PaTH with a forget gate (PaTH-FoX): tokens reflect the keys behind them, and decide how fast those fade.
+"""PaTH with a forget gate (PaTH-FoX): each token reflects earlier keys and sets how fast they fade.
 
     logits_ij = (q_i · (H_i H_{i-1} ... H_{j+1}) k_j + sum over t = j+1 .. i of ln f_t) / sqrt(d)
 
 The reflections H_t are those of `path`, the gates f_t = sigmoid(w_h·x_t + b_h) those of `fox`. As in the authors' code,
-the logarithms are divided by sqrt(d) together with the product, which in `fox` they are not: gates fade more slowly
-here. With gates that keep all (b large) this is `path`, without reflections (beta = 0) `fox` with milder gates.
+and unlike in `fox`, the logarithms too are divided by sqrt(d): keys fade more slowly here. With open gates (b large)
+this is `path`; without reflections (beta = 0) it is `fox` with milder gates.
 
 Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
 arXiv:2505.16381, as in fla's layer with its forget gate; the paper's own equation could not be read. Gates start as
@@ -33,7 +33,7 @@ class PaTHFoX(PaTH):
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """The reflections' vectors and strengths, and running sums of the log gates (B, H, T), fp32."""
         reflections = super().prepare(q, k, x, positions, layer)
-        assert x is not None  # else it was refused just now
+        assert x is not None  # `super` has refused None
         with torch.autocast(x.device.type, enabled=False):
             kept = F.logsigmoid(F.linear(x.float(), self.gate[layer], self.gate_bias[layer]))
             return *reflections, kept.mT.contiguous().cumsum(-1)

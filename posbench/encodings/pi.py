@@ -1,7 +1,7 @@
 """Position interpolation (PI), from the first step on.
 
-RoPE with every frequency divided by s, the same as positions i/s: the context of s tokens is squeezed into the angles
-of one. Meant to extend a trained RoPE (`extension=pi`); as an encoding of its own it is a slower RoPE:
+RoPE with every frequency divided by s, or equally with positions i/s: s tokens share the angle of one step. Meant to
+extend a trained RoPE (`extension=pi`). As an encoding of its own it is a slower RoPE:
 
     f_p = base^(-2p/d) / s
 

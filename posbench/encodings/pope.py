@@ -1,13 +1,13 @@
-"""Polar coordinate position embedding (PoPE): size says what, angle says where.
+"""Polar coordinate position embedding (PoPE): magnitude holds content, angle holds position.
 
-RoPE's logits mix what a pair of channels holds with where it stands, as the pair has an angle of its own before it is
-turned. Here every channel c of a head is one complex number, whose size comes from the content and whose angle comes
-from the position alone, and, of keys, from a learned phase per head:
+RoPE's logits mix content and position, since each pair of channels has an angle before it is turned. Here every channel
+c of a head is one complex number. Its magnitude comes from the content, its angle from the position alone; keys add a
+learned phase per head:
 
     logits_ij = sum over c of softplus(q_ic)·softplus(k_jc)·cos((i - j)·base^(-c/d) - phase_c) / sqrt(d)
 
-So there are d frequencies, twice as many as RoPE has, and q and k are twice as wide while attention is computed. Phases
-are held within [-2π, 0]; one that has left these bounds learns no more.
+So there are d frequencies, twice as many as in RoPE, and q and k are twice as wide inside attention. Phases are clamped
+to [-2π, 0]; outside these bounds a phase gets no gradient.
 
 Source: Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings" (2025),
 arXiv:2509.10534.
@@ -47,6 +47,6 @@ class PoPE(rotary.Rotary):
 
 
 def _placed(a: Tensor, turns: Tensor) -> Tensor:
-    """Sizes of channels (B, H, T, Dh) at complex directions (1|B, 1|H, T, Dh): (B, H, T, 2 Dh)."""
+    """Magnitudes (B, H, T, Dh) times complex directions (1|B, 1|H, T, Dh), as real channels: (B, H, T, 2 Dh)."""
     size = F.softplus(a.float())
     return torch.cat((size * turns.real, size * turns.imag), dim=-1).to(a.dtype)

@@ -1,13 +1,13 @@
-"""A bias that each token mixes for itself out of learned curves over distance.
+"""A bias that each query mixes from learned curves over distance.
 
-All heads of a layer share a few curves, one number per distance each. Every query reads from the layer's input, per
-head, how much of each curve it wants:
+All heads of a layer share a few curves, each with one number per distance. The layer's input gives, per query and head,
+the weight of each curve:
 
     logits_ij = q_i·k_j / sqrt(d) + sum_c (W_h x_i)_c · curve_c(i - j),   0 beyond `extent` distances
 
-A token can thus ask for its neighbourhood or for what is far, as the text demands. The curves reach as far as
-train_length, all of whose distances training shows; those of the published model end at 1024, or at the window of its
-windowed layers. Both factors start normal with deviation 0.02.
+A token can thus prefer near or far keys, depending on the text. The curves end at train_length, since training shows
+all these distances. Those of the published model end at 1024, or at the window of its windowed layers. Both factors
+start normal with deviation 0.02.
 
 Source: relative logits of the Inkling model (Thinking Machines), which has no paper; read in transformers' models.
 Beyond training length: defined everywhere; keys beyond the extent carry no bias, so that all of them look equally far.
@@ -46,7 +46,7 @@ class ProjectedBias(Encoding):
     def bias(self, rows: Rows) -> Tensor:
         (mixtures,) = rows.state
         if rows.distance.is_floating_point():
-            raise UserError(f"'{self.name}' has a number for each whole distance: expected integer positions")
+            raise UserError(f"'{self.name}' has no bias between whole distances: expected integer positions")
         with torch.autocast(rows.distance.device.type, enabled=False):
             own = mixtures[:, :, rows.queries] @ self.curves[rows.layer].float()  # (B, H, Tq, extent)
         distance = rows.distance[:, None]

@@ -1,11 +1,11 @@
 """Randomized positions around another encoding.
 
-In place of 0 .. T-1 the encoding is shown T of the numbers 0 .. M-1, drawn without replacement and sorted:
+Instead of 0 .. T-1, the inner encoding gets T of the numbers 0 .. M-1, drawn without replacement and sorted:
 
     positions = sort(sample of T from {0 .. M-1}),   one draw for the sequences of a batch
 
-Short inputs thus show all the positions and distances that long ones have. Drawn in training and in evaluation alike;
-there, from a stream of its own for every window of text. With M = T it is the encoding itself.
+Short inputs thus show all the positions and distances of long ones. Evaluation draws positions too, with its own random
+stream per window of text. With M = T this is the inner encoding.
 
 Source: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization of Transformers" (2023),
 arXiv:2305.16843, section 3.
@@ -39,7 +39,7 @@ class Randomized(Repositioned):
         most = max(_MOST_POSITIONS, 16 * shape.train_length)
         expected = f"at least train_length, {shape.train_length}, at most {most:,}, or null for 16 training lengths"
         self.expect(shape.train_length <= self.range <= most, "max_length", max_length, expected)
-        # To the inner encoding, training reaches as far as the positions do.
+        # The inner encoding is trained on all these positions.
         reached = dataclasses.replace(shape, train_length=self.range)
         self.adopt([build_inner(inner, reached, inner_options, "encoding.inner_options")])
 

@@ -1,15 +1,15 @@
-"""RoPE++: every query is asked twice, by a head with RoPE's logits and by one with their imaginary part.
+"""RoPE++: heads come in twos, one with RoPE's logits and one with their imaginary part.
 
 With pairs of channels as complex numbers, RoPE's logit is the real part of sum over p of q_p·conj(k_p)·e^(i(m - n)f_p).
-Here heads come in twos that share queries, keys and values; the second one has the imaginary part, which is the real
-part with the query turned back by a quarter:
+Here two heads share queries, keys and values. The second one has the imaginary part, which is the real part after
+turning the query back by a quarter:
 
     first:  <R(m) q, R(n) k>      second:  <R(m) J q, R(n) k>,   J turns each pair by -π/2
 
-A cosine falls away from distance 0, a sine rises there: second heads look farther. This is the authors' form with as
-many heads as without (EH). They halve queries, keys and values for it; here those of each second head are made and go
-unused, but for keys and values where the model shares these among its heads (`n_kv_heads`). The last of an odd number
-of heads is a first one. Without the sharing it would be RoPE, as a learned projection can make the quarter turn.
+From distance 0 on, a cosine falls and a sine rises: second heads look farther. This is the authors' form with an equal
+number of heads (EH). It halves queries, keys and values. Here the second head's own are computed but unused, except
+keys and values that the model shares among its heads (`n_kv_heads`). The last of an odd number of heads is a first one.
+Without the sharing this would be RoPE, as a learned projection can make the quarter turn.
 
 Source: Liu et al., "Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context LLMs" (2025),
 arXiv:2512.07525; the sign is that of the authors' code.
@@ -36,7 +36,7 @@ class RoPEPlusPlus(rotary.Rotary):
         return _shared(v)
 
     def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:
-        """Of queries and of keys, laid out."""
+        """Turns of queries and of keys, as `rotary.turn` takes them."""
         rotation = self.rotation(positions, device)
         quarter = torch.ones(self.shape.n_heads, 1, 1, dtype=rotation.dtype, device=device)
         quarter[1::2].mul_(-1j)
@@ -44,5 +44,5 @@ class RoPEPlusPlus(rotary.Rotary):
 
 
 def _shared(a: Tensor) -> Tensor:
-    """(B, H, T, Dh) where every second head has what the one before has."""
+    """(B, H, T, Dh) with every second head replaced by the one before it."""
     return a[:, ::2].repeat_interleave(2, dim=1)[:, : a.shape[1]]

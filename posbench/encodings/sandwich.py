@@ -1,12 +1,12 @@
 """Sandwich: the inner product of sinusoidal positions, as a bias.
 
-Of the products that sinusoidal positions bring into the logits, only that of position with position is kept, at a
-strength of its own for each head; nothing is learned:
+Sinusoidal positions bring several products into the logits. Only that of position with position is kept, with a fixed
+strength per head:
 
     logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),   h = 1 .. H
 
-D is a width of its own (`width`), not that of the heads: the sum falls roughly with the logarithm of distance, ever
-more smoothly the larger D is, and much lower than ALiBi far out. What lies beyond the slowest waves no longer falls.
+D is the option `width`. The sum falls roughly with the logarithm of distance, more smoothly for a larger D. Far keys
+lose much less than in ALiBi. Beyond the slowest waves it no longer falls.
 
 Source: Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis" (2022),
 arXiv:2212.10356, appendix E, as meta-pytorch/attention-gym has it: waves are counted from p = 0. NeMo's version counts

@@ -1,14 +1,14 @@
-"""Selective RoPE: the data decides how far each token turns what comes after it.
+"""Selective RoPE: each token sets its own rotation angles.
 
-Where RoPE turns every pair by the same angle per token, here each token has an angle of its own for each head and pair,
-made from the layer's input, and a position is the sum of those up to it:
+RoPE turns a pair by the same angle per token. Here each token has its own angle per head and pair, computed from the
+layer's input, and a position is the sum of all angles up to it:
 
     angle_tp = base^(-2p/d) · sum over s = 0 .. t of phi_sp
     phi_t = (conv(W_2 W_1 n(x))_t [+ exp(b)]) [· sigmoid(w_h·n(x)_t + c_h)]
 
-n scales what each head has of the input to length 1, conv is a causal convolution over four tokens of each channel, and
-W_1 makes a low rank. What is in brackets are the options `bias` and `gate`. With a bias and no other weights all angles
-are RoPE's. Order is that of the tokens; position numbers are not used.
+n scales each head's part of the input to length 1. conv is a causal convolution over four tokens, per channel. W_2 W_1
+has a low rank. The brackets are the options `bias` and `gate`. With a bias and zero weights, all angles are RoPE's.
+Order is that of the tokens; position numbers are not used.
 
 Source: Movahedi et al., "Selective Rotary Position Embedding" (2026), arXiv:2511.17388; formula and defaults are those
 of the authors' code (rank 16, neither bias nor gate).
@@ -26,7 +26,7 @@ from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
 
-TOKENS = 4  # that the convolution sees
+TOKENS = 4  # width of the convolution
 
 
 class SelectiveRoPE(Encoding):

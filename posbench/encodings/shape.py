@@ -1,12 +1,12 @@
 """Shifted absolute positions (SHAPE) around another encoding, so that it cannot rely on where a text begins.
 
-In training all positions are moved on by the same random number of tokens; in evaluation by the number behind the last
-of these:
+In training, one random number shifts all positions. In evaluation the shift is fixed, one more than the largest random
+one:
 
     positions = o, o + 1, o + 2 ..   o drawn from 0 .. shift-1 in training,   o = shift in evaluation
 
-The sequences of a batch share a draw here, as `randomized`'s do; the authors' each have their own. An encoding that
-knows distances alone is not changed by this.
+All sequences of a batch share one draw here, as in `randomized`; in the authors' code each has its own. This changes
+nothing for an encoding that depends on distances alone.
 
 Source: Kiyono et al., "SHAPE: Shifted Absolute Position Embedding for Transformers" (2021), arXiv:2109.05644, and the
 authors' code (butsugiri/shape), whose shift of 500, for sentences, does not grow with the training length.

@@ -1,14 +1,14 @@
 """Relative position representations (Shaw et al.).
 
-A learned vector for every clipped relative position, seen by the keys and, apart, by the values:
+Every clipped relative position has a learned vector for the keys and another for the values:
 
     logits_ij = q_i·(k_j + a_r) / sqrt(d),   output_i = sum over j of α_ij (v_j + b_r),   r = clip(j - i, -K, K)
 
-The vectors a and b are shared by the heads and separate per layer. Beyond K, all distances are one. With a causal mask
-only the K + 1 rows that look back are used; the table keeps all 2K + 1, as published.
+The vectors a and b are shared by the heads and separate per layer. All distances beyond K share one vector. With a
+causal mask only the K + 1 rows that look back are used; the table keeps all 2K + 1, as published.
 
 The (T, T, d) tensor of vectors is never built: q_i·a_r is computed once for each of the 2K + 1 rows and gathered by r;
-the attention weights are summed into 2K + 1 bins, which then meet b.
+the attention weights are summed into 2K + 1 bins, which then multiply b.
 
 Source: Shaw, Uszkoreit and Vaswani, "Self-Attention with Relative Position Representations" (2018), arXiv:1803.02155.
 Beyond training length: defined everywhere; distances beyond K are one class, as in training.

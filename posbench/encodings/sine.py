@@ -1,12 +1,12 @@
-"""Sines only: turning digits made continuous.
+"""Sines only: a continuous form of binary digits.
 
 Each channel is a sine of the position, the first turning fastest, the last hardly at all:
 
     PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,        x'_i = x_i + s·PE_i    or    [x_i ; s·PE_i]
 
-The exponent grows with every channel, not with every pair. Position 0 is the zero vector. Bounded, distinct,
-continuous, the same in texts of all lengths; but sin(n + k) is not a linear function of sin(n) alone, so a step of k is
-no fixed map of the code. Adding the cosine to each sine repairs that: `sinusoidal`.
+The exponent grows with every channel, not with every pair. Position 0 is the zero vector. The code is bounded,
+distinct, continuous and independent of the length of the text. But sin(n + k) is not a linear function of sin(n) alone,
+so no fixed linear map moves the code by k. `sinusoidal` adds a cosine to each sine, which repairs that.
 
 Source: the step before Vaswani et al. (2017), arXiv:1706.03762, as tutorials lead to it; no paper of its own.
 Beyond training length: defined everywhere; slow channels reach values unseen in training.

@@ -1,10 +1,10 @@
 """Sinusoidal positions of the original transformer.
 
-A clock with d/2 hands, the first fast and the last slow; sine and cosine of each are added to the token embeddings:
+A clock with d/2 hands, the first fast and the last slow. Sine and cosine of each are added to the token embeddings:
 
     PE[i, 2p] = sin(i·θ_p),   PE[i, 2p+1] = cos(i·θ_p),   θ_p = base^(-2p/d)
 
-Moving by k positions turns every hand by a fixed angle, so PE[i+k] is one matrix times PE[i] for all i, the dot product
+A step of k positions turns every hand by a fixed angle, so PE[i+k] is one matrix times PE[i] for all i. The dot product
 of two codes depends on their distance only, and every code has the length sqrt(d/2). Some codebases lay all sines
 before all cosines (`layout: halves`), a fixed permutation of the same channels.
 

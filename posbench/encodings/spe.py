@@ -3,12 +3,12 @@
     logits_ij = sum over c of q_ic·k_jc·P_c(i - j) / sqrt(d)
     P_c(r) = (1 - g_c)·(1/2K)·sum over s = 1 .. K of softplus(gain_cs)^2·cos(2π f_cs r + phase_cs) + g_c
 
-f_cs = sigmoid(.)/2, up to half a turn per token, and the gate g_c = sigmoid(.), which lets content through without a
-position, are learned per layer and head as gains and phases are. The paper multiplies queries and keys by random
-processes whose covariance is P, since linear attention, for which it is made, cannot have P itself. Attention with a
-softmax can: this is the mean of their draws, without the noise. (The authors' own function for P leaves out 1/2K.)
+f_cs = sigmoid(.)/2 is up to half a turn per token. The gate g_c = sigmoid(.) passes content without position. Both are
+learned per layer and head, as gains and phases are. The paper is made for linear attention, which cannot use P itself:
+it multiplies queries and keys by random processes with covariance P. Softmax attention can use P, the mean of these
+draws, without the noise. (The authors' own function for P leaves out 1/2K.)
 
-A cosine of a distance comes apart into products, as RoPE's does: q and k get 2K + 1 channels for each of theirs.
+A cosine of a distance splits into products, as in RoPE: each channel of q and k becomes 2K + 1 channels.
 
 Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity" (2021), arXiv:2105.08399,
 and the authors' code (aliutkus/spe), whose start this is: the median frequency takes 111 tokens to come round, whatever

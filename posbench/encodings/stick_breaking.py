@@ -1,22 +1,22 @@
-"""Stick-breaking attention: order from the normaliser itself.
+"""Stick-breaking attention: order comes from the normaliser itself.
 
 In place of the softmax, each query owns a stick of length 1 and walks from the nearest key to the farthest. Every key
-breaks a share sigmoid(z) off what is left, so nearer keys come first without any code for position. What is left at the
-end goes to the query's own value:
+breaks a share sigmoid(z) off the rest, so nearer keys come first without any position code. The final rest goes to the
+query's own value:
 
     A_ij = sigmoid(z_ij) · prod_{j < l < i} (1 - sigmoid(z_il)),        z_ij = q_i·k_j / sqrt(d)
     o_i = sum_{j < i} A_ij v_j + rest_i v_i,        rest_i = prod_{l < i} (1 - sigmoid(z_il)) = 1 - sum_{j < i} A_ij
 
-The query's own key does not break the stick (`attend_current` lets it, first of all). With `remainder: false` the rest
-is dropped, and the first row attends to nothing. Keys after the query never break the stick, mask or not. Positions as
-numbers play no part.
+The query's own key does not break the stick; with `attend_current` it does, before all others. With `remainder: false`
+the rest is dropped, and the first row attends to nothing. Keys after the query never break the stick, even without a
+mask. Order is that of the tokens; position numbers are not used.
 
 The authors treat the rest in several ways. The paper's equation ends with the sum. Their kernel
-(shawntan/stickbreaking-attention: sb_attn, sb_varlen) hands it back beside the output; its tests add rest_i v_i, its
-benchmarks do not. Their training code (IBM/dolomite-engine: hf_models/models/stickbreaking, config.py and attention.py
-as released on 2 December 2024) adds rest_i v_i, `sb_remainder` being true by default, and so does that of their recall
-experiments (shawntan/zoology: mixers/sb_attention.py): followed here. Since 5 December 2024 the former adds rest_i
-times a learned vector per head, since January 2025 with a GroupNorm over each head's output; neither is offered here.
+(shawntan/stickbreaking-attention: sb_attn, sb_varlen) returns it beside the output; its tests add rest_i v_i, its
+benchmarks do not. Posbench follows their training code (IBM/dolomite-engine: hf_models/models/stickbreaking, config.py
+and attention.py as released on 2 December 2024), which adds rest_i v_i by default (`sb_remainder`). Their recall
+experiments (shawntan/zoology: mixers/sb_attention.py) do so too. Since 5 December 2024 dolomite-engine adds rest_i
+times a learned vector per head, since January 2025 with a GroupNorm over each head's output; posbench offers neither.
 All leave the query's own key out; only the kernel has an option for it, off by default.
 
 Source: Tan et al., "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study" (2024),
@@ -46,7 +46,7 @@ class StickBreaking(Encoding):
         self.remainder = remainder
 
     def attend(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # as it is for who has `attend`
+        assert isinstance(rows.keys, slice)  # always, for an encoding with `attend`
         own = rows.queries.start - rows.keys.start  # column of the first query's own key
         breaks = rows.visible & torch.ones_like(rows.visible).tril(own if self.attend_current else own - 1)
         hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(~breaks, -math.inf)
@@ -79,12 +79,12 @@ class _Broken(torch.autograd.Function):
 
 @fused_on_cuda
 def _broken(z: Tensor) -> tuple[Tensor, Tensor]:
-    taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # by the key itself and those between it and the query
+    taken = F.softplus(z).flip(-1).cumsum(-1).flip(-1)  # of the key and of all keys between it and the query
     return (z - taken).exp(), (-taken[..., :1]).exp()
 
 
 @fused_on_cuda
 def _unbroken(of_weights: Tensor, of_rest: Tensor, z: Tensor, weights: Tensor, rest: Tensor) -> Tensor:
     of_exponent = of_weights * weights
-    # What a key takes is taken from all keys up to it, and from the remainder.
+    # A key's share reduces the shares of all farther keys, and the remainder.
     return of_exponent - (of_exponent.cumsum(-1) + of_rest * rest) * z.sigmoid()

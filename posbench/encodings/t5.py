@@ -4,8 +4,8 @@ Every distance falls into one of a few buckets, and each head learns one number 
 
     logits_ij = q_i·k_j / sqrt(d) + E[bucket(i - j), h]
 
-Half of the buckets hold one distance each; the other half widen logarithmically up to max_distance, and all that is
-farther shares the last one:
+Half of the buckets hold one distance each; the other half widen logarithmically up to max_distance, and all farther
+distances share the last one:
 
     bucket(r) = r                                                             for r < n/2
     bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise

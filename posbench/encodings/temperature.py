@@ -1,7 +1,7 @@
-"""A temperature by the number of keys, around another encoding.
+"""A temperature that depends on the number of keys, around another encoding.
 
-Softmax over more keys is flatter. These rules sharpen it again: they multiply query i, after the inner encoding has
-turned it, by a number that grows with n = i + 1, the tokens up to it:
+Softmax over more keys is flatter. These rules sharpen it again: after the inner encoding's rotation, they multiply
+query i by a number that grows with n = i + 1, the tokens up to it:
 
     ssmax            s·ln n                            s learned per layer and head, 1/ln L at the start
     mistral_large4   s·ln n + b                        both learned per layer and head, 0 and 1 at the start
@@ -9,8 +9,8 @@ turned it, by a number that grows with n = i + 1, the tokens up to it:
     llama4           1 + alpha·ln(1 + floor(n/F))      F = `floor`, by default the training length
     inkling          1 + alpha·ln(max(1, n/F))
 
-Biases that the inner encoding adds stay as they are. n is not lowered by a window: models that narrow some layers to
-one use the temperature in the others only, which `layered` can say.
+Biases of the inner encoding are unchanged. A window does not lower n: models with windowed layers use the temperature
+in the other layers only, which `layered` can express.
 
 Source: Nakanishi, "Scalable-Softmax Is Superior for Attention" (2025), arXiv:2501.19399 (ssmax; its start is ours);
 Qwen's code, `use_logn_attn` (logn); transformers' Mistral Large 4, Llama 4 (F = 8192) and Inkling (F a number of the

@@ -1,18 +1,18 @@
 """Transformer-XL's relative attention.
 
-Content asks content and content asks distance, each with a learned bias on the asking side. A distance is a sinusoid
+Queries meet the content of keys and their distance, each with a learned bias on the query. A distance is a sinusoid
 that each layer projects into its heads:
 
     logits_ij = [(q_i + u_h)·k_j + (q_i + v_h)·(W_h rho_(i-j))] / sqrt(d),   rho_r = [sin f_p r | cos f_p r]
 
 f_p = base^(-2p/D), p = 0 .. D/2-1 with D the width of the model; u, v (H, d) and W (H, d, D) are learned per layer.
 
-With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j comes apart:
+With [a | b] = Wᵀ(q_i + v), a sinusoid of i - j splits:
 
     a sin(f i - f j) + b cos(f i - f j) = (a sin f i + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
 
-so the position term is one product of D channels, whose keys' side all keys at j share. At positions 0, 1, 2, ... the
-T vectors W rho_r are fewer, and a product of d channels for each query and distance.
+so the position term is one product of D channels, and its key side depends only on j. At positions 0, 1, 2, ... there
+are only T vectors W rho_r, and a product of d channels per query and distance is cheaper.
 
 Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context" (2019), arXiv:1901.02860,
 section 3.3. Without its memory of earlier segments and its clamping of far distances.
@@ -47,7 +47,7 @@ class TransformerXL(Encoding):
         return (q.float() + self.content[layer, :, None]).to(q.dtype), k
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        """What queries ask of positions (B, H, T, D), scaled, and what positions tell (1|B, 1, T, D), fp32."""
+        """The two sides of the position term: queries (B, H, T, D), scaled, and positions (1|B, 1, T, D), fp32."""
         sine, cosine = once(positions, self, lambda: self.waves(positions, q.device))
         with torch.autocast(q.device.type, enabled=False):
             a, b = (self._asking(q, layer) @ self.projection[layer]).chunk(2, dim=-1)
@@ -59,7 +59,7 @@ class TransformerXL(Encoding):
             return asked[:, :, rows.queries] @ part_of(told, rows.keys).mT
 
     def additions(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Curves:
-        """By head a curve for each channel of W rho."""
+        """A curve over distance for each head and channel of W rho."""
         waves = torch.cat(once(positions, self, lambda: self.waves(positions, q.device)), -1)[0, 0]
         return Curves(self._asking(q, layer), self.projection[layer] @ waves.mT)
 

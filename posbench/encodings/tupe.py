@@ -1,6 +1,6 @@
 """TUPE: transformers with untied positional encoding.
 
-Words ask words and positions ask positions, each with projections of their own; nothing is added at the input:
+Words attend to words and positions to positions, with separate projections; nothing is added at the input:
 
     logits_ij = [q_i·k_j + (Q n_i)·(K n_j)] / sqrt(2d) + b_(i-j),   n_i = LayerNorm(p_i)
 
@@ -44,7 +44,7 @@ class TUPE(Encoding):
         return float((2 * self.shape.head_dim) ** -0.5)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """q and k with their positions' projections as further channels: (B, H, T, 2 Dh)."""
+        """q and k with the projections of their positions as further channels: (B, H, T, 2 Dh)."""
         asking, asked = once(positions, self, lambda: self.projected(positions))
         return _beside(q, asking), _beside(k, asked)
 

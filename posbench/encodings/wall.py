@@ -1,17 +1,17 @@
 """Wall attention: forget gates for every channel.
 
-Where FoX lowers a key's logit by one gate per head and token, each channel of q·k fades here at a rate of its own:
+FoX lowers a key's logit by one gate per head and token. Here each channel of q·k fades at its own rate:
 
     f_t = sigmoid(W x_t + b), a number per channel,    P = cumulative sum of ln f
     logits_ij = sum over channels n of q_in k_jn exp(P_in - P_jn) / sqrt(d)
 
-A channel whose gates stay open keeps what was far away, one that closes sees near keys only. Faded, a logit goes to 0
-and not to minus infinity. Order is that of the tokens; position numbers are not used. Without a mask, a key after the
-query is as it is.
+A channel with open gates sees far keys; one with closing gates sees near keys only. A faded logit goes to 0, not to
+minus infinity. Order is that of the tokens; position numbers are not used. Without a mask, keys after the query do not
+fade.
 
-q exp(P) and k exp(-P) would overflow after some hundred tokens. With m the last of some keys, exp(P_m - P_j) and, for
-queries after them, exp(P_i - P_m) are at most 1: so a text's second half sees the first by one product, in each half it
-is the same again, and within the last few tokens pairs are computed one by one.
+q exp(P) and k exp(-P) would overflow after some hundred tokens. If m is the last of some keys, exp(P_m - P_j) and, for
+later queries, exp(P_i - P_m) are at most 1. One product thus gives the logits between a text's second half and its
+first. Each half is split in the same way, down to a few tokens, whose pairs are computed one by one.
 
 Source: fla's layer and plain form (contributed by Tilde Research, 2026; no paper was found), without its optional gate
 per head and its output gate. Gates start with b = 8, open.
@@ -48,7 +48,7 @@ class Wall(Encoding):
             return (kept.cumsum(1).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2),)
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
-        assert isinstance(rows.keys, slice)  # as it is for who has `scores`
+        assert isinstance(rows.keys, slice)  # always, for an encoding with `scores`
         (total,) = rows.state
         count, first = rows.q.shape[2], rows.queries.start - rows.keys.start  # column of the first query's own key
         with torch.autocast(logits.device.type, enabled=False):
@@ -63,23 +63,23 @@ class Wall(Encoding):
 
 
 def _across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
-    """Of queries (..., M, Dh) and keys (..., N, Dh) that all lie before them, with their sums: (..., M, N)."""
-    last = of_k[..., -1:, :].detach()  # what it is changes nothing
+    """Logits (..., M, N) of queries (..., M, Dh) and keys (..., N, Dh) that all lie before them, with their sums."""
+    last = of_k[..., -1:, :].detach()  # its value cancels
     return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
 
 
 def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
-    """Of queries and keys (B, H, T, Dh) of the same tokens: (B, H, T, T), of which what is not later holds."""
+    """Logits (B, H, T, T) of the same tokens' queries and keys (B, H, T, Dh); valid for keys up to the query."""
     *outer, length, width = q.shape
     halvable = 1 << (length.bit_length() - 1)  # largest power of two up to the length
     if PAIRED < length != halvable:
         (q, q_rest), (k, k_rest), (total, rest) = (x.tensor_split((halvable,), dim=2) for x in (q, k, total))
         return _joined(_among(q, k, total), _across(q_rest, rest, k, total), _among(q_rest, k_rest, rest))
     size = min(PAIRED, length)
-    q_in, k_in, of = (x.view(*outer, -1, size, width) for x in (q, k, total))  # by so many tokens
+    q_in, k_in, of = (x.view(*outer, -1, size, width) for x in (q, k, total))  # in blocks of `size` tokens
     faded = (of[..., :, None, :] - of[..., None, :, :]).clamp(max=0).exp()
     found = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
-    while size < length:  # each two become one
+    while size < length:  # joins blocks in twos
         halves = (x.view(*outer, -1, 2, size, width).unbind(3) for x in (q, k, total))
         (_, query), (key, _), (before, later) = halves
         found = _joined(found[:, :, ::2], _across(query, later, key, before), found[:, :, 1::2])
@@ -88,6 +88,6 @@ def _among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
 
 
 def _joined(first: Tensor, across: Tensor, second: Tensor) -> Tensor:
-    """A square from those of its first and second tokens and what the second see of the first."""
+    """A block of logits from the blocks of its first and second half, and `across`: second queries, first keys."""
     above = F.pad(first, (0, second.shape[-1]))
     return torch.cat((above, torch.cat((across, second), dim=-1)), dim=-2)

@@ -1,7 +1,7 @@
 """Extrapolatable position embedding (xPos).
 
-RoPE with a decay: queries shrink and keys grow with their position, each pair of channels at its own pace, so a logit
-falls with distance, most for the fast pairs. In a causal model only:
+RoPE with a decay: with their position, queries shrink and keys grow, at a rate per pair of channels. So a logit falls
+with distance, most in the fast pairs. Only for causal models:
 
     <q_i, k_j>_p is multiplied by zeta_p^((i - j)/B),   zeta_p = (2p/d + 0.4) / 1.4
 
@@ -29,7 +29,7 @@ GAMMA = 0.4
 
 
 class XPos(rotary.Rotary):
-    hidden_finite = False  # what makes far keys small makes those after the query as large
+    hidden_finite = False  # the decay of far keys makes keys after the query as large
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class XPos(rotary.Rotary):
         return rotary.turn(q, of_q), rotary.turn(k, of_k)
 
     def _turns(self, positions: Tensor, device: torch.device) -> list[tuple[Tensor, ...]]:
-        """Of queries and of keys, laid out."""
+        """Turns of queries and of keys, as `rotary.turn` takes them."""
         rotation, size = self.rotation(positions, device), self.decay(positions).to(device)
         return [rotary.laid_out(turns, self.layout) for turns in (rotation * size, rotation / size)]
 
@@ -64,7 +64,7 @@ class XPos(rotary.Rotary):
         return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
 
     def _defined(self, span: Tensor) -> Tensor:
-        """Whether the factors of a sequence that spans so many positions (1|B, 1) stay within fp32."""
+        """Whether the factors of sequences that span this many positions (1|B, 1) stay within fp32."""
         end = int(128 * self.scale_base)
         defined = span < end
         waits = span.device.type != "cpu" or torch.compiler.is_compiling()  # the host, for the values

@@ -1,9 +1,9 @@
 """Context extension: a trained encoding made to reach beyond its training length, without further training.
 
-A method takes the trained encoding and gives back another that shares its parameters; nothing is written to the trained
-one. Which encodings a method is for, the annotation of its first parameter says; an encoding around others hands it on
-to those that it is for. Where a method has a factor s, it is length / train_length by default (dynamic: nothing changes
-up to the training length), or fixed (the same model at every length, which has a price at the training length too).
+A method returns a new encoding that shares the trained one's parameters; the trained one is not changed. The annotation
+of its first parameter lists the encodings that it supports. A wrapper applies it to those of its inner encodings. A
+factor s is length / train_length by default (dynamic: nothing changes up to the training length). A fixed s gives the
+same model at every length, at a price at the training length too.
 """
 
 # The methods, each a function of that name in the module.

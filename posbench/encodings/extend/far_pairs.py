@@ -1,4 +1,4 @@
-"""Extensions of rotary encodings that score far pairs at positions where every distance was trained.
+"""Extensions of rotary encodings that give far pairs distances known from training.
 
 Near pairs keep their logits, which order the words nearby. Each method has two or three score matrices and picks by
 distance; all of them are computed in blocks of rows, O(block x length) in memory.
@@ -15,12 +15,12 @@ from posbench.encodings._rotary import PureRotary
 from posbench.encodings.base import Encoding, Rows
 from posbench.encodings.extend.stretch import Extended, Stretch, expect
 
-# Positions (1|B, T) fp64 to those that the queries and the keys of far pairs are turned by.
+# Maps positions (1|B, T) fp64 to those of the queries and to those of the keys in far pairs.
 Far = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class FarPairs(Encoding):
-    """A rotary encoding, but for pairs at a distance of `near` or more: those are turned by what `far` gives."""
+    """A rotary encoding, except that pairs at a distance of `near` or more are turned by positions from `far`."""
 
     def __init__(self, rope: PureRotary, near: int, far: Far) -> None:
         super().__init__(rope.shape)
@@ -42,10 +42,10 @@ class FarPairs(Encoding):
 
 
 class DualChunk(Encoding):
-    """A rotary encoding within chunks of `chunk` tokens; between chunks, queries stand at positions that all keys know.
+    """A rotary encoding within chunks of `chunk` tokens; between chunks, queries get other positions.
 
-    A key stands at its place n mod chunk. A query at place r of its own chunk stands, for the keys of the chunk before,
-    at min(r + chunk, farthest), which for the nearest of them is the true distance; for all earlier ones at `farthest`.
+    A key has the position n mod chunk. Let r be a query's place in its own chunk. For keys of the chunk before, its
+    position is min(r + chunk, farthest), a true distance to the nearest. For earlier keys it is `farthest`.
     """
 
     def __init__(self, rope: PureRotary, chunk: int, farthest: int) -> None:
@@ -72,7 +72,7 @@ class DualChunk(Encoding):
 
 
 def rerope(rope: PureRotary, stretch: Stretch, window: int | None = None) -> Extended:
-    """ReRoPE: distances from `window` on all count as `window`.
+    """ReRoPE: all distances from `window` on count as `window`.
 
     Source: Su, "ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope. The default window, a quarter of the
     training length, is that of the author's results (1024 of 4096); the optional log n scale of the logits is left out.
@@ -86,7 +86,7 @@ def rerope(rope: PureRotary, stretch: Stretch, window: int | None = None) -> Ext
 
 
 def leaky_rerope(rope: PureRotary, stretch: Stretch, window: int | None = None, k: float | None = None) -> Extended:
-    """Leaky ReRoPE: beyond `window`, k tokens count as one; k such that the farthest is a distance known from training.
+    """Leaky ReRoPE: beyond `window`, k tokens count as one; the default k keeps all distances as trained.
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
@@ -104,7 +104,7 @@ def leaky_rerope(rope: PureRotary, stretch: Stretch, window: int | None = None, 
 
 
 def self_extend(rope: PureRotary, stretch: Stretch, window: int | None = None, group: int | None = None) -> Extended:
-    """Self-Extend: beyond `window`, positions are counted in groups; the smallest that keep distances as trained.
+    """Self-Extend: beyond `window`, positions are counted in groups; the default size keeps all distances as trained.
 
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (2024), arXiv:2401.01325.
     """
@@ -124,7 +124,7 @@ def self_extend(rope: PureRotary, stretch: Stretch, window: int | None = None, g
 
 
 def dual_chunk(rope: PureRotary, stretch: Stretch, chunk: int | None = None) -> Extended:
-    """Dual chunk attention: true distances within a chunk and near its beginning, train_length - 1 to all far keys.
+    """Dual chunk attention: true distances within a chunk and near its start, train_length - 1 to all far keys.
 
     Chunks hold 3/4 of the training length; the first train_length - chunk places of a chunk see the keys of the chunk
     before at true distances. Up to the training length it is plain RoPE.

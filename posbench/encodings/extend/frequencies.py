@@ -1,7 +1,7 @@
-"""Extensions of rotary encodings that change frequencies, and in two cases the size of q and k. They run for free.
+"""Extensions of rotary encodings that change frequencies and, in two cases, scale q and k. They add no run time.
 
-Each gives the encoding itself back with other frequencies: whatever else it does (part of the channels, a decay) stays
-as it was trained, and learned frequencies are those that are stretched.
+Each returns a copy of the encoding with other frequencies. Everything else (a decay, a share of the channels) stays as
+trained. If frequencies were learned, the learned ones are stretched.
 """
 
 import functools
@@ -34,7 +34,7 @@ def pi(rope: Rotary, stretch: Stretch, factor: float | None = None) -> Extended:
 
 
 def ntk(rope: Rotary, stretch: Stretch, factor: float | None = None) -> Extended:
-    """NTK-aware: a base of base·s^(d/(d-2)), which leaves the fastest pair alone and divides the slowest by s.
+    """NTK-aware: the base becomes base·s^(d/(d-2)), which keeps the fastest pair and divides the slowest by s.
 
     Source: bloc97, "NTK-Aware Scaled RoPE" (2023), reddit.com/r/LocalLLaMA.
     """
@@ -119,10 +119,10 @@ def longrope(
     short_factor: list[float] | None = None,
     attention_factor: float | None = None,
 ) -> Extended:
-    """LongRoPE: every frequency divided by a number of its own beyond the training length, by another up to it.
+    """LongRoPE: two divisors per frequency, one beyond the training length and one up to it.
 
-    The authors search the numbers with an evolutionary algorithm. Without that search, `long_factor` is what YaRN
-    divides by and `short_factor` is 1. q and k are multiplied by sqrt(1 + ln s / ln train_length) at every length.
+    The authors search the numbers with an evolutionary algorithm. Without that search, `long_factor` holds YaRN's
+    divisors and `short_factor` is 1. q and k are multiplied by sqrt(1 + ln s / ln train_length) at every length.
 
     Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024), arXiv:2402.13753;
     transformers' rope_type `longrope`, which, as here, leaves out the paper's uninterpolated first tokens.
@@ -144,7 +144,7 @@ def longrope(
 
 
 def abf(rope: RoPE | PartialRoPE, stretch: Stretch, base: float = 500_000.0) -> Extended:
-    """Adjusted base frequency: a larger base, whatever the length; meant to be trained on, here as it is.
+    """Adjusted base frequency: a larger base at every length; meant to be followed by training, here without.
 
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023), arXiv:2309.16039, section 4.1.
     """
@@ -154,10 +154,10 @@ def abf(rope: RoPE | PartialRoPE, stretch: Stretch, base: float = 500_000.0) -> 
 
 
 def clipped_rope(rope: Rotary, stretch: Stretch, pairs: int | None = None) -> Extended:
-    """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length slowed further, the last to a halt.
+    """Clipped RoPE (its authors' "CoPE"): pairs slower than the training length are slowed, the last one to a halt.
 
-    The weight falls as half a cosine wave over the last `pairs`; by default those whose period exceeds the training
-    length. The authors' code, made for one model, always takes 20 of 64. The same at every length.
+    The factor falls as half a cosine wave over the last `pairs` pairs, by default those whose period exceeds the
+    training length. The authors' code, made for one model, always takes 20 of 64. It ignores the length.
 
     Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (2026), arXiv:2602.05258;
     github.com/hrlics/CoPE.
@@ -186,7 +186,7 @@ def _by_parts(rope: Rotary, stretch: Stretch, s: float, ramp: Ramp, alpha: float
     return rules.by_parts(inv_freq, s, rules.ramp(ramp, inv_freq, rope.base, stretch.train_length, alpha, beta))
 
 
-@functools.cache  # once, though a method is asked anew for every length
+@functools.cache  # once, though a method runs again for every length
 def _say(remark: str) -> None:
     logger.warning("%s", remark)
 

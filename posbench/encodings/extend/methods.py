@@ -1,4 +1,4 @@
-"""The methods of context extension, and what one of them makes of an encoding."""
+"""The table of extension methods, and applying one of them to an encoding."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ METHODS: dict[str, Method] = {
 
 
 def methods_of(encoding: Encoding) -> list[str]:
-    """Names of the methods that can extend an encoding, or one of those it stands around."""
+    """Names of the methods that can extend an encoding or one of its inner encodings."""
     if isinstance(encoding, Wrapper):
         able = {name for inner in encoding.inner_encodings for name in methods_of(inner)}
         return [name for name in METHODS if name in able]
@@ -69,12 +69,12 @@ def extended(
         options: of the method, checked against its signature.
 
     Returns:
-        The extended encoding, sharing the trained one's parameters, and what was done to it: the factor, whether it
-        follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
+        The extended encoding, which shares the trained one's parameters, and the facts of the extension: the factor,
+        whether it follows the length (`dynamic`), ramp, attention factor, frequencies before and after.
 
     Raises:
-        UserError: unknown method or a wrong option, also one that does not fit this encoding or this length.
-        Undefined: the encoding does not support the method, or the method without options does not exist here.
+        UserError: unknown method, or an option that is wrong, also for this encoding or this length.
+        Undefined: the encoding does not support the method, or its defaults do not fit this encoding.
     """
     if method not in METHODS:
         raise unknown("extension", method, METHODS, "'posbench list' shows all")
@@ -96,7 +96,7 @@ def _extended(
     except UserError as error:
         if options:
             raise
-        raise Undefined(str(error)) from None  # nobody mistyped anything: a default does not fit this model
+        raise Undefined(str(error)) from None  # no option was given: a default does not fit this model
     made.name, made.window = encoding.name, encoding.window
     return made, facts
 
@@ -104,12 +104,12 @@ def _extended(
 def _handed_on(
     wrapper: Wrapper, method: Method, stretch: Stretch, options: dict[str, Any]
 ) -> tuple[Encoding, dict[str, Any]]:
-    """A wrapper around the extended in place of its own; those that the method is not for stay as they are."""
+    """A copy of the wrapper around extended encodings; those that do not support the method are unchanged."""
     inners: list[Encoding] = []
     facts: dict[str, dict[str, Any]] = {}
     for number, inner in enumerate(wrapper.inner_encodings):
         if method.name in methods_of(inner):
-            known = dataclasses.replace(stretch, train_length=inner.shape.train_length)  # randomized shows it more
+            known = dataclasses.replace(stretch, train_length=inner.shape.train_length)  # `randomized` has more
             inner, facts[f"{inner.name} {number}"] = _extended(inner, method, known, options)
         inners.append(inner)
     return wrapper.around(inners), {"dynamic": any(one["dynamic"] for one in facts.values()), "extended": facts}

@@ -17,7 +17,7 @@ from posbench.encodings.t5 import T5Bias
 
 
 class Squeezed(Encoding):
-    """An encoding that is shown every position and every distance divided by `factor`."""
+    """An encoding that gets every position and every distance divided by `factor`."""
 
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)

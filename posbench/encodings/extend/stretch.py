@@ -6,19 +6,19 @@ import math
 from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 
-# What a method gives back: the extended encoding, and what there is to know about how it was extended.
+# The result of a method: the extended encoding and the facts of the extension.
 Extended = tuple[Encoding, dict[str, object]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """From the length of training to the length of evaluation, both in tokens."""
+    """The lengths of training and of evaluation, in tokens."""
 
     train_length: int
     length: int
 
     def factor(self, fixed: float | None) -> tuple[float, dict[str, object]]:
-        """The factor s: `fixed`, or length / train_length and at least 1; and what a row says of it."""
+        """The factor s (`fixed`, or length / train_length but at least 1) and its facts for result rows."""
         if fixed is not None:
             expect(
                 math.isfinite(fixed) and fixed >= 1, "factor", fixed, "at least 1, or null for length / train_length"
