@@ -40,7 +40,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """A task with some of its options given.
+    """Build a task; options that are not given keep their defaults.
 
     Raises:
         UserError: unknown task, unknown option, or an option of the wrong type or value.

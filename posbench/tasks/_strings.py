@@ -1,4 +1,4 @@
-"""Shared by copy, reverse and sort: a string of symbols, and the string that is its answer."""
+"""Shared by copy, reverse and sort: a string of symbols, answered by another string."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, ans
 
 @dataclasses.dataclass(frozen=True)
 class OfAString(Task):
-    vocabulary: int = 32  # different symbols
+    vocabulary: int = 32  # number of symbols
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Addition of two numbers of equally many digits, the most significant first, and zeros in front where they are short.
+"""Addition of two numbers with the same number of digits, most significant first, with leading zeros.
 
     length 2         reads   <|endoftext|> 4 7 + 8 5 = 1 3 2
                      scores                          1 3 2 <|endoftext|>
@@ -7,15 +7,14 @@
     hints=64         reads   <|endoftext|> h8 0 h9 4 h10 7 + h8 0 h9 8 h10 5 =  h8 1  h9 3   h10 2
                      scores                                                  h8 1  h9 3  h10 2   <|endoftext|>
 
-Length counts the digits of each number, drawn independently and uniformly; the answer has one more. The least
-significant digit first is the order in which carries go. Index hints say which digits belong together: the digits of
-one place carry the same hint, and the hints of a problem begin at a random one, so that all of them are trained. The
-end of the answer is scored too, and so are its hints.
+Length counts the digits of each number, drawn independently and uniformly; the answer has one more. A reversed answer
+follows the order of the carries. Index hints mark digits of the same place with the same hint. The hints of a problem
+begin at a random one, so that all of them are trained. The end of the answer is scored too, and so are its hints.
 
 Source: Kazemnejad et al. (2023), arXiv:2305.19466, for the task; Zhou et al., "What Algorithms can Transformers Learn?"
 (2023), arXiv:2310.16028, for index hints and the reversed answer.
-Deviates: both numbers have the same number of digits, so that problems of one length have one size; with hints both
-are written with a zero in front, so that every hint of the answer stands in the question.
+Deviates: both numbers have the same number of digits, so that problems of one length have one size; with hints both get
+a leading zero, so that the question contains every hint of the answer.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ class Addition(Task):
     shortest: int = 1
     longest: int = 6
     answer: Literal["plain", "reversed"] = "plain"  # reversed: the least significant digit of the answer comes first
-    hints: int = 0  # different index hints, one more than the longest problem has digits; 0 = none
+    hints: int = 0  # number of index hints, at least longest + 1; 0 = none
 
     def __post_init__(self) -> None:
         if self.hints:
@@ -75,7 +74,7 @@ def _sum(left: Integers, right: Integers) -> Integers:
 
 
 def _written(digits: Integers, hints: Integers | None) -> Integers:
-    """Ids of digits (count, n), each behind its hint where there are hints."""
+    """Ids of digits (count, n), each preceded by its hint if hints are given."""
     if hints is None:
         return _ZERO + digits
     return np.stack([hints, _ZERO + digits], axis=2).reshape(len(digits), -1)

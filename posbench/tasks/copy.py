@@ -1,4 +1,4 @@
-"""Copy: say the string again.
+"""Copy: repeat the string.
 
     length 4    reads   <|endoftext|>  s7  s2  s2  s9  =   s7  s2  s2  s9
                 scores                                 s7  s2  s2  s9  <|endoftext|>
@@ -8,7 +8,7 @@ is scored too: when to stop is part of the task.
 
 Source: Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization in Transformers" (2023),
 arXiv:2305.19466: trained up to 20 symbols, tested up to 40.
-Deviates: the shortest trained string has 8 symbols, since short ones hold little of what is to be learned.
+Deviates: the shortest trained string has 8 symbols, since short ones teach little.
 """
 
 import dataclasses

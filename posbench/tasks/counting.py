@@ -3,13 +3,13 @@
     length 6    reads   <|endoftext|>  x  .  reset  x  x  .  =
                 scores                                       2
 
-Length counts the tokens before the question: a reset with probability `reset`, else with equal chances an x, which
-counts, or a dot, which does not. Without a reset all x count. The count is one token.
+Length counts the tokens before the question. Each is a reset with probability `reset`, otherwise an x or a dot with
+equal chances. The answer is the number of x after the last reset (all x if there is none). It is one token.
 
 Source: after the counting task of Golovneva et al., "Contextual Position Encoding: Learning to Count What's Important"
 (2024), arXiv:2405.18719, whose variables are assigned and incremented.
-Deviates: a single variable, which is only ever set to zero, and one token an instruction. As resets keep coming, counts
-hardly grow with length: at 192 tokens one problem of 150 has a count above 24, which training never had.
+Deviates: a single variable, which is only ever set to zero, and one token an instruction. Resets keep counts small at
+any length: at 192 tokens one problem in 150 has a count above 24, which training never shows.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 
 from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered
 
-_COUNTS, _DOT, _RESET, _NONE = 2, 3, 4, 5  # ids; from _NONE on the counts
+_COUNTS, _DOT, _RESET, _NONE = 2, 3, 4, 5  # ids; the counts 0, 1 ... begin at _NONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Counting(Task):
     shortest: int = 4
     longest: int = 24
     reset: float = 0.1  # probability of a reset
-    highest: int = 192  # count that has a token; no problem is longer
+    highest: int = 192  # the highest count with a token, and the longest problem
 
     def __post_init__(self) -> None:
         self.expect(0 <= self.reset <= 1, "reset", "a probability from 0 to 1")

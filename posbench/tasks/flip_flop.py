@@ -4,11 +4,11 @@
                 scores                             1           0
 
 Length counts the pairs of an instruction and a bit. The first is a write (w) and the last a read (r); those between are
-ignored (i) with probability `ignore`, and written or read with half of the rest each. Behind a read stands the bit that
-was written last, and only that is scored; the other bits are drawn independently and uniformly.
+ignored (i) with probability `ignore`; otherwise they are writes or reads with equal chances. The bit after a read is
+the one written last. Only these bits are scored; the other bits are drawn independently and uniformly.
 
 Source: Liu et al., "Exposing Attention Glitches with Flip-Flop Language Modeling" (2023), arXiv:2306.00946: trained at
-`ignore` 0.8 with 256 pairs, tested as well at 0.98 (sparse: the last write is far away) and at 0.1 (dense: many writes
+`ignore` 0.8 with 256 pairs, tested also at 0.98 (sparse: the last write is far away) and at 0.1 (dense: many writes
 distract).
 Deviates: trained at 4 to 32 pairs.
 """
@@ -27,7 +27,7 @@ _WRITE, _READ, _ZERO = 1, 2, 4  # ids
 class FlipFlop(Task):
     shortest: int = 4
     longest: int = 32
-    ignore: float = 0.8  # probability of an instruction to ignore its bit
+    ignore: float = 0.8  # probability that an instruction is `i`
 
     least: ClassVar[int] = 2
     variants: ClassVar[tuple[str, ...]] = ("ignore=0.98", "ignore=0.1")

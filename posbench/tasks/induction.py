@@ -1,10 +1,10 @@
-"""Induction head: what followed the trigger when it stood there before?
+"""Induction head: which symbol followed the trigger the first time?
 
     length 5    reads   <|endoftext|>  s7  s2  !  s9  s2  !
                 scores                                    s9
 
-Length counts the symbols before the question, the trigger among them; it stands there once, at a uniformly drawn place
-but the last. The others, also the one behind it, are drawn independently and uniformly from `vocabulary` ones.
+Length counts the symbols before the question, including the trigger. The trigger occurs once, at a uniformly drawn
+place other than the last. All other symbols are drawn independently and uniformly from `vocabulary` ones.
 
 Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), arXiv:2312.00752,
 induction heads: 16 symbols, trained at length 256 and tested up to 2^20.
@@ -23,7 +23,7 @@ from posbench.tasks.base import SEPARATOR, Problems, Task, ending
 class Induction(Task):
     shortest: int = 4
     longest: int = 32
-    vocabulary: int = 16  # different symbols beside the trigger
+    vocabulary: int = 16  # number of symbols, without the trigger
 
     least: ClassVar[int] = 2
 

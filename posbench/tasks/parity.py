@@ -3,8 +3,8 @@
     length 4    reads   <|endoftext|>  1  0  1  1  =
                 scores                             1
 
-Length counts the bits, drawn independently and uniformly; the answer is their sum modulo 2. Without intermediate
-steps no encoding is known to make a transformer extrapolate here: a result that says so is to be looked into.
+Length counts the bits, drawn independently and uniformly; the answer is their sum modulo 2. Without intermediate steps
+no encoding is known to make a transformer extrapolate here. If a result shows extrapolation, suspect an error.
 
 Source: Ruoss et al. (2023), arXiv:2305.16843, and Kazemnejad et al. (2023), arXiv:2305.19466, in both of which accuracy
 on longer strings is near chance, one half, with every encoding.

@@ -1,16 +1,16 @@
-"""Passkey: find a number among filler that means nothing, and say it at the end.
+"""Passkey: find a number among meaningless filler and repeat it at the end.
 
     length 5    reads   <|endoftext|>  f3  f0  key  4  0  7  f3  f9  f1  =  4  0
                 scores                                                   4  0  7
 
-Length counts the fillers. The key (`digits` digits, drawn independently and uniformly) stands behind any number of them
-from none to all, uniformly drawn, or at a `depth` from 0 (the beginning) to 1 (right before the question). Fillers are
-drawn independently and uniformly from symbols of their own, so nothing in them looks like a key.
+Length counts the fillers. The key (`digits` digits, drawn independently and uniformly) stands after a uniformly drawn
+number of them, from none to all, or at a `depth` from 0 (the beginning) to 1 (right before the question). Fillers are
+drawn independently and uniformly from separate symbols, so no filler looks like a key.
 
 Source: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers" (2023),
-arXiv:2305.16300, who ask a language model for a number that is hidden in a few sentences said over and over.
+arXiv:2305.16300, who ask a language model for a number that is hidden in repeated sentences.
 Deviates: small models are trained on it, so key, filler and question are single tokens, the fillers are random instead
-of one text repeated, and the key is said once, not twice.
+of one text repeated, and the key occurs once, not twice.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ _KEY, _ZERO, _FILLER = 2, 3, 13  # ids
 class Passkey(Task):
     shortest: int = 4
     longest: int = 32
-    digits: int = 3  # of the key
-    fillers: int = 16  # different fillers
-    depth: float | None = None  # where among the fillers the key stands, from 0 to 1; null = uniformly drawn
+    digits: int = 3  # length of the key
+    fillers: int = 16  # number of filler symbols
+    depth: float | None = None  # place of the key among the fillers, from 0 to 1; null = uniformly drawn
 
     variants: ClassVar[tuple[str, ...]] = ("depth=0.0", "depth=0.25", "depth=0.5", "depth=0.75", "depth=1.0")
 

@@ -1,19 +1,18 @@
-"""Multi-query associative recall (MQAR): which value belongs to this key? Asked of every key, one after another.
+"""Multi-query associative recall (MQAR): which value belongs to this key? Every key is queried once.
 
     length 2, slots=3  reads   <|endoftext|> k4 v1 k0 v7 k0 v7 f2 f5 f1 f1 k4 v1 f0 f3 f3
                        scores                            v7                v1
 
-Length counts the pairs of a key and a value; keys are drawn without replacement, and so are values. Behind the pairs
-stand `slots` places of two tokens for each of them, in which every key is asked once and its value follows; the rest is
-filler. The pairs draw their slots one after another and without replacement, slot s = 1, 2, ... with a probability in
-proportion to s^(power - 1): as in text, what comes back mostly does so soon. Keys, values and fillers are symbols of
-their own.
+Length counts the pairs of a key and a value; keys are drawn without replacement, and so are values. After the pairs
+come `slots` places of two tokens per pair. Every key returns in one of them, followed by its value; the rest is filler.
+The pairs draw their places one after another and without replacement, place s = 1, 2, ... with a probability
+proportional to s^(power - 1): as in text, most keys return soon. Keys, values and fillers have separate symbols.
 
 Source: Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models" (2023), arXiv:2312.04927,
 with its authors' generator.
-Deviates: that generator draws fillers from all symbols, keys and values included, so that some look like questions;
-the value stands behind the key that asked for it, where there filler stands in the text and the value only in the
-labels; 64 keys and 64 values in place of 4,096 each.
+Deviates: that generator draws fillers from all symbols, also keys and values, so that some look like queries. Here the
+value follows the queried key in the text; there the text has filler and only the labels have the value. 64 keys and 64
+values instead of 4,096 each.
 """
 
 import dataclasses
@@ -27,11 +26,11 @@ from posbench.tasks.base import SEPARATOR, Problems, Task, without_replacement
 class Recall(Task):
     shortest: int = 2
     longest: int = 8
-    keys: int = 64  # different keys, at least as many as the longest problem has pairs
-    values: int = 64  # different values, likewise
-    fillers: int = 16  # different fillers
-    slots: int = 2  # places of two tokens behind the pairs, for each of them
-    power: float = 0.01  # how evenly the questions are spread; 1 = uniformly
+    keys: int = 64  # number of keys, at least `longest`
+    values: int = 64  # number of values, at least `longest`
+    fillers: int = 16  # number of filler symbols
+    slots: int = 2  # places of two tokens after the pairs, per pair
+    power: float = 0.01  # how evenly the queries are spread; 1 = uniformly
 
     def __post_init__(self) -> None:
         for option in ("keys", "values", "fillers", "slots"):
@@ -59,7 +58,7 @@ class Recall(Task):
         ids[:, 0] = 0
         ids[:, 1 : 2 * length + 1 : 2] = keys
         ids[:, 2 : 2 * length + 2 : 2] = values
-        # The order of arrival of a race whose rates are the probabilities is a draw without replacement.
+        # Exponential arrival times with these rates give a draw without replacement: their order.
         rates = np.arange(1, self.slots * length + 1) ** (self.power - 1)
         arrivals = rng.exponential(size=(count, self.slots * length)) / rates
         asked = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]

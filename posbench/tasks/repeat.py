@@ -1,16 +1,16 @@
-"""Repeat: a random string, and at once the same again, with nothing between to say where it begins.
+"""Repeat: a random string twice, without a separator between the two.
 
     length 4    reads   <|endoftext|>  s7  s2  s2  s9  s7  s2  s2
                 scores                                 s2  s2  s9
 
-Length counts the symbols of the string. The first symbol of the second half cannot be known and is not scored; that it
-comes back is the only sign that the string is over. So it stands nowhere else in the string; the others are drawn
+Length counts the symbols of the string. The first symbol of the second half cannot be predicted and is not scored. Its
+return is the only sign that the string is over, so it occurs only once in the string. The others are drawn
 independently and uniformly from the other symbols.
 
 Source: Olsson et al., "In-context Learning and Induction Heads" (2022), arXiv:2209.11895, whose repeated random tokens
-show which heads look back to what followed the token at hand; Ruoss et al. (2023), arXiv:2305.16843, have it as
-duplicating a string.
-Deviates: strings of varying length; the first symbol does not recur, so that all that is scored can be known.
+show which heads look back to the successor of the current token; Ruoss et al. (2023), arXiv:2305.16843, where it is
+called duplicating a string.
+Deviates: strings of varying length; the first symbol does not recur, so that every scored symbol can be known.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from posbench.tasks.base import SEPARATOR, Problems, Task, ending
 class Repeat(Task):
     shortest: int = 8
     longest: int = 20
-    vocabulary: int = 32  # different symbols
+    vocabulary: int = 32  # number of symbols
 
     least: ClassVar[int] = 2
 

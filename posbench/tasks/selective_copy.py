@@ -1,13 +1,13 @@
-"""Selective copy: say the few tokens that stand among blanks, in their order.
+"""Selective copy: repeat the few tokens among blanks, in their order.
 
     length 4, tokens=3    reads   <|endoftext|>  .  s7  .  .  s2  s2  .  =   s7  s2
                           scores                                         s7  s2  s2
 
 Length counts the blanks; `tokens` tokens stand at random places among them, drawn independently and uniformly from
-`vocabulary` ones. How far apart they stand is random, so no fixed distance leads to them.
+`vocabulary` ones. Their distances are random, so no fixed distance leads to them.
 
 Source: Gu and Dao, "Mamba" (2023), arXiv:2312.00752, selective copying: 16 tokens of 16 symbols in 4,096.
-Deviates: 8 tokens among 8 to 32 blanks; the tokens said are read again before the next one is asked for.
+Deviates: 8 tokens among 8 to 32 blanks; the model reads each token of the answer before it predicts the next.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ _BLANK, _SYMBOL = 2, 3  # ids
 class SelectiveCopy(Task):
     shortest: int = 8
     longest: int = 32
-    tokens: int = 8  # among the blanks
-    vocabulary: int = 16  # different symbols beside the blank
+    tokens: int = 8  # number of tokens among the blanks
+    vocabulary: int = 16  # number of symbols, without the blank
 
     def __post_init__(self) -> None:
         super().__post_init__()

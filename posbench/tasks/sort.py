@@ -1,4 +1,4 @@
-"""Sort: say the symbols of the string in their order, as often as they stand there.
+"""Sort: repeat the symbols of the string in sorted order, with repetitions.
 
     length 4    reads   <|endoftext|>  s7  s2  s9  s2  =   s2  s2  s7  s9
                 scores                                 s2  s2  s7  s9  <|endoftext|>
@@ -7,7 +7,7 @@ Length counts the symbols of the string, drawn independently and uniformly from 
 end of the answer is scored too.
 
 Source: Kazemnejad et al. (2023), arXiv:2305.19466, sorting of single tokens; Ruoss et al. (2023), arXiv:2305.16843,
-have it with five symbols (bucket sort).
+with five symbols (bucket sort).
 Deviates: 32 symbols and lengths 4 to 12, for models of 100,000 parameters.
 """
 
