@@ -5,7 +5,7 @@ A *task* draws *problems*; the scored tokens of a problem are its *answer*. The 
 Problems are drawn from a generator that the caller names, so that they are a pure function of (seed, step). All
 problems of one length have one size; none needs padding within its length.
 
-The drawings in the tasks' docstrings put a label below the word after which it is to be said:
+The drawings in the tasks' docstrings put each label below the token after which the model must predict it:
 
     length 1    reads   <|endoftext|>  s3  =   s3
                 scores                     s3  <|endoftext|>
@@ -24,29 +24,29 @@ from posbench.options import checked, plain
 Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-SEPARATOR = "<|endoftext|>"  # id 0: it begins every problem, and ends an answer whose length the model must know
-ANSWER = "="  # id 1, where there is one: what stands between a question and its answer
-MOST_SYMBOLS = 10_000  # that an option may ask for
+SEPARATOR = "<|endoftext|>"  # id 0: begins every problem; ends an answer if the model must know its length
+ANSWER = "="  # id 1, in tasks that use it: between question and answer
+MOST_SYMBOLS = 10_000  # upper limit for options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problems:
     """Problems of one length."""
 
-    ids: Integers  # (count, size + 1); what is read is ids[:, :-1], what is to be predicted ids[:, 1:]
-    scored: Bools  # (count, size): whether the prediction made after reading ids[:, t] belongs to the answer
+    ids: Integers  # (count, size + 1); inputs are ids[:, :-1], labels ids[:, 1:]
+    scored: Bools  # (count, size): whether the label of input t belongs to the answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Base of all tasks. The fields of a subclass are its options, and each has a default."""
 
-    shortest: int  # lengths of the problems trained on, both included; what a length counts, the task says
+    shortest: int  # shortest and longest trained length, inclusive; each task defines its unit
     longest: int
 
-    name: ClassVar[str]  # the file, as the registry knows it
-    least: ClassVar[int] = 1  # the shortest problem that there is
-    # Options that further rows of a test replace, as extensions write theirs: the row's task is passkey:depth=0.5.
+    name: ClassVar[str]  # the file's name, as in the registry
+    least: ClassVar[int] = 1  # the shortest possible problem
+    # Options that evaluation also tests with other values; such a row's task is called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -71,10 +71,10 @@ class Task:
             raise OptionError(f"data.task.{option}", f"{said} (default {plain(default)})")
 
     def expect_number(self, option: str, least: int) -> None:
-        """Refuse a number of symbols that is too small, or that no vocabulary has.
+        """Refuse a number of symbols below `least` or above the limit.
 
         Raises:
-            OptionError: likewise.
+            OptionError: the option is out of this range.
         """
         fits = least <= getattr(self, option) <= MOST_SYMBOLS
         self.expect(fits, option, f"a whole number from {least} to {MOST_SYMBOLS}")
@@ -86,7 +86,7 @@ class Task:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The vocabulary by id. The first one is the separator, which begins every problem as it begins a document."""
+        """The vocabulary by id. Id 0 is the separator, which begins every problem, as it begins every document."""
         raise NotImplementedError
 
     def size(self, length: int) -> int:
@@ -97,18 +97,18 @@ class Task:
         """Fresh problems of one length.
 
         Raises:
-            Undefined: the vocabulary has too few symbols for it.
+            Undefined: the vocabulary has too few symbols for this length.
         """
         if self.limit is not None and length > self.limit:
             raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
         return self.drawn(rng, length, count)
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """What `problems` gives, of a length that exists."""
+        """Draw the problems; `problems` has checked the length."""
         raise NotImplementedError
 
     def varied(self, **options: Any) -> Self:
-        """This task with some of its options replaced.
+        """A copy of this task with some options replaced.
 
         Raises:
             UserError: unknown option, or one of the wrong type or value.
@@ -119,7 +119,7 @@ class Task:
 
 
 def answered(question: Integers, answer: Integers, end: bool = False) -> Problems:
-    """A question (count, Q), the mark `=` and the answer (count, A), which is scored; with `end`, also that it ends."""
+    """A question (count, Q), `=`, and the scored answer (count, A); `end` adds and scores a separator."""
     mark = np.ones((len(question), 1), np.int64)
     ids = np.concatenate([mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1)
     return ending(ids, answer.shape[1] + end)
