@@ -180,21 +180,21 @@ def test_without_its_text_a_run_shows_its_encoding_and_says_why(run: Path, tmp_p
         picture = trained.picture(run)
     finally:
         text.write_bytes(kept)
-    said = "no file matches 'text.txt'" if gone else "another one has taken its place"
-    assert f"its text is not here: {'data.path: ' * gone}{said}" in picture.subtitle
+    said = "no file matches 'text.txt'" if gone else "the text there is not the one of the run"
+    assert f"its text is not available: {'data.path: ' * gone}{said}" in picture.subtitle
     assert picture.panels == ()  # t5 acts on pairs alone
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{run}", "base=3"], "is a run, which has its options"),
+        (["{run}", "base=3"], "is a run with fixed options"),
         (["{run}/.."], r"is not a run folder: it has no config\.yaml"),
-        (["base=100", "rope"], "an encoding's options come after it, rope base=100"),
-        (["encoding=rope"], "an encoding stands here by its name alone, rope"),
+        (["base=100", "rope"], "expected options after the encoding, rope base=100"),
+        (["encoding=rope"], "expected only the name of the encoding here, rope"),
         (["rope", "bse=100"], "did you mean 'base'"),
         (["rope", "base=fast"], r"encoding\.base is 'fast' for 'rope'"),
-        (["rope", "base=1", "base.of=2"], "base has a value of its own"),
+        (["rope", "base=1", "base.of=2"], "base is also set by another word"),
         (["alibi", "base=100"], "'alibi' has no option 'base'.*did you mean to choose 'rope'"),
     ],
 )
@@ -205,7 +205,7 @@ def test_mistakes_get_one_line(run: Path, words: list[str], message: str) -> Non
 
 
 def test_a_phrase_is_moved_through_encodings_only(run: Path) -> None:
-    with pytest.raises(UserError, match="--phrase is for encodings by their names"):
+    with pytest.raises(UserError, match="--phrase takes names of encodings"):
         command.main([str(run)], phrase="a b", words="a,b")
 
 

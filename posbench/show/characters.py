@@ -1,4 +1,4 @@
-"""Pictures made of characters. They carry the numbers by shape alone; colour, where there is any, only helps."""
+"""Pictures made of characters. Shape alone carries the numbers; colour only helps."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ from posbench.terminal import console
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
 MARGIN = 8  # for the y axis
 COLOURS = ("bright_blue", "yellow", "green", "magenta")
-MARKS = "123456789abcdefghijklmnopqrstuvwxyz"  # of curves, in their order
+MARKS = "123456789abcdefghijklmnopqrstuvwxyz"  # of curves, in order
 
 Cells = dict[tuple[int, int], tuple[str, str]]  # (column, row from the top) -> character, style
 
 
 class Signs:
-    """The characters of a picture, as plain as the terminal asks."""
+    """The characters of a picture; ASCII if the terminal has no others."""
 
     def __init__(self, out: Console) -> None:
         if console.carries_unicode(out):
@@ -34,7 +34,7 @@ class Signs:
             self.bar, self.line, self.dot, self.undefined = "|-*/"
 
     def say(self, text: str) -> str:
-        """Text as the terminal can carry it."""
+        """Text with only characters that the terminal can show."""
         return text.replace("·", self.times).encode(self.encoding, "replace").decode(self.encoding)
 
 
@@ -59,7 +59,7 @@ def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
     )
     drawn = []
     for row in rows:
-        half = max(row.change / 2, abs(float(row.contribution.mean())) / 2, 0.5)  # rounding shall not look like change
+        half = max(row.change / 2, abs(float(row.contribution.mean())) / 2, 0.5)  # rounding must not look like change
         middle = float(row.contribution.max() + row.contribution.min()) / 2
         curves = Curves(
             title=row.name,
@@ -111,7 +111,7 @@ def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = N
         cells |= {(column, axes.row(panel.limit_y)): (signs.line, "") for column in range(WIDTH)}
     if panel.band is not None:
         cells |= _band(panel.x, panel.band, axes, signs)
-    for index, values in reversed(list(enumerate(panel.series.values()))):  # the first one last, over the others
+    for index, values in reversed(list(enumerate(panel.series.values()))):  # the first curve is drawn last, on top
         mark = signs.dot if len(panel.series) == 1 else MARKS[index % len(MARKS)]
         cells |= _points(panel.x, values, axes, (mark, COLOURS[index % len(COLOURS)]))
     labels = tuple(f"{10**edge if axes.log_y else edge:.3g}" for edge in (axes.high, axes.low))
@@ -121,7 +121,7 @@ def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = N
 
 @dataclasses.dataclass(frozen=True)
 class _Axes:
-    """Where a plot has its numbers: x from 0 to `end`, y (its logarithm, with `log_y`) from `low` to `high`."""
+    """The axes of a plot: x from 0 to `end`, y (with `log_y` its logarithm) from `low` to `high`."""
 
     end: float
     low: float
@@ -155,7 +155,7 @@ def _scaled(values: Numbers, log: bool) -> Numbers:
 
 
 def _training_end(limit: float, last: float, axes: _Axes, signs: Signs) -> Cells:
-    """A bar where training ended, and what lies behind it where the encoding has ended, too."""
+    """A bar where training ended; if the encoding ends there too, also the shading beyond it."""
     bar = axes.column(limit)
     undefined = range(bar + 1, WIDTH) if last < limit else ()
     cells = {(column, row): (signs.undefined, "bright_black") for column in undefined for row in range(HEIGHT)}

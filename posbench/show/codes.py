@@ -1,8 +1,8 @@
 """The effect of an encoding alone: its code of each position, and its contribution to a logit.
 
-An encoding's *code* of position i is the vector it gives the input; for one that acts in attention, the matrix by which
-it turns q and k, the bias of each head at distance i, or what it adds to the logit of two fixed tokens i apart.
-Everything goes through the public functions, so an encoding that did not exist yesterday is probed as it stands.
+An encoding's *code* of position i is the vector that it adds to the input. If it acts in attention, the code is the
+matrix that turns q and k, the bias of each head at distance i, or the change of the logit of two fixed tokens i apart.
+Only public functions are used, so a new encoding needs no code here.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from posbench.model.attention.reference import attention_logits, attention_outpu
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 CONTENTS = 4  # random tokens per measurement
-# First tokens left out where an encoding reads its neighbours: the padding before them is not position.
+# First tokens, left out for encodings that read neighbours: the padding before them is no position.
 MARGIN = 8
 
 
@@ -30,9 +30,9 @@ def build(
     """Build an encoding, always the same: raw codes (scale 1), and its learned tables drawn from N(0,1).
 
     Args:
-        length: positions it must be defined for; where it is not, it is built for a longer training length.
-        draw: whether to draw tables; a table of zeros would measure as no encoding at all.
-        options: of its constructor; default: its own.
+        length: positions that it must cover; if needed, it is built for a longer training length.
+        draw: whether to draw tables; a table of zeros would look like no encoding.
+        options: of its constructor.
 
     Raises:
         UserError: an unknown name or option, or a shape that the encoding refuses.
@@ -51,8 +51,8 @@ def build(
 def _draw_tables(encoding: Encoding) -> None:
     """Draw learned position tables from N(0,1).
 
-    Those are the parameters with rows that the encoding itself holds. Maps that read the contents (in `prepare`, or
-    networks in modules of their own) keep their start, which is random already.
+    These are the encoding's own parameters with rows. Maps that read the contents (in `prepare`, or networks in
+    submodules) keep their initial values, which are random already.
     """
     for parameter in encoding.parameters(recurse=False):
         if parameter.dim() > 1 and "prepare" not in encoding.hooks:
@@ -63,7 +63,7 @@ INPUT = frozenset({"positions", "token_dim", "embed"})
 
 
 def first_layer(encoding: Encoding) -> Encoding:
-    """Whose hooks act in the first layer, which is the one that is looked at."""
+    """The encoding of the first layer, which is the one measured."""
     return encoding.at(0)[0]
 
 
@@ -73,7 +73,7 @@ def hooks_of(encoding: Encoding) -> frozenset[str]:
 
 
 class _Double(TorchFunctionMode):
-    """Encodings ask for fp32 (`.float()`, dtype=...); here they get fp64, and so does what they build."""
+    """Gives fp64 wherever an encoding asks for fp32 (`.float()`, dtype=...), also to the tensors it creates."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = Tensor.double if func is Tensor.float else func
@@ -88,7 +88,7 @@ def _wider(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_double() -> Iterator[None]:
-    """Build and run encodings in fp64 here, on random numbers of their own."""
+    """Within it, encodings are built and run in fp64, with separate random numbers."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -99,7 +99,7 @@ def in_double() -> Iterator[None]:
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
-    """The positions (1, T) that the encoding gives an input of this length."""
+    """The encoding's positions (1, T) for an input of this length."""
     ids = torch.zeros(1, length, dtype=torch.long)
     return encoding.positions(ids, torch.Generator().manual_seed(0))
 
@@ -121,7 +121,7 @@ def turn_code(encoding: Encoding, positions: Tensor) -> Tensor:
 
 
 def fixed_tokens(count: int, width: int) -> Tensor:
-    """Random tokens (count, 1, width), the same whenever asked for."""
+    """Random tokens (count, 1, width), the same at every call."""
     return torch.randn(count, 1, width, generator=torch.Generator().manual_seed(1))
 
 
@@ -149,7 +149,7 @@ def pair_scores(
     if "attend" not in hooks_of(encoding):
         return logits
     weights = arriving(encoding, q, k, x, positions, last)
-    shares = weights / weights.sum(-1, keepdim=True)  # beside a sink, whose logit is no pair's, they sum to less than 1
+    shares = weights / weights.sum(-1, keepdim=True)  # with a sink, they sum to less than 1
     if torch.allclose(shares, logits.softmax(-1), atol=1e-6):
         return logits
     return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
@@ -170,7 +170,7 @@ def arriving(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor, positions: Ten
 
 
 def code(encoding: Encoding, positions: Tensor) -> Tensor:
-    """The encoding's code of positions, read as distances where it acts on pairs: (1, T) to (T, anything)."""
+    """The encoding's code of positions, or of distances if it acts on pairs: (1, T) to (T, anything)."""
     parts = [torch.zeros(positions.shape[-1], 1)]
     if "embed" in hooks_of(encoding):
         parts.append(input_code(encoding, positions))
@@ -182,7 +182,7 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
         assert bias is not None
         parts.append(bias.mT)
     if hooks_of(encoding) & {"bias", "scores", "attend"}:
-        # The query stands last, the keys at the asked distances before it, and a margin before those.
+        # The query is last. The keys are at the given distances before it, after a margin.
         farther = positions.max() + 1 + torch.arange(MARGIN)
         distances = torch.cat([positions[0], farther])
         pairs = _contribution(encoding, (distances.max() - distances).flip(0)[None], last=1)[:, :, -1, MARGIN:]

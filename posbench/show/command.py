@@ -10,14 +10,13 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     """Draw encodings and trained runs side by side.
 
     Args:
-        names: encodings and patterns of layers, each with its options after it (rope base=100), and run folders.
+        names: encodings or patterns of layers, each followed by its options (rope base=100), and run folders.
         png: write the picture here; default: draw in the terminal.
-        phrase: instead, move this phrase along a sentence and watch the logit of two of its words.
-        words: those two, separated by a comma.
+        phrase: draw instead how the logit of two of its words changes as the phrase moves along a sentence.
+        words: these two words, separated by a comma.
 
     Raises:
-        UserError: an unknown encoding, option or word, a folder that is no run, `phrase` without `words` or the other
-            way round.
+        UserError: an unknown encoding, option or word, a folder that is no run, or only one of `phrase` and `words`.
     """
     asked = schemes.parted(names)
     if phrase is None and words is None:
@@ -26,7 +25,7 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     if phrase is None or words is None:
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
     if run := next((name for name, _ in asked if _is_run(name)), None):
-        raise UserError(f"--phrase is for encodings by their names: {run} is a run")
+        raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
     chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
     pair = _pair(words)
     _show_moved([panels.moved(scheme, phrase, pair) for scheme in chosen], phrase, pair, png)
@@ -36,14 +35,14 @@ def _picture(name: str, options: list[str]) -> panels.Picture:
     if not _is_run(name):
         return panels.picture(schemes.scheme(name, options, panels.SHAPE))
     if options:
-        raise UserError(f"{name} is a run, which has its options: {options[0]} stands after an encoding's name")
+        raise UserError(f"{name} is a run with fixed options: give {options[0]} after the name of an encoding")
     from posbench.show import trained
 
     return trained.picture(Path(name))
 
 
 def _is_run(word: str) -> bool:
-    """Whether a word is the path of a folder: an encoding of that name comes first."""
+    """Whether a word is the path of a folder; an encoding of the same name has precedence."""
     return not schemes.is_scheme(word) and ("/" in word or Path(word).is_dir())
 
 

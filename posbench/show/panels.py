@@ -1,7 +1,7 @@
-"""The panels of an encoding, as plain numbers, chosen by the hooks it overrides.
+"""The panels of an encoding, as plain numbers; the hooks that it overrides decide which.
 
-Learned tables are drawn from N(0,1), as in `codes.build`: an untrained table has no shape of its own, but its steps,
-its end and whether it looks at distance or at place are there from the start.
+Learned tables are drawn from N(0,1), as in `codes.build`: an untrained table has no learned shape yet, but steps, end
+and dependence on distance or position show at once.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from posbench.show.schemes import Scheme
 
 Numbers = NDArray[np.float64]
 
-# A small model, whose pictures are readable: heads of 16 channels.
+# A small model, for readable pictures: heads of 16 channels.
 SHAPE = Shape(d_model=64, n_heads=4, n_layers=2, train_length=64)
 DECAY_SAMPLES = 64
-DECAY_QUERIES = 16  # the last queries, which see the most keys
+DECAY_QUERIES = 16  # the last queries: they see the most keys
 FAINTEST = 1e-4  # attention, in multiples of an even share; below, a curve leaves the picture
-STAYS = 1e-5  # of the logit: less is rounding
+STAYS = 1e-5  # largest change of a logit that counts as rounding
 SHIFTS = 30
 
 
@@ -46,14 +46,14 @@ class Curves:
     y_label: str
     x: Numbers
     series: dict[str, Numbers]
-    end: float | None = None  # of the x axis, where `x` may end before; None: where `x` does
+    end: float | None = None  # of the x axis; None: the end of `x`
     limit: float | None = None  # where on the x axis training ended
     limit_y: float | None = None  # likewise on the y axis
     band: tuple[Numbers, Numbers] | None = None  # lowest and highest around the only series
     log_y: bool = False
-    points: bool = False  # at whole numbers of something: pairs, layers
-    even: bool = False  # in multiples of an even share
-    note: str = ""  # what a reader may miss in it
+    points: bool = False  # x counts whole things: pairs, layers
+    even: bool = False  # y is in multiples of an even share
+    note: str = ""  # a remark for the reader
 
 
 Panel = Heatmap | Curves
@@ -80,7 +80,7 @@ def picture(scheme: Scheme) -> Picture:
         panels = of_positions(encoding)
         if codes.hooks_of(encoding) & codes.PAIRWISE:
             panels.append(_by_distance(encoding))
-        elif not panels and _varies(by_distance := _by_distance(encoding)):  # acts on q and k, but is no turning
+        elif not panels and _varies(by_distance := _by_distance(encoding)):  # acts on q and k, but not as a rotation
             panels.append(by_distance)
         panels.append(_decay(encoding))
     notes = ["untrained: random parameters"] if any(True for _ in encoding.parameters()) else []
@@ -98,7 +98,7 @@ def of_positions(encoding: Encoding) -> list[Panel]:
 
 
 def first_layer_of_several(encoding: Encoding) -> list[str]:
-    """A note where a picture shows the first layer's encoding, of one that stands around others."""
+    """A note if the picture of a wrapper shows only the first layer's encoding."""
     used = codes.first_layer(encoding)
     around_nothing = isinstance(encoding, Wrapper) and [one.name for one in encoding.inner_encodings] == ["none"]
     return [] if used is encoding or around_nothing else [f"first layer: {used.name}"]
@@ -110,7 +110,7 @@ def room(encoding: Encoding) -> int:
 
 
 def defined(encoding: Encoding) -> int:
-    """Up to where, at most to the end of the axis, the encoding is defined."""
+    """The length up to which the encoding is defined, at most the end of the axis."""
     return min(room(encoding), encoding.max_length or room(encoding))
 
 
@@ -124,7 +124,7 @@ def _code(encoding: Encoding) -> Heatmap:
 
 
 def _similarity(encoding: Encoding) -> Curves:
-    """p_i · p_{i-r} by distance r: one line if it depends on distance alone, else a band over all places i."""
+    """p_i · p_{i-r} by distance r: one line if it depends on distance alone, else a band over all positions i."""
     code = codes.input_code(encoding, codes.positions_of(encoding, defined(encoding)))
     products = code @ code.mT
     diagonals = [products.diagonal(-r) for r in range(len(products))]
@@ -142,7 +142,7 @@ def _similarity(encoding: Encoding) -> Curves:
 
 
 def _rotary(encoding: Encoding) -> list[Panel]:
-    """Angles, wavelengths and long-term decay, where `rotate` is a rotation of pairs."""
+    """Angles, wavelengths and long-term decay, if `rotate` is a rotation of pairs."""
     angles = _turns_per_token(encoding)
     if angles is None:
         return []
@@ -184,19 +184,19 @@ def _rotary(encoding: Encoding) -> list[Panel]:
 def _turns_per_token(encoding: Encoding) -> Numbers | None:
     """Radians per token of each pair, fastest first: the arguments of the step matrix's eigenvalues.
 
-    None where a step is not the same everywhere or turns nothing.
+    None if steps differ between positions or turn nothing.
     """
     width = encoding.shape.head_dim
     positions = torch.arange(2 * codes.MARGIN + 2)[None]
     turned = codes.turn_code(encoding, positions).view(positions.shape[-1], width, -1)
-    turned = turned[..., turned.shape[-1] // 2 :]  # the keys: queries may be scaled by what they see, even to 0
+    turned = turned[..., turned.shape[-1] // 2 :]  # the keys: queries may be scaled, even to 0
     if turned.shape[-1] != width:
         return None
     near, far = (torch.linalg.solve(turned[at], turned[at + 1]) for at in (codes.MARGIN, 2 * codes.MARGIN))
-    if not torch.allclose(near, far, atol=1e-6):  # a mixture of speeds, say
+    if not torch.allclose(near, far, atol=1e-6):  # for example a mixture of speeds
         return None
     values = torch.linalg.eigvals(near)
-    if not (values.imag.abs() > 1e-12).any():  # whatever happens to q and k, it is no turning
+    if not (values.imag.abs() > 1e-12).any():  # q and k change, but not by a rotation
         return None
     angles = values.angle().abs().sort(descending=True).values
     return np.asarray(angles[::2].numpy(), dtype=np.float64)
@@ -261,7 +261,7 @@ def without_faint(weights: Numbers, least: float) -> Numbers:
 
 
 def faint(weights: Numbers, least: float) -> str:
-    """The note if some are left out."""
+    """A note if some weights are left out; otherwise empty."""
     return f"below {least:g}: not drawn" if (weights <= least).any() else ""
 
 
@@ -288,17 +288,17 @@ def _heads(encoding: Encoding, x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """The positional part of one pair's logit, wherever the phrase stands."""
+    """The positional part of one pair's logit, for every place of the phrase."""
 
     name: str
     where: Numbers  # position of the querying word
     contribution: Numbers  # logit with the encoding less logit without, first head
     change: float  # its range
-    stays_until: float | None  # the last place before it first changes; None: it never does
+    stays_until: float | None  # the last place before its first change; None: no change
 
 
 def moved(scheme: Scheme, phrase: str, words: tuple[str, str]) -> Moved:
-    """Move a phrase along a longer sentence and watch the later of two words look at the earlier one.
+    """Move a phrase along a longer sentence; compute the logit of the later word with the earlier one.
 
     Raises:
         UserError: a word that is not in the phrase, or a phrase as long as the training length.
@@ -323,7 +323,7 @@ def moved(scheme: Scheme, phrase: str, words: tuple[str, str]) -> Moved:
 
 
 def verdict(row: Moved) -> str:
-    """In words: whether the positional part stays as the phrase moves."""
+    """A phrase: whether the positional part stays the same as the phrase moves."""
     if row.stays_until is None:
         return "stays"
     if row.stays_until >= SHAPE.train_length / 2:
@@ -338,7 +338,7 @@ def _place(word: str, tokens: list[str]) -> int:
 
 
 def _phrase_logits(encoding: Encoding, words: list[str], starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Logits (shift, H, T, T) with the encoding, and of the same tokens without it."""
+    """Logits (shift, H, T, T) of the same tokens with the encoding and without it."""
     width = encoding.token_dim()
     generator = torch.Generator().manual_seed(0)
     sentence = torch.randn(length, width, generator=generator).repeat(len(starts), 1, 1)

@@ -1,4 +1,4 @@
-"""Where an encoding acts on the forward pass, which is how encodings are sorted into families."""
+"""The place of the forward pass where an encoding acts; it defines the family."""
 
 from posbench import encodings
 from posbench.errors import PosbenchError
@@ -22,7 +22,7 @@ FAMILIES = (NOWHERE, *dict.fromkeys(_PLACES.values()), OTHERS)
 
 
 def acts(hooks: frozenset[str]) -> str:
-    """Where an encoding with these hooks acts: input, queries and keys, scores, weights or values, nowhere."""
+    """The places where these hooks act: input, queries and keys, scores, weights or values, or nowhere."""
     places = dict.fromkeys(place for hook, place in _PLACES.items() if hook in hooks)
     return ", ".join(places) or NOWHERE
 
@@ -30,7 +30,7 @@ def acts(hooks: frozenset[str]) -> str:
 def family(name: str) -> str:
     """One of `FAMILIES`: the first place where an encoding acts.
 
-    Encodings that stand around others are a family of their own, and so are those that cannot be had here.
+    Wrappers are a separate family, and so are encodings that cannot be loaded here.
     """
     from posbench.encodings._wrapper import Wrapper
 

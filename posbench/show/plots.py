@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind tell apart.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 BEYOND = "#8a8a8a"
 STYLE: dict[Any, Any] = {
@@ -24,13 +24,13 @@ STYLE: dict[Any, Any] = {
 }
 DPI = 90
 ROW = 3.9  # inches, the height of a panel with its legend
-LEGEND = 40  # points, from a panel down to its legend, for the numbers and the name of its x axis
-THREE_COLUMNS = 15  # characters of names that may stand in so many
+LEGEND = 40  # points between a panel and its legend: room for the x axis' numbers and name
+THREE_COLUMNS = 15  # longest names, in characters, for a legend of three columns
 COLUMNS = 5
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
-    """A row of panels per encoding, and a second one where it has many.
+    """A row of panels per encoding, or two rows if it has many.
 
     Raises:
         UserError: the file cannot be written.
@@ -42,7 +42,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
         figure = _figure(width=4.1 * columns, height=ROW * sum(heights))
         rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
         for row, picture, height in zip(rows, pictures, heights, strict=True):
-            apart = "  " if columns > 1 else "\n"  # above one panel there is room for the name alone
+            apart = "  " if columns > 1 else "\n"  # above a single panel there is only room for the name
             note = f"{apart}({picture.subtitle})" if picture.subtitle else ""
             row.suptitle(picture.name + note, fontsize=13, fontweight="bold")
             axes = row.subplots(height, columns, squeeze=False).flatten()
@@ -54,7 +54,7 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
 
 
 def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Path) -> None:
-    """One panel per encoding: the positional part of the pair's logit against where the phrase stands."""
+    """One panel per encoding: the positional part of the pair's logit by the position of the phrase."""
     columns = min(4, len(rows))
     height = -(-len(rows) // columns)
     with _style():
@@ -81,7 +81,7 @@ def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    pads = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)  # inches: with its own, a number at the edge was cut
+    pads = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)  # inches: the default pads cut numbers at the edge
     return Figure(figsize=(width, height), layout=pads)
 
 
@@ -154,7 +154,7 @@ def _legend(axis: "Axes") -> None:
 
 
 def _colours(count: int) -> list[Any]:
-    """One for each of so many curves; of many heads, in order along a scale that the colour-blind can follow."""
+    """A colour per curve; for many heads, in order along a scale that colour-blind readers can follow."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     import matplotlib
@@ -163,7 +163,7 @@ def _colours(count: int) -> list[Any]:
 
 
 def _plain_ticks(axis: "Axes", fine: bool) -> None:
-    """0.5, 1, 2 in place of powers of ten."""
+    """Use ticks such as 0.5, 1, 2 instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if fine else (1,)))
@@ -172,7 +172,7 @@ def _plain_ticks(axis: "Axes", fine: bool) -> None:
 
 
 def _training_end(axis: "Axes", limit: float, end: float) -> None:
-    """Mark the training length on the x axis, which goes to `end`, and shade what lies beyond it."""
+    """Mark the training length on the x axis, which goes to `end`, and shade the part beyond it."""
     axis.set_xlim(0, end)
     axis.axvspan(limit, end + 1, color=BEYOND, alpha=0.15, lw=0)
     axis.axvline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
@@ -191,7 +191,7 @@ def _never_turns(axis: "Axes", limit: float) -> None:
 def _moved(axis: "Axes", row: Moved) -> None:
     axis.plot(row.where, row.contribution, color=COLOURS[0 if row.stays_until is None else 1], marker="o", markersize=3)
     middle = (row.contribution.max() + row.contribution.min()) / 2
-    half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding shall not look like change
+    half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding must not look like change
     axis.set_ylim(middle - half, middle + half)
     _training_end(axis, SHAPE.train_length, 2 * SHAPE.train_length - 1)
     if row.where[-1] < SHAPE.train_length:
@@ -210,6 +210,6 @@ def _label(axis: "Axes", panel: Heatmap | Curves) -> None:
 
 
 def _undefined(axis: "Axes") -> None:
-    """Say so beyond the training length, the right half of the panel."""
+    """Write "undefined" beyond the training length, the right half of the panel."""
     axis.text(0.75, 0.5, "undefined", transform=axis.transAxes, ha="center", va="center", color="#444444",
               bbox={"facecolor": "white", "edgecolor": "none"})  # fmt: skip

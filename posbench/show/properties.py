@@ -1,8 +1,8 @@
-"""The properties that tutorials ask of a positional encoding, measured on every encoding, beside their verdicts.
+"""The properties that tutorials want from a positional encoding, measured, beside the tutorials' verdicts.
 
 Everything is computed in fp64 with fixed seeds through the public functions (`embed`, `rotate`, `distance_bias`,
-`attention_logits`, `attention_output`), so a new encoding needs nothing of its own here. Learned tables are drawn from
-N(0,1) first: a table of zeros would measure as no encoding at all.
+`attention_logits`, `attention_output`), so a new encoding needs no code here. Learned tables are drawn from N(0,1)
+first: a table of zeros would look like no encoding.
 
 Sources of the properties:
 - "Positional Encodings of Attention Mechanisms: Sinusoidal, Rotary Positional Encodings (Part 2)": order, uniqueness,
@@ -35,9 +35,9 @@ from posbench.show.schemes import Scheme
 from posbench.terminal import console, tables
 
 WIDTH = 32  # d_model; one head, so head_dim too
-CODE_WIDTH = 64  # for mean and spread, which the width sets
-# Not a power of two, so that binary's end differs from learned's; below the farthest position that is measured, so
-# that what changes beyond it shows; above T5's max_distance.
+CODE_WIDTH = 64  # for mean and spread, which depend on the width
+# Not a power of two, so that the ends of `binary` and `learned` differ. Below the farthest measured position, so that
+# changes beyond it show. Above T5's max_distance.
 TRAIN_LENGTH = 160
 ORDER_LENGTH = 48
 ORDER_BATCH = 32  # sequences at a time: all 1,082 at once would be 4 GB for encodings that work on whole matrices
@@ -68,17 +68,17 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Properties:
-    """All properties of one encoding. Verdicts are words; what they rest on stands in `figures`."""
+    """All properties of one encoding. Verdicts are words; the numbers behind them are in `figures`."""
 
     name: str
     order: Measured  # do swapped tokens change what the last one reads?
-    uniqueness: Measured  # has every position, or distance, a code of its own?
+    uniqueness: Measured  # does every position, or distance, have its own code?
     relative_code: Measured  # do codes differ by distance alone?
     relative_logit: Measured  # is a pair's logit the same wherever it stands?
     shift_linear: Measured  # is code(i + 1) an affine function of code(i)?
-    continuous: Measured  # is there a code between two positions, near to both?
+    continuous: Measured  # is there a code between two positions, close to both?
     invariance: Measured  # is code(i) the same in a longer input?
-    purpose: Measured  # what it changes: scores, values, both, normaliser (+sum) or neither
+    purpose: Measured  # it changes scores, values, both, normaliser (+sum) or neither
     zero_mean: Measured
     spread: Measured
     max_length: Measured
@@ -94,7 +94,7 @@ def _said(verdicts: str, **more: str) -> dict[str, str]:
     return {name: word.replace("_", " ") for name, word in (words | more).items() if word != "-"}
 
 
-# Verdicts that the tutorials give, or that follow from them (sources above); "-": they give none.
+# Verdicts given by the tutorials or implied by them (sources above); "-": none.
 TUTORIALS: dict[str, dict[str, str]] = {
     "none": _said("no no yes - n/a yes neither any", relative_logit="yes"),
     "index": _said("partial yes yes - yes yes both any"),
@@ -121,7 +121,7 @@ def measure(words: list[str] | None = None) -> list[Properties]:
     """Measure encodings, all of them by default.
 
     Args:
-        words: names, each with its options after it: rope base=100.
+        words: names, each followed by its options: rope base=100.
 
     Raises:
         UserError: an unknown name or option.
@@ -131,7 +131,7 @@ def measure(words: list[str] | None = None) -> list[Properties]:
 
 
 def main(words: list[str] | None = None, as_json: bool = False) -> None:
-    """Print the properties: a table of verdicts, with names given also what they rest on, or everything as JSON."""
+    """Print a table of verdicts; for given names also the numbers behind them; or everything as JSON."""
     measured = measure(words)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in measured], indent=2, allow_nan=False))
@@ -202,9 +202,9 @@ def _number(value: float | int) -> str:
     return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
-# What a narrow terminal leaves out, the least important first.
+# Columns that a narrow terminal leaves out, least important first.
 _SPARE = ("shift_linear", "max_length", "purpose", "invariance", "continuous", "relative_code", "uniqueness")
-# The verdicts that fit side by side into 80 characters; mean and spread have none.
+# The verdicts, which fit into 80 characters; mean and spread have none.
 _HEADERS = {
     "order": "order",
     "uniqueness": "unique",
@@ -216,11 +216,11 @@ _HEADERS = {
     "purpose": "purpose",
     "max_length": "max. length",
 }
-_COLOURS = {"yes": "green", "no": "yellow", "partial": "cyan"}  # told apart by the colour-blind; words say it too
+_COLOURS = {"yes": "green", "no": "yellow", "partial": "cyan"}  # distinct for colour-blind readers; words say it too
 
 
 def _build(scheme: Scheme, length: int = 1, width: int = WIDTH, draw: bool = True) -> Encoding:
-    """One head, two layers; for a longer training length only where `length` positions need it."""
+    """Build with one head and two layers, and with a longer training length only if `length` requires it."""
     return codes.build(scheme.name, _shape(width), length, draw, scheme.options)
 
 
@@ -278,7 +278,7 @@ def _last_output(encoding: Encoding, x: Tensor, positions: Tensor, weights: Tens
 
 
 def _directional(encoding: Encoding) -> bool:
-    """Whether, without a mask, a pair of equal tokens scores differently by which of them comes first."""
+    """Whether, without a mask, the logit of two equal tokens depends on their order."""
     length = codes.MARGIN
     generator = torch.Generator().manual_seed(0)
     token = torch.randn(1, 1, encoding.token_dim(), generator=generator).expand(1, length, -1)
@@ -306,7 +306,7 @@ def _uniqueness(scheme: Scheme) -> Measured:
 
 
 def _relative_code(scheme: Scheme) -> Measured:
-    """The spread of distances between codes equally far apart, or of pairs' contributions to the logit."""
+    """At equal distances of positions: the spread of distances between codes, or of contributions to the logit."""
     encoding = _build(scheme, RELATIVE_LENGTH + codes.MARGIN)
     spreads = [0.0]
     if "embed" in codes.hooks_of(encoding):
@@ -326,7 +326,7 @@ def _uneven(matrix: Tensor) -> float:
 
 
 def _relative_logit(scheme: Scheme) -> Measured:
-    """Two tokens at (10 + s, 7 + s), the whole phrase shifted: how far does their full logit move?"""
+    """Two tokens at (10 + s, 7 + s): how far does their full logit change as the phrase shifts by s?"""
     length = 10 + SHIFTS
     encoding = _build(scheme, length)
     positions = codes.positions_of(encoding, length)
@@ -357,7 +357,7 @@ def _shift_linear(scheme: Scheme) -> Measured:
 
 
 def _continuous(scheme: Scheme) -> Measured:
-    """Halve every step towards where it changes most, 14 times: the change over a slope shrinks, a jump stays."""
+    """Halve every step 14 times towards the largest change: over a slope it shrinks, a jump stays."""
     encoding = _build(scheme, RELATIVE_LENGTH)
     try:
         vectors = functools.partial(_code_between, encoding)
@@ -365,7 +365,7 @@ def _continuous(scheme: Scheme) -> Measured:
         at_low, at_high = vectors(low), vectors(high)
         steps = (at_high - at_low).norm(dim=-1)
         if steps.max() < 1e-12:
-            return Measured(NOT_APPLICABLE, {"steepness": None})  # it does not read positions
+            return Measured(NOT_APPLICABLE, {"steepness": None})  # independent of positions
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             at_middle = vectors(middle)
@@ -380,7 +380,7 @@ def _continuous(scheme: Scheme) -> Measured:
 
 
 def _code_between(encoding: Encoding, fraction: Tensor) -> Tensor:
-    """Codes of i + fraction_i, the ends of the sequence held in place for encodings that look at them."""
+    """Codes of i + fraction_i; both ends of the sequence stay fixed, since some encodings depend on them."""
     inner = torch.arange(len(fraction)) + fraction
     ends = torch.tensor([0.0, len(fraction)])
     return codes.code(encoding, torch.cat([ends[:1], inner, ends[1:]])[None])[1:-1]
@@ -402,7 +402,7 @@ def _invariance(scheme: Scheme) -> Measured:
 
 
 def _purpose(scheme: Scheme) -> Measured:
-    """What differs from no encoding: logits, values read at equal weights, or the weights of equal logits."""
+    """Compare with no encoding: logits, outputs at equal weights, and weights at equal logits."""
     length = WIDTH
     encoding = _build(scheme, length)
     generator = torch.Generator().manual_seed(0)
@@ -426,7 +426,7 @@ def _purpose(scheme: Scheme) -> Measured:
 
     acts = [name for name, size in (("scores", scores), ("values", values)) if size > 1e-6]
     words = ["both"] if len(acts) == 2 else acts
-    if normaliser > 1e-6:  # beside scores in a word that an overview has room for
+    if normaliser > 1e-6:  # short, to fit beside scores in an overview
         words = [f"{words[0]}+sum"] if words else ["normaliser"]
     figures = {"scores": scores, "values": values, "normaliser": normaliser}
     return Measured("".join(words) or "neither", figures)
@@ -440,7 +440,7 @@ def _zero_mean(scheme: Scheme) -> Measured:
 
 
 def _spread(scheme: Scheme) -> Measured:
-    """Root mean square of the raw code, which is its ratio to tokens of rms 1, and the ratio to tokens of rms 0.02."""
+    """Root mean square of the raw code, that is its ratio to tokens of rms 1, and the ratio to rms 0.02."""
     vectors = _initial_code(scheme, SPREAD_LENGTH)
     if vectors is None:
         return Measured(NOT_APPLICABLE, {"rms": None, "rms_over_gpt2_tokens": None})

@@ -1,5 +1,5 @@
-"""Schemes as they are typed: the name of an encoding, or of a pattern of layers such as layered/gemma3, and the
-key=value words after it, which are its options.
+"""Schemes as typed by a user: the name of an encoding, or of a pattern of layers such as layered/gemma3, followed by
+options as key=value.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from posbench.errors import UserError
 class Scheme:
     name: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    label: str = ""  # as it was typed: rope base=100
+    label: str = ""  # as typed: rope base=100
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
 
 
 def parted(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Words that are not key=value, each with those that follow it and are.
+    """Split words into names, each with the key=value words after it.
 
     Raises:
         UserError: an option stands before any name.
@@ -37,13 +37,13 @@ def parted(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     for word in words:
         key, equals, given = word.partition("=")
         if key == "encoding" and equals:
-            raise UserError(f"'{word}': an encoding stands here by its name alone, {given or 'rope'}")
+            raise UserError(f"'{word}': expected only the name of the encoding here, {given or 'rope'}")
         if not equals:
             found.append((word, []))
         elif found:
             found[-1][1].append(word)
         else:
-            raise UserError(f"'{word}' stands before any name: an encoding's options come after it, rope {word}")
+            raise UserError(f"'{word}' comes before any name: expected options after the encoding, rope {word}")
     return found
 
 
@@ -53,16 +53,16 @@ def is_scheme(word: str) -> bool:
 
 
 def _pattern(word: str) -> Path | None:
-    """The file of `layered/gemma3`."""
+    """The file of a pattern such as `layered/gemma3`; None for other words."""
     group, _, name = word.partition("/")
     return choices(f"encoding/{group}").get(name) if group in encodings.names() else None
 
 
 def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
-    """An encoding with its options; `encoding.base=100` and `base=100` are one.
+    """An encoding with its options; `encoding.base=100` and `base=100` are the same.
 
     Args:
-        shape: of a model that it is tried for.
+        shape: of the model to check the options against.
 
     Raises:
         UserError: an unknown encoding or option, or a value that it does not accept.
@@ -79,7 +79,7 @@ def scheme(name: str, words: Sequence[str], shape: Shape) -> Scheme:
         for part in above:
             inside = inside.setdefault(part, {})
             if not isinstance(inside, dict):
-                raise UserError(f"'{word}': {part} has a value of its own beside it")
+                raise UserError(f"'{word}': {part} is also set by another word: expected one of them")
         inside[last] = value(typed)
     with torch.random.fork_rng(devices=[]):
         encodings.build(own, shape, options)

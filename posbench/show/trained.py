@@ -1,7 +1,7 @@
 """The panels of a trained run: its encoding as learned, and its attention on its own test text.
 
-What position adds to a logit depends, for many encodings, on the text: so it is measured there, as the mean over the
-last queries of some windows, a head and a layer at a time, at the training length and beyond it.
+In many encodings, the positional part of a logit depends on the text. It is therefore measured on text: the mean over
+the last queries of some windows, per head and layer, at the training length and beyond.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from posbench.run_folder.trained import model_of, tokenizer_of
 from posbench.show import codes, panels
 from posbench.show.panels import Curves, Numbers, Panel, Picture
 
-RATIOS = (1, 2, 4)  # lengths that are looked at, in training lengths
-LONGEST = 2048  # tokens; a longer one is left out, unless it is the training length
-WINDOWS = 64  # of text, at each length, and
-SECONDS = 2.0  # at each length: what was read by then is what is drawn; after three times that, no third one is begun
-QUERIES = 16  # the last ones of a window, which see the most keys: at most so many, and an eighth of it
-LAYERS = 4  # that are drawn by themselves, where they differ
+RATIOS = (1, 2, 4)  # measured lengths, in training lengths
+LONGEST = 2048  # tokens; longer lengths are left out, except the training length
+WINDOWS = 64  # most windows of text per length
+SECONDS = 2.0  # per length: reading stops after them; after three times that, no third length begins
+QUERIES = 16  # of the end of a window, which see the most keys; at most an eighth of it
+LAYERS = 4  # most layers with separate panels, if layers differ
 FAINTEST = 1e-5  # attention; below, a curve leaves the picture
 
 
@@ -45,7 +45,7 @@ def picture(folder: Path) -> Picture:
     """Draw a run.
 
     Raises:
-        UserError: it is no run, or has no complete checkpoint.
+        UserError: the folder is no run, or has no complete checkpoint.
     """
     config = load_config(folder)
     tokenizer = tokenizer_of(folder)
@@ -56,7 +56,7 @@ def picture(folder: Path) -> Picture:
     try:
         text = _text(folder, config)
     except UserError as error:
-        notes.append(f"its text is not here: {error}")
+        notes.append(f"its text is not available: {error}")
     else:
         with torch.no_grad():
             drawn += _on_text(model, config, text)
@@ -64,7 +64,7 @@ def picture(folder: Path) -> Picture:
 
 
 def _in_double(learned: Encoding, config: Config, tokenizer: Tokenizer) -> Encoding:
-    """The run's encoding in fp64, as all that is drawn of codes."""
+    """The run's encoding in fp64, like all codes in pictures."""
     encoding = encodings.build(config.encoding.name, shape_of(config, tokenizer.texts), config.encoding.options)
     encoding.load_state_dict(learned.state_dict())
     return encoding
@@ -74,21 +74,21 @@ def _in_double(learned: Encoding, config: Config, tokenizer: Tokenizer) -> Encod
 
 
 def _text(folder: Path, config: Config) -> data.TokenSplit:
-    """The run's test text, or what else it is evaluated on.
+    """The run's test text, or the other text that it is evaluated on.
 
     Raises:
-        UserError: its text cannot be had here, or is another one now.
+        UserError: the text is not available here, or has changed.
     """
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     recorded = load_record(folder).get("data")
     if isinstance(recorded, dict) and recorded.get("sha256") not in (None, tokens.record["sha256"]):
-        raise UserError("another one has taken its place")
+        raise UserError("the text there is not the one of the run")
     split: data.TokenSplit = getattr(tokens, config.evaluation.split)
     return split
 
 
 def _windows(text: data.TokenSplit, length: int) -> list[NDArray[np.integer]]:
-    """The beginnings of the first documents that are long enough; without such, the text as it comes."""
+    """The beginnings of the first documents that are long enough; without these, consecutive windows of the text."""
     starts, ends = text.starts[:-1], text.starts[1:]
     chosen = starts[ends - starts >= length]
     if not len(chosen):
@@ -104,10 +104,10 @@ class _Seen:
     """Means over windows of one length."""
 
     length: int
-    added: Numbers  # (layers, heads, distance): what position adds to a logit
+    added: Numbers  # (layers, heads, distance): positional part of a logit
     weight: Numbers  # likewise, attention
-    read: Numbers  # (layers, heads): mean distance of what is read, tokens
-    kept: Numbers | None  # (layers, heads): what a token's forget gates let pass; None where not all layers have such
+    read: Numbers  # (layers, heads): mean distance of attention, tokens
+    kept: Numbers | None  # (layers, heads): mean pass of forget gates; None unless all layers have them
 
 
 def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:
@@ -146,7 +146,7 @@ def _seen(model: GPT, config: Config, text: data.TokenSplit, length: int) -> _Se
 
 
 def _mean(windows: list[list[Tensor]]) -> Numbers:
-    """Over windows, of each layer."""
+    """The mean over windows, per layer."""
     found: Numbers = torch.stack([torch.stack(layers) for layers in windows]).double().mean(0).numpy()
     return found
 
@@ -184,7 +184,7 @@ def _rows(model: GPT, ids: Tensor, positions: Tensor) -> Iterator[tuple[Rows, _I
 
 
 def _layer(encoding: Encoding, rows: Rows, inputs: _Inputs) -> tuple[Tensor, ...]:
-    """By head: what position adds and attention (H, T), how far it reads and the mean log of its forget gates (H,)."""
+    """Per head: positional part and attention (H, T), mean distance read and mean log forget gate (H,)."""
     used, own = encoding.at(inputs.layer)
     logits = logits_of(used, rows)
     weights = _weights(used, logits, rows)
@@ -203,7 +203,7 @@ def _index(which: slice | Tensor) -> Tensor:
 
 
 def _weights(encoding: Encoding, logits: Tensor, rows: Rows) -> Tensor:
-    """The weight of each value (B, H, Tq, Tk); with an own normaliser, by identity matrices for values."""
+    """The weight of each value (B, H, Tq, Tk); if the encoding has its own normaliser, found with one-hot values."""
     if "attend" not in encoding.hooks:
         return logits.softmax(-1)
     keys, width = rows.v.shape[-2:]
@@ -216,7 +216,7 @@ def _weights(encoding: Encoding, logits: Tensor, rows: Rows) -> Tensor:
 
 
 def _by_distance(pairs: Tensor, gap: Tensor) -> Tensor:
-    """Means (H, T) of pairs (1, H, Tq, Tk) at each distance 0 .. T-1, over the queries that stand so far from a key."""
+    """Means (H, T) of pairs (1, H, Tq, Tk) at each distance 0 .. T-1, over the queries with a key at that distance."""
     there = gap >= 0
     sums = torch.zeros(pairs.shape[1], int(gap.max()) + 1).index_add(1, gap[there], pairs[0][:, there])
     return sums / torch.bincount(gap[there])
@@ -230,7 +230,7 @@ def _by_head(values: Numbers) -> dict[str, Numbers]:
 
 
 def _added(seen: _Seen, trained: int) -> list[Panel]:
-    """The contribution of position, a curve per head: once if all layers are equal, else for some layers."""
+    """The contribution of position, a curve per head: one panel if all layers are equal, else some layers."""
     layers = len(seen.added)
     alike = bool(np.allclose(seen.added, seen.added[:1], atol=1e-4))
     chosen = [0] if alike else sorted({round(at) for at in np.linspace(0, layers - 1, min(LAYERS, layers))})
@@ -264,13 +264,13 @@ def _read(seen: _Seen) -> Curves:
 
 
 def _by_layer(title: str, y_label: str, values: Numbers) -> Curves:
-    """A point per head (layers, heads) above each layer's number."""
+    """Values (layers, heads) as a point per head above each layer's number."""
     layers = np.arange(1, len(values) + 1, dtype=np.float64)
     return Curves(title=title, x_label="layer", y_label=y_label, x=layers, series=_by_head(values.T), points=True)
 
 
 def _attention(seen: list[_Seen], end: int, trained: int) -> Curves:
-    """Mean attention over heads and layers by distance, a curve per length; lengths that do not exist have none."""
+    """Mean attention over heads and layers by distance, a curve per available length."""
     longest = max(one.weight.shape[-1] for one in seen)
     series = {}
     for one in seen:
