@@ -1,13 +1,12 @@
 """A run as a folder that transformers loads by itself: `posbench export RUN DIR`.
 
-    config.json, generation_config.json, model.safetensors      the model, as a stock architecture
-    tokenizer.json, tokenizer_config.json, special_tokens_map.json
-    README.md                                                   the model card
-    posbench_parity.json                                        how far its logits are from the run's, by length
+    config.json, generation_config.json, model.safetensors      the model, as a stock architecture tokenizer.json,
+    tokenizer_config.json, special_tokens_map.json README.md                                                   the model
+    card posbench_parity.json                                        difference of its logits from the run's, by length
 
-It is written aside, read again, compared with the run's own model, and renamed into place: it is there as a whole, and
-equal to the run, or not at all. The same command after a kill ends well: it removes what was half written, and takes an
-equal folder for its own. The run folder may be a stranger's; it is read as data, and nothing is written into it.
+The folder is written elsewhere first, read again, compared with the run's own model, and renamed into place. So it is
+complete and equal to the run, or absent. After a kill, the same command removes half-written folders and accepts an
+equal one. The run folder may be untrusted; it is read as data, and nothing is written into it.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ def export(run: Path, folder: Path) -> list[Agreement]:
     """Write a run's newest model into a new folder.
 
     Returns:
-        How far the logits of what was written are from the run's, by length.
+        The difference of the written model's logits from the run's, by length.
 
     Raises:
         UserError: the folder is there and holds something else, the run has no complete checkpoint, no stock
@@ -74,37 +73,37 @@ def export(run: Path, folder: Path) -> list[Agreement]:
 
 
 def told(folder: Path, found: list[Agreement]) -> str:
-    """The result of an export, in a line."""
+    """The result of an export, in one line."""
     worst = max(found, key=lambda one: one.difference / max(1.0, one.largest_logit))
     return (
-        f"{folder}: logits as the run's but for {worst.difference:.1e}, of {worst.largest_logit:.3g} at most "
+        f"{folder}: logits as the run's within {worst.difference:.1e}, the largest is {worst.largest_logit:.3g} "
         f"({worst.length:,} tokens, the worst of {len(found)} lengths)"
     )
 
 
 def _refuse_taken(folder: Path, run: object) -> None:
-    """Raise UserError if a place holds something else than an export of the same run."""
+    """Raise UserError if the folder holds anything but an export of the same run."""
     files.refuse_unusual(folder)
     if folder.is_dir() and any(folder.iterdir()):
         before: Any = None
         with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
             before = json.loads(files.read(folder / PARITY, _LARGEST_PARITY))
         if run is None or not isinstance(before, dict) or before.get("run") != run:
-            raise UserError(f"{folder} is there and not empty: expected a new folder, or an empty one")
+            raise UserError(f"{folder} is not empty: expected a new folder, or an empty one")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: expected a new folder")
 
 
 @contextlib.contextmanager
 def _aside(folder: Path, needed: int) -> Iterator[Path]:
-    """A new folder beside its place, which takes that place in the end, or is gone."""
+    """A temporary folder beside the target; renamed to it at the end, removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = files.temporary(folder)
     with files.full_disk_as_failure(folder, needed):
         try:
             new.mkdir()
             with contextlib.ExitStack() as held:
-                with contextlib.suppress(OSError):  # without locks nobody removes it
+                with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
                     held.enter_context(files.locked_folder(new))
                 yield new
                 for path in new.iterdir():
@@ -123,7 +122,7 @@ def _aside(folder: Path, needed: int) -> Iterator[Path]:
 
 
 def _refuse_other(folder: Path, new: Path) -> None:
-    """Raise UserError unless a folder holds the same files, byte by byte, as a new one."""
+    """Raise UserError unless the folder holds the same files as the new one, byte by byte."""
     names = sorted(path.name for path in new.iterdir())
     equal, _, _ = filecmp.cmpfiles(folder, new, names, shallow=False)
     if sorted(path.name for path in folder.iterdir()) != names or sorted(equal) != names:
@@ -157,7 +156,7 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
 
 
 def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
-    """The run's tokenizer, which adds nothing to a text and finds no separator in it."""
+    """Write the run's tokenizer; it adds no tokens to a text and reads no separator in it."""
     special = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
     _write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
     _write_json(new / "special_tokens_map.json", special)
