@@ -1063,7 +1063,7 @@ def test_what_the_hub_has_not_is_one_line(fake_hub: http.server.ThreadingHTTPSer
     names = {
         f"org/mine@{COMMIT}": COMMIT,
         "org/mine@v9": "UserError 'org/mine' has no revision 'v9'",
-        "org/code": "UserError 'org/code' has no tokenizer.json, the only kind of tokenizer that is read: ",
+        "org/code": "UserError 'org/code' has no tokenizer.json: expected one; no other kind of tokenizer is read: ",
         "org/gated": "UserError 'org/gated' is gated: ask for access on its page and log in with `hf auth login`",
         "bep": "UserError the hub has no model with a tokenizer 'bep' (or it is private: `hf auth login`): "
         "did you mean 'bpe'?",

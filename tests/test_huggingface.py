@@ -246,7 +246,7 @@ def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(shel
     ):
         with pytest.raises(Undefined, match=said):
             model.varied(Variant(extension=text), LONG)
-    with pytest.raises(Undefined, match="no attention of ours"):
+    with pytest.raises(Undefined, match="without posbench's attention"):
         bloom.varied(Variant(window=LENGTH), LONG)
     for model in (llama, bloom):
         for text in ("yran", "yarn:fctor=2", "yarn:factor=0.5" if model is llama else "yarn:factor=x"):
@@ -357,7 +357,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "a dropped tensor": (dropped, "they lack model.layers.1.mlp.up_proj.weight"),
     "an extra tensor": (added, "they have, not used by it, model.layers.0.spy"),
     "another shape": (lambda f: changed(f, intermediate_size=48), "another shape of"),
-    "weights as a program": (pickled, "pytorch_model.bin, which is a program"),
+    "weights as a program": (pickled, "pytorch_model.bin, which may run code"),
     "a program of its own": (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "quantised": (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
@@ -368,7 +368,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights elsewhere": (lambda f: indexed(f, "../../etc/passwd"), "expected .safetensors files beside it"),
     "weights that are not there": (lambda f: indexed(f, "a.safetensors"), "has no a.safetensors"),
     "a tensor that is not there": (lambda f: indexed(f, "model.safetensors", "spy"), "lists 'spy'"),
-    "half a file": (cut, "no whole .safetensors file"),
+    "half a file": (cut, "is not a complete .safetensors file"),
     "a million layers": (lambda f: changed(f, num_hidden_layers=10**6), "1,000,000 layers and 21 tensors"),
     "a huge table": (lambda f: changed(f, vocab_size=10**9), "not that of these weights"),
     "a huge tensor": (sparse, "numbers and its configuration"),
@@ -376,13 +376,13 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "infinite weights": (lambda f: filled(f, float("-inf")), "NaN or infinity in fp32"),
     "a factor of 0": (lambda f: turned(f, factor=0), "factor of its RoPE is 0: expected finite numbers above 0"),
     "a negative factor": (lambda f: turned(f, factor=-4), "factor of its RoPE is -4"),
-    "a factor of NaN": (lambda f: turned(f, factor=float("nan")), "it has NaN, which is no number of JSON"),
+    "a factor of NaN": (lambda f: turned(f, factor=float("nan")), "NaN is no JSON number"),
     "a base of 0": (lambda f: turned(f, rope_theta=0.0), "rope_theta of its RoPE is 0.0"),
     "divisors of 0": (
         lambda f: turned(f, rope_type="longrope", short_factor=[1.0, 0.0, 1, 1], long_factor=[1.0] * 4),
         "short_factor of its RoPE is a list",
     ),
-    "attention to what comes": (lambda f: changed(f, use_bidirectional_attention=True), "tokens see those after them"),
+    "attention to what comes": (lambda f: changed(f, use_bidirectional_attention=True), "tokens see later tokens"),
     "negative sizes": (lambda f: changed(f, hidden_size=-32), "transformers"),
     "a negative table": (lambda f: changed(f, vocab_size=-5), "transformers"),
     "an absurd length": (lambda f: changed(f, max_position_embeddings=10**12), "lower length"),

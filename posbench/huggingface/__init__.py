@@ -1,1 +1,1 @@
-"""Models of HuggingFace's transformers: trained elsewhere and evaluated here, or trained here and taken there."""
+"""Models of HuggingFace's transformers: evaluation of models trained elsewhere, and export of posbench's."""

@@ -1,4 +1,4 @@
-"""The stock architectures of transformers that equal a model of posbench.
+"""The stock architectures of transformers that compute the same as a posbench model.
 
     block               encoding                                            architecture
     rmsnorm + swiglu    rotary                                              Llama
@@ -7,7 +7,7 @@
                         learned, and codes that are added or concatenated   GPT-2
                         alibi                                               MPT
 
-What none of them can say is refused, in one line.
+All other models are refused with one line.
 """
 
 import dataclasses
@@ -46,24 +46,24 @@ _CLASSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Stock:
-    """A model of ours as a stock architecture."""
+    """A posbench model as a stock architecture."""
 
     kind: str  # transformers' model_type
-    settings: dict[str, Any]  # of its configuration, by transformers' names
-    tensors: Tensors  # by transformers' names
-    tied: bool  # the head is the token table
-    longest: int | None = None  # tokens that it is defined for; None = any
-    grows_by: str | None = None  # setting to raise when it is loaded for longer inputs than in training
-    remark: str = ""  # what whoever uses it should know
+    settings: dict[str, Any]  # its configuration, with transformers' names
+    tensors: Tensors  # with transformers' names
+    tied: bool  # the head shares the weights of the token table
+    longest: int | None = None  # longest input in tokens; None = any
+    grows_by: str | None = None  # setting that must be raised to load it for inputs longer than in training
+    remark: str = ""  # advice for users of the model
 
     @property
     def cached(self) -> bool:
-        """Whether `generate()` may keep keys: false if frequencies change with the input's length."""
+        """Whether `generate()` may cache keys; false if frequencies change with the input's length."""
         return bool(self.settings.get("use_cache", True))
 
     @property
     def rope_type(self) -> str | None:
-        """Of its `rope_parameters`; None of an architecture without them."""
+        """The type in its `rope_parameters`; None if the architecture has none."""
         parameters: dict[str, Any] = self.settings.get("rope_parameters", {})
         return parameters.get("rope_type")
 
@@ -74,14 +74,14 @@ class Stock:
 
 @dataclasses.dataclass(frozen=True)
 class _Layers:
-    """Layers that turn, or do not, and what each sees."""
+    """The rotary encoding, or none, and the window of each layer."""
 
     ropes: list[Encoding | None]  # None = without positions
     windows: list[int | None]
 
     @property
     def rope(self) -> Encoding | None:
-        """That of all layers that have one."""
+        """The encoding shared by all layers that have one."""
         return next((rope for rope in self.ropes if rope is not None), None)
 
     def orders(self, partly: bool = False) -> list[Tensor | None]:
@@ -89,10 +89,10 @@ class _Layers:
 
 
 def stock(model: GPT, config: Config) -> Stock:
-    """The stock architecture that computes what a trained model does.
+    """The stock architecture that computes the same as a trained model.
 
     Raises:
-        UserError: there is none; the line says why, and what comes nearest.
+        UserError: there is none; the line says why, and what could be exported.
     """
     kind = (config.model.norm, config.model.mlp)
     if kind not in _BLOCKS:
@@ -101,7 +101,7 @@ def stock(model: GPT, config: Config) -> Stock:
             "(model=llama) or layernorm with gelu (model=gpt)"
         )
     if model.sinks:
-        raise UserError(f"model.attention.sinks is {model.sinks}: no stock architecture has sinks, 0 can be exported")
+        raise UserError(f"model.attention.sinks is {model.sinks}: expected 0, no stock architecture has sinks")
     return _BLOCKS[kind](model, config)
 
 
@@ -111,7 +111,7 @@ def _llama_like(model: GPT, config: Config) -> Stock:
         raise _refused(model.encoding, "with model=llama, 'rope' and its family, 'none' and layers of them")
     widths = {window for window in layers.windows if window is not None}
     if len(widths) > 1:
-        raise UserError(f"layers have windows of {sorted(widths)} keys: SmolLM3, the nearest, has one width for all")
+        raise UserError(f"layers have windows of {sorted(widths)} keys: expected one width for all, as in SmolLM3")
     settings = _rotary_settings(layers, config) | {
         "num_key_value_heads": config.model.n_heads,
         "hidden_act": "silu",
@@ -126,7 +126,7 @@ def _llama_like(model: GPT, config: Config) -> Stock:
             "use_sliding_window": bool(widths),
             "sliding_window": min(widths, default=None),
         }
-        if layers.rope is None:  # no layer turns, so any type will do: this one every version knows
+        if layers.rope is None:  # no layer turns, so any type will do; every version knows this one
             settings["rope_parameters"] = spelling.default(10000.0)
     return Stock(
         kind, settings, tensors_of(model, NAMES[kind], layers.orders()), model.head is None, remark=_remark(layers)
@@ -143,13 +143,11 @@ def _gpt_like(model: GPT, config: Config) -> Stock:
         known = "'rope' and its family, 'none', 'alibi', 'learned' and codes added to the input, such as 'sinusoidal'"
         raise _refused(model.encoding, known)
     if (layers.rope is not None and None in layers.ropes) or len(set(layers.windows)) > 1:
-        raise UserError(
-            "layers differ in their positions or windows: of the stock architectures SmolLM3 has that, with model=llama"
-        )
+        raise UserError("layers differ in their positions or windows: only SmolLM3, with model=llama, has that")
     if config.model.d_model // config.model.n_heads % 2:
-        raise UserError("heads have an odd number of channels: GPT-NeoX and Starcoder2 need it even")
+        raise UserError("heads have an odd number of channels: expected an even one, for GPT-NeoX and Starcoder2")
     window = layers.windows[0]
-    partly = window is None  # GPT-NeoX, which can
+    partly = window is None  # only GPT-NeoX can turn a part of the channels
     settings = _rotary_settings(layers, config, partly) | {"hidden_act": "gelu"}
     if window is None:
         kind = "gpt_neox"
@@ -176,11 +174,11 @@ def _gpt_like(model: GPT, config: Config) -> Stock:
 
 
 def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
-    """The encoding's addition to the input, as a table."""
+    """GPT-2, with the encoding's addition to the input as its position table."""
     if encoding.length_dependent:
-        raise UserError(f"the code of '{encoding.name}' follows the input's length, a table does not: norm=length does")
+        raise UserError(f"the code of '{encoding.name}' depends on the input's length: expected encoding.norm=length")
     _refuse_window(model, "GPT-2, the stock architecture with a table,")
-    # As far as the run is evaluated, so that its curve can be measured again.
+    # As long as the evaluated lengths, so that the curve can be measured again.
     longest = round(config.evaluation.ratios[-1] * config.training.train_length)
     longest = min(longest, encoding.max_length or longest)
     settings = {
@@ -199,16 +197,16 @@ def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
     table = encoding.embed(nothing, torch.arange(longest)[None])[0].detach().contiguous()
     tensors = tensors_of(model, NAMES["gpt2"], [None] * config.model.n_layers)
     tensors["transformer.wpe.weight"] = table
-    ends = "" if isinstance(encoding, Learned) else f"What {encoding.name} adds stands in a table here, which ends."
+    ends = "" if isinstance(encoding, Learned) else f"The code of {encoding.name} is a finite table here."
     return Stock("gpt2", settings, tensors, model.head is None, longest=longest, remark=ends)
 
 
 def _mpt(model: GPT, config: Config, encoding: ALiBi) -> Stock:
     if not torch.equal(encoding.slopes, torch.tensor(default_slopes(config.model.n_heads))):
-        raise UserError("alibi has slopes of its own: MPT computes the authors', which slopes=null gives")
+        raise UserError("alibi has custom slopes: expected encoding.slopes=null, the authors' slopes, as in MPT")
     if hidden_width(config.model) != 4 * config.model.d_model:
         raise UserError(
-            f"model.d_ff is {hidden_width(config.model)}: MPT, the stock architecture with alibi, has 4 x d_model, "
+            f"model.d_ff is {hidden_width(config.model)}: MPT, the stock architecture with alibi, needs 4 x d_model, "
             f"{4 * config.model.d_model}"
         )
     _refuse_window(model, "MPT, the stock architecture with alibi,")
@@ -229,10 +227,10 @@ _BLOCKS = {("rmsnorm", "swiglu"): _llama_like, ("layernorm", "gelu"): _gpt_like}
 
 
 def _layers(model: GPT) -> _Layers | None:
-    """The layers of an encoding that turns or does nothing; None of any other.
+    """The layers, if all of them are rotary or without positions; None otherwise.
 
     Raises:
-        UserError: layers turn in different ways.
+        UserError: layers have different rotary encodings.
     """
     encoding = model.encoding
     kinds = encoding.inner_encodings if isinstance(encoding, Layered) else [encoding]
@@ -240,16 +238,16 @@ def _layers(model: GPT) -> _Layers | None:
         return None
     ropes = [kind for kind in kinds if type(kind) is not NoPE]
     if len({repr((rotary.parameters_of(rope, False), rotary.order_of(rope, False).tolist())) for rope in ropes}) > 1:
-        raise UserError("layers turn in different ways: the stock architectures with this block have one for all")
+        raise UserError("layers have different rotary encodings: expected one for all, as in the stock architectures")
     used = [encoding.at(layer)[0] for layer in range(len(model.layers))]
     windows = [narrower(model.window, one.window) for one in used]
     return _Layers([None if type(one) is NoPE else one for one in used], windows)
 
 
 def _rotary_settings(layers: _Layers, config: Config, partly: bool = False) -> dict[str, Any]:
-    """The names shared by architectures with rotary positions."""
+    """Settings that all architectures with rotary positions share."""
     rope, length = layers.rope, config.training.train_length
-    if isinstance(rope, DynamicNTK):  # which transformers counts from what a model says of its own length
+    if isinstance(rope, DynamicNTK):  # transformers starts it from this setting
         length = rope.original_length
     return {
         "hidden_size": config.model.d_model,
@@ -266,8 +264,8 @@ def _remark(layers: _Layers) -> str:
     if not isinstance(layers.rope, _FOLLOW_LENGTH):
         return ""
     cache = (
-        "Its frequencies follow the input's length, and keys in a cache have those of a shorter one: `use_cache` is "
-        "false here, so that `generate()` reads the whole text anew for every token. With a cache it computes another "
+        "Its frequencies follow the input's length, and cached keys have those of a shorter one: `use_cache` is "
+        "false here, so that `generate()` reads the whole text again for every token. With a cache it computes another "
         f"model beyond {layers.rope.original_length} tokens."
     )
     if isinstance(layers.rope, LongRoPE):
@@ -281,12 +279,12 @@ def _remark(layers: _Layers) -> str:
 def _refuse_window(model: GPT, architecture: str) -> None:
     if model.window is not None:
         raise UserError(
-            f"model.attention.window is {model.window}: {architecture} has none, with rope or none one can be exported"
+            f"model.attention.window is {model.window}: {architecture} has none, only rope and none can keep it"
         )
 
 
 def _refused(encoding: Encoding, known: str) -> UserError:
-    return UserError(f"no stock architecture of transformers has '{encoding.name}': what can be exported is {known}")
+    return UserError(f"no stock architecture of transformers has '{encoding.name}': expected {known}")
 
 
 def _layer_norm_eps(model: GPT) -> float:

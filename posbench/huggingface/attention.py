@@ -1,7 +1,7 @@
 """Attention of a window, sinks or a cap on logits in blocks of queries, for models of transformers.
 
 The library would make masks and scores of T x T. Here a block of queries meets only the keys that it can see, so that
-memory and time grow with T times the window. What has neither window nor cap goes to the library's own function.
+memory and time grow with T times the window. Layers without window and cap use the library's own function.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from posbench.model.attention.reference import narrower
 
-NAME = "posbench"  # under which the library finds it
+NAME = "posbench"  # the function's name in the library
 SCORES = 2**25  # of one block, B x H x queries x keys
 _narrowed: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar("narrowed", default=(None, 0))
 
 
 @contextlib.contextmanager
 def narrowed(window: int | None, sinks: int) -> Iterator[None]:
-    """Within it every query sees its window (itself included) and the first `sinks` keys only; None = all before it."""
+    """Within it, a query sees only its window (itself included) and the first `sinks` keys; None = no window."""
     token = _narrowed.set((window, sinks))
     try:
         yield
@@ -31,7 +31,7 @@ def narrowed(window: int | None, sinks: int) -> Iterator[None]:
 
 
 def register(transformers: Any) -> None:
-    """Make the function known to the library, which then builds no mask of its own for it."""
+    """Register the function with the library, which then builds no masks for it."""
     transformers.AttentionInterface.register(NAME, attend)
 
 
@@ -50,13 +50,13 @@ def attend(
 
     Args:
         query, key, value: (B, H, T, Dh); keys and values may have fewer heads, each for a group.
-        attention_mask: the library makes none for a function that it knows no masks of.
+        attention_mask: must be None; the library makes no masks for this function.
         scaling: of the logits; None = 1 / sqrt(Dh).
-        sliding_window: that the layer itself has, which sinks do not widen.
+        sliding_window: the layer's own window, which sinks do not widen.
         softcap: logits are capped at +-softcap by tanh.
 
     Returns:
-        (B, T, H, Dh), and None in the place of probabilities.
+        (B, T, H, Dh), and None instead of probabilities.
     """
     window, sinks = _narrowed.get()
     length = query.shape[2]
@@ -95,6 +95,6 @@ def attend(
 
 
 def _keys(x: Tensor, sunk: int, first: int, stop: int, heads: int) -> Tensor:
-    """The sinks before a block's keys, and those (B, H, sunk + stop - first, Dh), for every head its own."""
+    """The sinks and a block's keys, repeated for every head: (B, H, sunk + stop - first, Dh)."""
     x = x[:, :, first:stop] if not sunk else torch.cat((x[:, :, :sunk], x[:, :, first:stop]), dim=2)
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,6 +1,6 @@
-"""The library `transformers`, asked for no more than to build a model from what was read here.
+"""Building a model with `transformers` from data that posbench has read.
 
-It gets a configuration of known keys and tensors that are in memory: no file, no name, nothing to look up or to run.
+The library gets a configuration of known keys and tensors in memory, but no file and no name to look up or to run.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from posbench.errors import UserError
 from posbench.huggingface import attention
 from posbench.huggingface.folder import Checkpoint
 
-# Of every configuration, beside the keys that its own kind of model has.
+# Keys of every configuration, in addition to those of its kind of model.
 _COMMON = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "is_decoder")
-# What these keys were called, or where they stood, in configurations of earlier versions.
+# Earlier names or places of these keys.
 _EARLIER = (
     "rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct", "rope_local_base_freq",
     "sliding_window_pattern", "n_embed", "num_attention_heads", "original_max_position_embeddings",
@@ -35,7 +35,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def transformers() -> Any:
-    """The library.
+    """Import the library.
 
     Raises:
         UserError: it is not installed.
@@ -52,7 +52,7 @@ def configuration(checkpoint: Checkpoint, longest: int) -> Any:
     """The library's configuration object of a model.
 
     Args:
-        longest: input in tokens that it will get; MPT's bias is made for that many.
+        longest: the longest input, in tokens; sets the size of MPT's bias.
 
     Raises:
         UserError: the library refuses it.
@@ -65,17 +65,17 @@ def configuration(checkpoint: Checkpoint, longest: int) -> Any:
     try:
         with quiet():
             made = kind(**given)
-    except Exception as error:  # of whatever kind a check of the library raises
+    except Exception as error:  # the library's checks raise many kinds
         raise UserError(f"{checkpoint.folder}: transformers refuses its configuration: {_line(error)}") from None
     _refuse_odd_rope(checkpoint, made)
-    if checkpoint.kind == "mpt":  # of which a longer one changes nothing but the memory that its bias needs
+    if checkpoint.kind == "mpt":  # a larger value only enlarges the bias in memory
         made.max_seq_len = longest
     made.use_cache = False
     return made
 
 
 def _refuse_odd_rope(checkpoint: Checkpoint, config: Any) -> None:
-    """Raise UserError if a number of `rope_parameters` is none that frequencies can be made of."""
+    """Raise UserError if a number in `rope_parameters` cannot give frequencies."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for part in (parameters, *(each for each in parameters.values() if isinstance(each, dict))):
         for key, value in part.items():
@@ -88,10 +88,10 @@ def _refuse_odd_rope(checkpoint: Checkpoint, config: Any) -> None:
 
 
 def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], precision: str) -> nn.Module:
-    """A model in eval mode, on the CPU; tensors that are of its precision already it shares.
+    """A model in eval mode, on the CPU; it shares tensors that already have its precision.
 
     Raises:
-        UserError: a tensor is missing, left over, of another shape, or has numbers that are not finite.
+        UserError: a tensor is missing, left over, of another shape, or not finite.
     """
     kind = getattr(transformers(), checkpoint.family.model)
     attention.register(transformers())
@@ -107,7 +107,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, in one line
+                ignore_mismatched_sizes=True,  # refused below, with one line
             )
     except Exception as error:
         raise UserError(f"{checkpoint.folder}: transformers cannot build it: {_line(error)}") from None
@@ -116,7 +116,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
             names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in found[key])
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise UserError(
-                f"{checkpoint.folder}: its weights are not of its configuration: they {what} {names[0]}{more}"
+                f"{checkpoint.folder}: its weights do not match its configuration: they {what} {names[0]}{more}"
             )
     if found["error_msgs"]:
         raise UserError(f"{checkpoint.folder}: its weights cannot be used: {_line(found['error_msgs'][0])}")
@@ -128,7 +128,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
 
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of its files, mapped into memory.
+    """The tensors of the checkpoint's files, mapped into memory.
 
     Raises:
         UserError: a file cannot be mapped.
@@ -147,10 +147,10 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device: str, longest: int) -> None:
-    """Refuse what cannot be held, before any of it is made.
+    """Refuse a model that does not fit into memory, before allocating anything.
 
     Raises:
-        UserError: a configuration of more layers or numbers than the files have, or more memory than there is.
+        UserError: the configuration has more layers or numbers than the files, or memory does not suffice.
     """
     weights = checkpoint.weights
     if config.num_hidden_layers > len(weights.shapes):
@@ -162,7 +162,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
             numbers = sum(parameter.numel() for parameter in kind(config).parameters())
     except Exception as error:
         raise UserError(f"{checkpoint.folder}: transformers cannot build it: {_line(error)}") from None
-    if numbers > 2 * weights.numbers:  # a head that is the token table may be counted twice
+    if numbers > 2 * weights.numbers:  # a head tied to the token table may be counted twice
         told = f"{numbers:,} numbers and its files {weights.numbers:,}"
         raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
     if weights.learned > 2 * numbers:
@@ -186,7 +186,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's reports and bars: what they say is in the one line that comes of it."""
+    """Silence the library's reports and bars; posbench's own error line has the content."""
     logger, shown = logging.getLogger("transformers"), transformers().utils.logging
     level, bars = logger.level, shown.is_progress_bar_enabled()
     logger.setLevel(logging.CRITICAL)

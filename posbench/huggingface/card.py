@@ -1,7 +1,7 @@
-"""The page that an exported model comes with: what it is, how to load it, where it ends, and what was measured.
+"""The page of an exported model: what it is, how to load it, its limits and its results.
 
-Whatever comes from the run's files is data here too: names stand in code, the configuration in an indented block, so
-that neither becomes a link, a heading or HTML.
+Content of the run's files is untrusted data here too: names are set as code and the configuration as an indented block,
+so that neither becomes a link, a heading or HTML.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from posbench.huggingface.parity import Agreement
 from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal.exits import spelt_out
 
-_SHAPING = ("encoding", "model", "data", "training", "seed")  # sections that a reader of the card is told
+_SHAPING = ("encoding", "model", "data", "training", "seed")  # sections shown on the card
 
 
 def card(
@@ -30,14 +30,14 @@ def card(
     """The page in Markdown.
 
     Args:
-        record: of `run.json`.
-        step: updates that the weights have had.
-        rows: of one split.
+        record: content of `run.json`.
+        step: number of updates behind the weights.
+        rows: evaluation rows of one split.
         separator: the token that begins a document.
         written_with: version of transformers.
     """
     length = config.training.train_length
-    finished = "" if step >= config.training.steps else f" It is not finished: these are {step} of its updates."
+    finished = "" if step >= config.training.steps else f" The training is not finished: {step} updates are done."
     sections = [
         _front(config),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
@@ -65,7 +65,7 @@ def _front(config: Config) -> str:
 
 def _use(config: Config, stock: Stock, separator: str) -> str:
     longer = f", {stock.grows_by}={4 * config.training.train_length}" if stock.grows_by else ""
-    about = f"  # as long as your longest input: it is {config.training.train_length} by itself" if longer else ""
+    about = f"  # the length of your longest input; default {config.training.train_length}" if longer else ""
     return f"""## Use
 
 Plain transformers, without code from elsewhere:
@@ -80,8 +80,8 @@ ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]]
 logits = model(ids).logits
 ```
 
-In training {_code(separator)} began every document. The tokenizer does not add it, and takes the same characters in a
-text for text: put its id first yourself, as above. It is the id that generation ends at, too."""
+In training {_code(separator)} began every document. The tokenizer does not add it, and reads the same characters in a
+text as plain text: put its id first yourself, as above. Generation also ends at this id."""
 
 
 def _limits(config: Config, stock: Stock) -> str:
@@ -92,7 +92,7 @@ def _limits(config: Config, stock: Stock) -> str:
     elif stock.grows_by:
         lines.append(f"Inputs beyond {length:,} tokens need `{stock.grows_by}` raised when it is loaded, as above.")
     else:
-        lines.append("Longer inputs are taken; what they are worth, the results say.")
+        lines.append("Longer inputs are accepted; the results show how well they work.")
     if stock.remark:
         lines.append(stock.remark)
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
@@ -112,7 +112,7 @@ def _results(rows: Sequence[EvaluationRow]) -> str:
         name = _code(row.curve_name).replace("|", "\\|")
         cells = [name, f"{row.length:,}", f"{row.length_ratio:g}", nll, interval, byte]
         lines.append(f"| {' | '.join(cells)} |")
-    about = f"Of the {_code(rows[0].split)} text, measured by posbench on the run itself."
+    about = f"On the {_code(rows[0].split)} text, measured by posbench on the run itself."
     return "## Results\n\n" + about + "\n\n" + "\n".join(lines)
 
 
@@ -120,15 +120,15 @@ def _same(agreements: Sequence[Agreement]) -> str:
     worst = max(one.difference / max(1.0, one.largest_logit) for one in agreements)
     lengths = ", ".join(f"{one.length:,}" for one in agreements)
     return (
-        f"## Parity\n\nOn random tokens, at {lengths} of them, the logits differ from those of the run's own model by "
-        f"at most {worst:.1e} of the largest, in fp32 on a CPU. `posbench_parity.json` has each."
+        f"## Parity\n\nOn {lengths} random tokens, the logits differ from those of the run's own model by "
+        f"at most {worst:.1e} of the largest, in fp32 on a CPU. `posbench_parity.json` has each length."
     )
 
 
 def _versions(stock: Stock, written_with: str) -> str:
     if stock.rope_type == "proportional":
         earlier = (
-            "transformers 4 does not know the `rope_type` of this model, `proportional`: 4.57.6 ends with "
+            "transformers 4 lacks the `rope_type` of this model, `proportional`: 4.57.6 ends with "
             "`KeyError: 'proportional'`. Use 5."
         )
     else:
@@ -146,7 +146,7 @@ def _text_of(config: Config) -> str:
 
 
 def _shaping(config: Config) -> str:
-    """The settings that shape the weights, as YAML; of a path the last name only, since paths describe the machine."""
+    """The settings that shape the weights, as YAML; of a path only the last name: paths describe the machine."""
     import yaml
 
     plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}
@@ -162,5 +162,5 @@ def _indented(text: str) -> str:
 
 
 def _code(value: object) -> str:
-    """Data as code within a line."""
+    """Untrusted text as inline code."""
     return f"`{spelt_out(str(value)).replace('`', chr(39))}`"

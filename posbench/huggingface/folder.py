@@ -1,8 +1,8 @@
-"""A folder of a HuggingFace model, read as plain data: what it holds, and whether it can be evaluated.
+"""A folder of a HuggingFace model, read as plain data, and the check whether it can be evaluated.
 
-Such a folder may come from a stranger. Nothing in it is run, and no link in it is followed out of it; only
-`config.json`, `tokenizer.json` and `.safetensors` files are read, since pickled weights are programs. A model type that
-is not listed here is refused, and so are those that bring code of their own.
+Such a folder is untrusted. Nothing in it is run, and no link is followed out of it. Only `config.json`,
+`tokenizer.json` and `.safetensors` files are read, since pickled weights are programs. Model types that are not listed
+here are refused, and so are models with custom code.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from posbench.errors import UserError, did_you_mean
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LARGEST_CONFIG, _LARGEST_INDEX = 2**20, 2**25  # bytes
-_MOST_FILES = 1000  # of weights
+_MOST_FILES = 1000  # most weight files
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 _PRECISIONS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
-# Masks that old versions of the library saved as if they had been learned; it passes over them.
+# Masks that old versions of the library saved like weights; the library ignores them.
 _MASK = re.compile(r".*\b(attn|attention)\.(bias|masked_bias)")
 
 Position = Literal["rope", "learned", "alibi"]
@@ -30,12 +30,12 @@ Position = Literal["rope", "learned", "alibi"]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The library's name for a kind of model, and its way of encoding positions."""
+    """A kind of model in the library, and its way of encoding positions."""
 
     model: str  # the class
     position: Position
-    length: str = "max_position_embeddings"  # key of config.json: longest input in training, or the table's size
-    narrows: bool = True  # takes our attention, by blocks; else it makes a matrix of all scores
+    length: str = "max_position_embeddings"  # key of config.json: longest training input, or the table's size
+    narrows: bool = True  # accepts our attention by blocks; otherwise it makes a matrix of all scores
 
 
 FAMILIES = {
@@ -72,16 +72,16 @@ class Weights:
 
     @property
     def learned(self) -> int:
-        """The number of parameters that are no mask."""
+        """The number of parameters without masks."""
         return sum(_product(shape) for name, shape in self.shapes.items() if not _MASK.fullmatch(name))
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A model folder that holds nothing but what it should."""
+    """A model folder that passed all checks."""
 
     folder: Path
-    config: dict[str, Any]  # of config.json
+    config: dict[str, Any]  # content of config.json
     weights: Weights
 
     @property
@@ -100,7 +100,7 @@ class Checkpoint:
     def train_length(self) -> int | None:
         """Tokens that it was trained on at a time, if its configuration says so.
 
-        Where RoPE was stretched, that is the length before: of which the stretched frequencies are a function.
+        If RoPE was stretched, the length before that: the stretched frequencies depend on it.
         """
         ropes = [self.config.get("rope_parameters"), self.config.get("rope_scaling")]
         ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
@@ -109,7 +109,7 @@ class Checkpoint:
         return next((length for length in said if type(length) is int and length > 1), None)
 
     def sha256(self) -> str:
-        """Digest of all that its results follow from: configuration, tokenizer, weights."""
+        """Digest of everything that determines results: configuration, tokenizer, weights."""
         digest = hashlib.sha256()
         for path in (self.folder / CONFIG, self.tokenizer, *self.weights.paths):
             digest.update(f"{path.name}\0".encode() + files.sha256(path))
@@ -117,35 +117,35 @@ class Checkpoint:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Look at a model folder.
+    """Check a model folder.
 
     Raises:
-        UserError: something is missing, too large, a link, of a kind that is not read, or a program.
+        UserError: a file is missing, too large, a link, unsupported, or a program.
     """
     config = _object(_own(folder, CONFIG), _LARGEST_CONFIG)
     _refuse_code(folder, config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         near = did_you_mean(kind, FAMILIES) if isinstance(kind, str) else ""
-        raise UserError(f"{folder}: model_type is {kind!r}{near} (evaluated are {', '.join(FAMILIES)})")
+        raise UserError(f"{folder}: model_type is {kind!r}{near}: expected {', '.join(FAMILIES)}")
     if kind == "mpt" and (config.get("attn_config") or {}).get("alibi") is False:
-        raise UserError(f"{folder}: an mpt without ALiBi, which transformers computes as if it had it")
+        raise UserError(f"{folder}: mpt without ALiBi: transformers would compute it with ALiBi")
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder} has no {TOKENIZER}, the only kind of tokenizer that is read")
+        raise UserError(f"{folder} has no {TOKENIZER}: expected one; no other kind of tokenizer is read")
     _size_within(_own(folder, TOKENIZER), LARGEST_TOKENIZER)
     return Checkpoint(folder, config, _weights(folder))
 
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
     for key, why in (
-        ("auto_map", "it brings a program of its own, which is not run"),
-        ("use_bidirectional_attention", "its tokens see those after them: it predicts none"),
+        ("auto_map", "posbench runs no code of a model folder"),
+        ("use_bidirectional_attention", "its tokens see later tokens: expected a causal model"),
         ("quantization_config", "its weights are quantised: expected fp32, bf16 or fp16"),
     ):
         if config.get(key):
             raise UserError(f"{folder}: {key} in {CONFIG}: {why}")
     if (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder} holds an adapter: merge it into its model first")
+        raise UserError(f"{folder} is an adapter: merge it into its model first")
 
 
 # -- its weights -------------------------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ def _weights(folder: Path) -> Weights:
     for path in paths:
         for name, (kind, shape) in _header(path).items():
             if name in shapes or (listed is not None and listed.get(name, path.name) != path.name):
-                raise UserError(f"{path}: tensor {name!r} is there twice, or in another file than {INDEX} says")
+                raise UserError(f"{path}: tensor {name!r} occurs twice, or is in another file than in {INDEX}")
             shapes[name] = shape
             if kind in _PRECISIONS:
                 sizes[kind] = sizes.get(kind, 0) + _product(shape)
             elif not _MASK.fullmatch(name):
                 raise UserError(f"{path}: tensor {name!r} is {kind}: expected {', '.join(_PRECISIONS)}")
     if missing := sorted(set(listed or ()) - set(shapes)):
-        raise UserError(f"{folder}: {INDEX} lists {missing[0]!r}, which is in none of its files")
+        raise UserError(f"{folder}: {INDEX} lists {missing[0]!r}, but no file has it")
     if not sizes:
         raise UserError(f"{folder}: no numbers in {', '.join(names)}")
     return Weights(paths, shapes, _PRECISIONS[max(sizes, key=lambda kind: sizes[kind])])
@@ -188,8 +188,8 @@ def _refuse_without_weights(folder: Path) -> None:
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickled:
         raise UserError(
-            f"{folder} holds its weights as {pickled[0]}, which is a program and not run: expected {WEIGHTS}; "
-            "save_pretrained of transformers writes it"
+            f"{folder} holds its weights as {pickled[0]}, which may run code: expected {WEIGHTS}; "
+            "`save_pretrained` of transformers writes it"
         )
     raise UserError(f"{folder} has no {WEIGHTS}")
 
@@ -199,21 +199,21 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np") as file:  # which maps the file without asking for that much memory
+        with safe_open(path, "np") as file:  # maps the file; needs little memory
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             return {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise UserError(f"{path} is no whole .safetensors file: {str(error).splitlines()[0][:200]}") from None
+        raise UserError(f"{path} is not a complete .safetensors file: {str(error).splitlines()[0][:200]}") from None
 
 
-# -- files of a stranger -----------------------------------------------------------------------------------------------
+# -- untrusted files ---------------------------------------------------------------------------------------------------
 
 
 def _own(folder: Path, name: str) -> Path:
-    """A file of the folder. In the hub's own cache, files are links to blobs beside the snapshots.
+    """The path of a file in the folder. In the hub's cache, files are links to blobs beside the snapshots.
 
     Raises:
-        UserError: there is none, or it is a link to elsewhere or no file.
+        UserError: it is missing, no regular file, or a link to elsewhere.
     """
     path = folder / name
     try:
@@ -222,7 +222,7 @@ def _own(folder: Path, name: str) -> Path:
             path.lstat()
             files.refuse_unusual(path)
         elif not path.is_file():
-            raise UserError(f"{path} is no file: refused")
+            raise UserError(f"{path} is no regular file: refused")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         why = "" if isinstance(error, FileNotFoundError) else f": {error.__class__.__name__}"
         raise UserError(f"{folder} has no {name}{why}") from None
@@ -240,12 +240,12 @@ def _object(path: Path, most: int) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} is no JSON object")
+        raise UserError(f"{path} is not a JSON object")
     return content
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it has {name}, which is no number of JSON")
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _product(shape: tuple[int, ...]) -> int:

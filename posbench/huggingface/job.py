@@ -1,4 +1,4 @@
-"""Evaluate a HuggingFace model: what a folder or the hub holds, into a folder of results like a run's."""
+"""Evaluate a HuggingFace model from a folder or the hub; the results are a folder like a run's."""
 
 import contextlib
 import dataclasses
@@ -40,8 +40,8 @@ from posbench.terminal.signals import ended_in_words
 logger = logging.getLogger(__name__)
 
 STUDY = "models"  # the folder of results
-RATIOS = (1.0, 2.0, 4.0)  # lengths, in training lengths, where none are asked for
-OWN = ("train_length", "bos")  # what is asked of a model beside its text and its evaluation
+RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
+OWN = ("train_length", "bos")  # settings for models only
 _TELL_EVERY_SECONDS = 10.0
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
@@ -52,34 +52,34 @@ class Found:
     """A model that can be evaluated."""
 
     checkpoint: Checkpoint
-    source: str  # as it was asked for
+    source: str  # as the user gave it
     revision: str | None  # hub: the commit
 
     @property
     def name(self) -> str:
-        """Of its folder of results: the last part of what it was asked for by."""
+        """The name of its folder of results: the last part of `source`."""
         last = Path(self.source.partition("@")[0] if self.revision else self.source).resolve().name
         return _NOT_A_NAME.sub("-", last)[:_LONGEST_NAME].strip(".-_") or "model"
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The evaluation of a model, before its text has been read."""
+    """The requested evaluation of a model, before its text is read."""
 
-    base: Config  # of a run on that text: its data and runtime
+    base: Config  # configuration of a run on the same text: data and runtime
     settings: EvaluationConfig
     device: torch.device
     threads: int | None
     train_length: int
-    first: bool | None  # whether the separator stands first in every window; None: as its tokenizer has it
+    first: bool | None  # whether the separator is first in every window; None: decided by the tokenizer
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
-    """Evaluate models, told on the terminal, and draw their curves; one that fails does not stop the others.
+    """Evaluate models, report on the terminal, and draw their curves; a failed one does not stop the others.
 
     Args:
         words: folders of models, and names on the hub.
-        overrides: settings as they are typed, the same for all.
+        overrides: settings as typed, the same for all.
 
     Raises:
         UserError: a model or a setting that cannot be used.
@@ -103,15 +103,15 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
-    """Evaluate one model; only rows that are missing are computed.
+    """Evaluate one model; computes only missing rows.
 
     Returns:
-        The folder of results, and which text it was evaluated on.
+        The folder of results, and the name of the text.
 
     Raises:
         UserError: the model, its tokenizer, the text or a setting cannot be used.
         RunFailed: memory or the disk is full.
-        Stopped: a signal asked for an end; what was computed is kept.
+        Stopped: a signal asked for an end; finished rows are kept.
     """
     found = find(word)
     asked = asked_of(found.checkpoint, overrides)
@@ -131,11 +131,11 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
 
 
 def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewhere]:
-    """The model as a subject, and what its folder of results is to say of it.
+    """The model as a subject, and its description for the folder of results.
 
     Raises:
         UserError: it cannot be built, is too large, or a setting does not fit it.
-        RunFailed: it does not turn by the frequencies of its configuration, or memory ran out.
+        RunFailed: its rotary frequencies are not those of its configuration, or memory ran out.
     """
     checkpoint, longest = found.checkpoint, _longest(asked)
     config = building.configuration(checkpoint, longest)
@@ -148,7 +148,7 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         model: Any = building.built(checkpoint, config, building.tensors_of(checkpoint), precision).to(asked.device)
     turns = rope.turns_of(config, asked.train_length) if checkpoint.family.position == "rope" else []
     if turns and not rope.agrees(model, turns, longest):
-        raise RunFailed(f"{checkpoint.folder}: transformers turns by other frequencies than its configuration says")
+        raise RunFailed(f"{checkpoint.folder}: transformers uses other rotary frequencies than its configuration gives")
     subject = HuggingFaceModel(
         checkpoint=checkpoint,
         model=model,
@@ -162,10 +162,10 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
 
 
 def find(word: str) -> Found:
-    """The model of a folder, or of a name on the hub, from its cache where it is there.
+    """Find a model in a folder, or by its name on the hub; the hub's cache comes first.
 
     Raises:
-        UserError: there is none, or it holds what is not read.
+        UserError: there is none, or its files are not accepted.
     """
     if Path(word).exists():
         return Found(folders.read(Path(word)), word, None)
@@ -174,7 +174,7 @@ def find(word: str) -> Found:
 
 
 def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
-    """What overrides ask of a model: its text, as in training; its evaluation, as of a finished run; and its own.
+    """Parse overrides: text as in training, evaluation as for a finished run, and settings for models only.
 
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
@@ -189,17 +189,17 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
         if key in OWN:
             own[key] = value(typed)
         elif key in ("data.tokenizer", "data.vocab_size"):
-            raise UserError(f"{key} is the model's own: its {folders.TOKENIZER} is used")
+            raise UserError(f"{key} cannot be set: a model always uses its own {folders.TOKENIZER}")
         elif key.partition(".")[0] == "data" or key in ("runtime.outputs", "runtime.cache"):
             text.append(f"{full_key(key)}={typed}")
         else:
             rest.append(override)
     length = own.get("train_length", checkpoint.train_length())
     if type(length) is not int or length < 2:
-        said = "does not say what length it was trained at" if length is None else f"train_length is {length}"
+        said = "does not give its training length" if length is None else f"train_length is {length}"
         raise UserError(f"{checkpoint.folder}: {said}: expected train_length=N, in tokens")
     if own.get("bos") not in (None, "document", "window"):
-        raise UserError(f"bos is {own['bos']}: expected document or window")
+        raise UserError(f"bos is {own['bos']}: expected bos=document or bos=window")
     base, _ = compose.single(text)
     usual = dataclasses.replace(base.evaluation, ratios=RATIOS, targets=min(base.evaluation.targets, length))
     training = dataclasses.replace(
@@ -218,7 +218,7 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
 
 
 def _longest(asked: Asked) -> int:
-    """Tokens of the longest window that is read."""
+    """Length of the longest window, in tokens."""
     settings, lengths = asked.settings, lengths_of(asked.settings, asked.train_length)
     if "per_position" in settings.protocols:
         lengths.append(round((settings.longest or 1) * asked.train_length))
@@ -228,10 +228,10 @@ def _longest(asked: Asked) -> int:
 
 
 def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: torch.device) -> str:
-    """The precision that is asked for, or by `auto` that of the weights where the device does it well, else fp32."""
+    """The requested precision; for `auto` that of the weights if the device is good at it, else fp32."""
     if settings.precision != "auto":
         return settings.precision
-    if checkpoint.kind == "bloom":  # its biases would be rounded with the rest: positions far away collide
+    if checkpoint.kind == "bloom":  # its biases would be rounded too: far positions collide
         return "fp32"
     fast = {"bf16": machine.bf16_is_fast(device), "fp16": device.type == "cuda", "fp32": True}
     return checkpoint.weights.precision if fast[checkpoint.weights.precision] else "fp32"
@@ -240,10 +240,10 @@ def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: tor
 def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
     """The token before each document, and whether the model's tokenizer begins every text with it.
 
-    It is the token that begins a text, by the tokenizer or else the configuration, or the one that ends a text.
+    It is the begin token of the tokenizer, else of the configuration, else the end token.
 
     Raises:
-        UserError: neither of them is there.
+        UserError: there is none of them.
     """
     try:
         tokenizer = json.loads(checkpoint.tokenizer.read_bytes())
@@ -262,7 +262,7 @@ def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
 
 
 def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
-    """The token that a tokenizer's post-processor puts before a single text."""
+    """The token that the tokenizer's post-processor puts before a text; None if it puts none."""
     for step in processor.get("processors") or [processor]:
         if step.get("type") == "TemplateProcessing" and step["single"] and "SpecialToken" in step["single"][0]:
             name = step["single"][0]["SpecialToken"]["id"]
@@ -272,13 +272,13 @@ def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
-    """Refuse what is mistyped before any work is done for it; what does not exist becomes a row.
+    """Refuse mistyped settings before any work; undefined ones become rows that say so.
 
     Raises:
-        UserError: an unknown probe or extension or a wrong option of one, or a reference.
+        UserError: an unknown probe or extension, a wrong option, or a reference.
     """
     if asked.settings.reference is not None:
-        raise UserError("evaluation.reference is a run: a model from elsewhere chooses its own key tokens")
+        raise UserError("evaluation.reference cannot be set for HuggingFace models: they choose their own key tokens")
     for text in asked.settings.tasks:
         probes.of(text, [], asked.settings.targets, asked.train_length)
     for text in asked.settings.extensions:
@@ -314,7 +314,7 @@ def _results(found: Found, config: Any, reading: ReadingConfig, asked: Asked) ->
 
 @contextlib.contextmanager
 def _outcome_kept(run: Run) -> Iterator[None]:
-    """Record how it ended. Results that were complete stay so, whatever becomes of an attempt to add to them."""
+    """Record the outcome. Complete results stay marked complete even if an attempt to add rows fails."""
     complete = run.record["status"] == "done"
     try:
         yield
@@ -331,29 +331,29 @@ def _outcome_kept(run: Run) -> Iterator[None]:
 
 
 def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
-    """The folder's rows are of one text, and the model knows all of its tokens.
+    """Refuse a text other than that of the folder's rows, and tokens that the model does not know.
 
     Raises:
-        UserError: the text has changed since, or the tokenizer is another model's.
+        UserError: the text has changed, or the tokenizer is another model's.
     """
     known = run.record["data"]
     before = known.get("sha256") if isinstance(known, dict) else None
     if before not in (None, tokens.record["sha256"]):
         raise UserError(
-            f"{run.folder} holds results on another text (sha256 {str(before)[:12]}) than is there now "
-            f"({tokens.record['sha256'][:12]}): bring that text back, or name the new one with data.name=NAME"
+            f"{run.folder} holds results on another text (sha256 {str(before)[:12]}, now "
+            f"{tokens.record['sha256'][:12]}): restore that text, or name the new one with data.name=NAME"
         )
     highest = max(int(split.ids.max(initial=0)) for split in (tokens.validation, tokens.test))
     if highest >= config.vocab_size:
         told = f"gives id {highest:,}, its table has {config.vocab_size:,} rows"
-        raise UserError(f"the tokenizer is not that of this model: it {told}")
+        raise UserError(f"the tokenizer belongs to another model: it {told}")
 
 
 def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray]:
-    """Texts that are not in the text, by the model's tokenizer.
+    """Encode further texts with the model's tokenizer.
 
     Raises:
-        Undefined: the model's table has no rows for them.
+        Undefined: the model's table has no rows for their tokens.
     """
     found = tokens.tokenizer.encode(texts)
     if (highest := max(int(ids.max(initial=0)) for ids in found)) >= rows:
@@ -404,7 +404,7 @@ def _evaluate_into(run: Run, subject: HuggingFaceModel, tokens: Tokens, asked: A
 
 
 def _tokens_to_read(asked: Asked, split: Any, known: list[EvaluationRow]) -> int:
-    """Tokens of the forward passes that rows which are not known need, at the most."""
+    """The most tokens that forward passes for missing rows can read."""
     there = {(row.protocol, row.length, row.stride, row.window, row.extension, row.task) for row in known}
     passes = {
         m.forward

@@ -1,11 +1,11 @@
-"""Whether a folder that was written, read again by transformers alone, computes what the model of the run does.
+"""The parity check: an exported folder, loaded by transformers alone, computes the same as the run's model.
 
-Both are given the same random tokens, in fp32 on the CPU; what counts is the largest difference of two logits, at
-lengths up to the training length and beyond it. It may be 1e-5 of the largest logit, or 1e-5 where all are below 1.
+Both get the same random tokens, in fp32 on the CPU, at lengths up to the training length and beyond. The largest
+difference of two logits may be 1e-5 of the largest logit, or 1e-5 if all are below 1.
 
-Beyond some hundred tokens transformers itself rounds by more: it keeps a position times a frequency, and ALiBi's
-penalties, in fp32, which rounds a number by up to 2^-24 of its size, where ours are exact. That share of the largest
-logit, times the length, is allowed where it is more.
+Beyond some hundred tokens transformers itself rounds more: it computes positions times frequencies, and ALiBi's
+penalties, in fp32, with errors up to 2^-24 of a number; ours are exact. That share of the largest logit, times the
+length, is allowed if it is larger.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from posbench.huggingface.building import quiet, transformers
 from posbench.model.gpt import GPT
 from posbench.randomness import generator
 
-LIMIT = 1e-5  # of the largest logit
-_ROUNDING = 2.0**-24  # of a number in fp32, as a share of it
-SHORT = 16  # tokens; so far nothing is rounded by much
-_MOST_LOGITS = 2**28  # of one forward pass, of which there are two
-_MOST_SCORES = 2**29  # of one layer: MPT holds them all
+LIMIT = 1e-5  # as a share of the largest logit
+_ROUNDING = 2.0**-24  # error of a number in fp32, as a share of it
+SHORT = 16  # tokens; rounding is small up to here
+_MOST_LOGITS = 2**28  # per forward pass; there are two
+_MOST_SCORES = 2**29  # per layer: MPT holds all of them
 _TEXT = "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """The differences of logits at a length."""
+    """The difference of logits at one length."""
 
     length: int  # tokens
-    difference: float  # of two logits, the largest
+    difference: float  # the largest difference of two logits
     largest_logit: float
 
     @property
@@ -44,7 +44,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.limit  # NaN holds nowhere
+        return self.difference <= self.limit  # false for NaN
 
 
 @torch.inference_mode()
@@ -52,7 +52,7 @@ def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[A
     """Compare the model in a folder with ours, by length.
 
     Raises:
-        UserError: transformers misses a tensor, knows one of them not, or finds one of another shape.
+        UserError: for transformers, a tensor is missing, unknown, or of another shape.
     """
     lengths = _lengths(model, stock, train_length)
     grown = {stock.grows_by: lengths[-1]} if stock.grows_by else {}
@@ -76,16 +76,16 @@ def refuse_difference(found: list[Agreement]) -> None:
 
 
 def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
-    """Raise UserError if the tokenizer in a folder makes other tokens of a text than the run's does."""
+    """Raise UserError if the exported tokenizer splits a text into other tokens than the run's."""
     with quiet():
         theirs = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
         found = theirs(_TEXT)["input_ids"]
     if found != tokenizer.encode([_TEXT])[0].tolist():
-        raise UserError("transformers makes other tokens of a text than the run's tokenizer; nothing was written")
+        raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing was written")
 
 
 def _lengths(model: GPT, stock: Stock, train_length: int) -> list[int]:
-    """Ascending, since some of transformers' encodings remember the longest input."""
+    """The compared lengths, ascending: some encodings in transformers remember the longest input."""
     ends = [end for end in (stock.longest, model.encoding.max_length) if end is not None]
     held = math.isqrt(_MOST_SCORES // model.config.n_heads), _MOST_LOGITS // model.tokens.num_embeddings
     room = max(1, min(*ends, *held))
@@ -106,5 +106,5 @@ def _read(folder: Path, settings: dict[str, Any]) -> Any:
     wrong = {what: sorted(map(str, told[f"{what}_keys"]))[:3] for what in ("missing", "unexpected", "mismatched")}
     wrong = {what: names for what, names in wrong.items() if names}
     if wrong:
-        raise UserError(f"transformers reads the exported weights otherwise: {wrong}; nothing was written")
+        raise UserError(f"transformers cannot read the exported weights: {wrong}; nothing was written")
     return model.eval()

@@ -1,4 +1,4 @@
-"""Context extensions of rotary models of transformers, as the configuration that the library is to build them by.
+"""Context extensions of rotary models in transformers, as configurations for the library.
 
 `posbench.encodings.extend` defines what an extension does. This module turns it into `rope_parameters` and checks that
 transformers then rotates by the same frequencies, in every rotary module and for every kind of layer.
@@ -26,14 +26,14 @@ _CPU = torch.device("cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """The rotation of one kind of layer: what its rotary module must return."""
+    """The rotation that the rotary module of one kind of layer must return."""
 
     rope: Rotary
-    layers: str | None  # the kind of layer, where a model has several bases; None: all
+    layers: str | None  # the kind of layer, if the model has several bases; None: all
 
 
 def turns_of(config: Any, train_length: int) -> list[Turns]:
-    """A model's own RoPE as ours, of each kind of layer; those whose type is no plain one are left out.
+    """A model's own RoPE as posbench's, per kind of layer; leaves out all types but the plain one.
 
     Args:
         config: the library's configuration object.
@@ -48,7 +48,7 @@ def turns_of(config: Any, train_length: int) -> list[Turns]:
 def extended(config: Any, method: str, length: int, train_length: int, options: dict[str, Any]) -> "Extension":
     """An extension of a rotary model.
 
-    Where layers of a sliding window have a base of their own, they stay as they are: no distance in them is new.
+    Layers with a sliding window and a separate base are unchanged: they meet no new distances.
 
     Raises:
         UserError: unknown method or a wrong option.
@@ -58,14 +58,14 @@ def extended(config: Any, method: str, length: int, train_length: int, options: 
     plain = _rope(config, parameters, train_length)
     made, facts = methods.extended(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
-        raise Undefined(f"its own RoPE is of type '{parameters['rope_type']}', which an extension would replace")
+        raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
     if method not in _SPELT or facts.get("ramp") not in (None, _SPELT[method].ramp):
         kind = f"{method} with ramp={facts['ramp']}" if method in _SPELT else method
-        raise Undefined(f"transformers has no configuration for '{kind}': it has {', '.join(_SPELT)}")
-    assert isinstance(made, Rotary)  # what has a spelling changes frequencies
+        raise Undefined(f"transformers has no configuration for '{kind}': expected {', '.join(_SPELT)}")
+    assert isinstance(made, Rotary)  # all methods that transformers knows change frequencies
     spelt = {**parameters, **_SPELT[method].spell(plain, made, facts, train_length)}
     new = copy.deepcopy(config)
-    new.max_position_embeddings = train_length  # what the library's `dynamic` grows from
+    new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     new.rope_parameters = spelt if layers is None else {**new.rope_parameters, layers: spelt}
     kept = [
         Turns(_rope(config, their, train_length), name) for name, their in others if their["rope_type"] == "default"
@@ -83,10 +83,10 @@ class Extension:
 
 
 def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
-    """How far a model's rotary modules are from what they are to give: cosines and sines of one step, at the most.
+    """The largest error of a model's rotary modules, in cosines and sines of one step.
 
     Args:
-        length: of the input, in tokens, which some frequencies follow.
+        length: of the input, in tokens; some frequencies depend on it.
     """
     positions = torch.tensor([[1, length - 1]])
     found = [0.0]
@@ -105,7 +105,7 @@ def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
 
 
 def agrees(model: nn.Module, turns: list[Turns], length: int) -> bool:
-    """Whether every rotary module turns as it is to turn, and there is one."""
+    """Whether the model has rotary modules and all of them turn as required."""
     return bool(list(modules(model))) and difference(model, turns, length) <= _TOLERANCE
 
 
@@ -117,7 +117,7 @@ def modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def restore(model: nn.Module) -> None:
-    """Undo what earlier inputs left in a model: `dynamic` keeps the frequencies of the longest one."""
+    """Reset state from earlier inputs: `dynamic` keeps the frequencies of the longest one."""
     for rotary in modules(model):
         for name, original in list(rotary.named_buffers()):
             if name.endswith("original_inv_freq"):
@@ -128,7 +128,7 @@ def restore(model: nn.Module) -> None:
 
 
 def exchanged(model: nn.Module, config: Any) -> nn.Module:
-    """A model that shares all weights with another one, and has rotary modules of another configuration."""
+    """A copy that shares all weights, with the rotary modules of another configuration."""
     made = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for parent in list(made.modules()):
         for name, rotary in list(parent.named_children()):
@@ -139,12 +139,12 @@ def exchanged(model: nn.Module, config: Any) -> nn.Module:
 
 
 def rebuilt(model: nn.Module, config: Any) -> nn.Module:
-    """A model's rotary modules alone, built by another configuration: no weights are needed."""
+    """Only the rotary modules of a model, built from another configuration; needs no weights."""
     return nn.ModuleList([type(module)(config=config) for module in modules(model)])
 
 
 def _parts(config: Any) -> list[tuple[str | None, dict[str, Any]]]:
-    """The rope_parameters of each kind of layer that turns; of a model with one kind, None and those."""
+    """The rope_parameters per kind of rotary layer; the kind is None if there is only one."""
     parameters: dict[str, Any] = config.rope_parameters
     if "rope_type" in parameters:
         return [(None, parameters)]
@@ -189,7 +189,7 @@ def _llama3(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: in
 
 
 def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    """Both lists are those of this length: which of them counts, the library finds by the length as we do."""
+    """LongRoPE with the same divisors in both lists: posbench has already chosen them for this length."""
     divisors = plain.inv_freq(_CPU) / made.inv_freq(_CPU)
     return spelling.longrope(
         plain.base,
@@ -204,7 +204,7 @@ def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: 
 @dataclasses.dataclass(frozen=True)
 class _Spelling:
     spell: Callable[[Rotary, Rotary, dict[str, Any], int], Parameters]  # plain, made, facts, train_length
-    ramp: str | None = None  # the one that the library has
+    ramp: str | None = None  # the only ramp that the library has
 
 
 _SPELT = {

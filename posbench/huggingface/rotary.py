@@ -1,8 +1,8 @@
-"""Our rotary encodings as transformers spells them: `rope_parameters`, and the order of a head's channels.
+"""posbench's rotary encodings in transformers' terms: `rope_parameters`, and the order of a head's channels.
 
-transformers pairs channel p with p + w/2 of the w that turn. Ours are pairs (2p, 2p+1) by default, or those, and where
-only some turn they come first. Rows of the query and key projections are put in transformers' order, the same in both,
-which changes no logit.
+transformers pairs channel p with p + w/2 of the w rotated channels. posbench pairs (2p, 2p+1) by default, or as
+transformers does; if only some channels turn, they come first. Rows of the query and key projections are permuted alike
+into transformers' order, which changes no logit.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ from posbench.encodings.yarn import YaRN
 from posbench.huggingface import spelling
 from posbench.huggingface.spelling import Parameters
 
-# Pairs of which none turns: attention without positions, in architectures that know only rotary ones.
+# No pair turns: attention without positions, in architectures that have only rotary encodings.
 NO_POSITIONS = spelling.proportional(10000.0, 0.0)
 
 
 def expressible(encoding: Encoding) -> bool:
-    """Whether transformers has this rotary encoding. A subclass may turn otherwise, and a wrapper's copy does."""
+    """Whether transformers has this rotary encoding. False for subclasses and altered copies, which may differ."""
     return type(encoding) in _SPELT and "rotate" not in vars(encoding)
 
 
@@ -41,18 +41,18 @@ def parameters_of(rope: Encoding, partly: bool) -> Parameters:
     """The `rope_parameters` of an encoding that transformers can express.
 
     Args:
-        partly: the architecture can turn the first channels of a head only, as GPT-NeoX does.
+        partly: the architecture can rotate only the first channels of a head, as GPT-NeoX does.
     """
     spelt = _SPELT[type(rope)](cast(Any, rope))
     if isinstance(rope, PartialRoPE) and rope.width and not partly:
-        # As frequencies of the whole head, of which the slower ones stand still: base^(-2p/r) = (base^(d/r))^(-2p/d).
+        # As the fast frequencies of the whole head; the slow ones are 0: base^(-2p/r) = (base^(d/r))^(-2p/d).
         theta = rope.base ** (rope.shape.head_dim / rope.width)
         return spelt | {"rope_type": "proportional", "rope_theta": theta}
     return {"partial_rotary_factor": 1.0, **spelt} if partly else spelt  # GPT-NeoX's own default is a quarter
 
 
 def order_of(rope: Encoding, partly: bool) -> Tensor:
-    """posbench's index of each channel of a head (head_dim,) in transformers' order."""
+    """For each channel in transformers' order, its index in posbench: (head_dim,)."""
     rope = cast(Rotary, rope)
     turning, still = torch.arange(rope.width), torch.arange(rope.width, rope.shape.head_dim)
     pairs = turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
@@ -98,7 +98,7 @@ def _longrope(rope: LongRoPE) -> Parameters:
 
 
 def _listed(rope: Rotary) -> Parameters:
-    """Any frequencies above 0: LongRoPE's divisors, the same at every length."""
+    """Express any frequencies above 0 as LongRoPE's divisors, the same at every length."""
     divisors = rotary.frequencies(rope.width, rope.base, _CPU) / rope.inv_freq(_CPU)
     return spelling.longrope(
         rope.base,

@@ -1,6 +1,6 @@
-"""`rope_parameters`: how transformers spells rotary encodings, whether trained so or extended later.
+"""`rope_parameters`: the rotary encodings of transformers, both trained and extended ones.
 
-A base is RoPE's, at which its slowest pair turns; an original length is that of training, in tokens.
+`base` is RoPE's base; `original` is the training length in tokens.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ Parameters = dict[str, Any]
 
 
 def earlier(kind: str, parameters: Parameters) -> dict[str, Any]:
-    """The same parameters by the keys that transformers 4 reads, which passes over `rope_parameters`.
+    """The same parameters with the keys of transformers 4, which ignores `rope_parameters`.
 
-    `rope_scaling` has all keys: transformers 5 takes it in place of `rope_parameters` where both are there.
+    `rope_scaling` has all keys: transformers 5 prefers it to `rope_parameters` if both exist.
 
     Args:
         kind: transformers' model_type.
@@ -22,7 +22,7 @@ def earlier(kind: str, parameters: Parameters) -> dict[str, Any]:
     keys: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if plain else parameters}
     if kind == "gpt_neox":
         keys |= {"rotary_emb_base": theta, "rotary_pct": parameters["partial_rotary_factor"]}
-    if parameters["rope_type"] == "longrope":  # version 4 looks for it beside rope_scaling, not within
+    if parameters["rope_type"] == "longrope":  # version 4 reads it beside rope_scaling, not inside
         keys["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]
     return keys
 
@@ -32,7 +32,7 @@ def default(base: float) -> Parameters:
 
 
 def proportional(base: float, fraction: float) -> Parameters:
-    """Frequencies of a whole head, of which only this share turns."""
+    """Frequencies of a whole head; only this share of the pairs turns."""
     return {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": fraction}
 
 
@@ -41,7 +41,7 @@ def linear(base: float, factor: float) -> Parameters:
 
 
 def larger_base(base: float, factor: float, width: int) -> Parameters:
-    """NTK: the base by which the slowest of `width` channels turns slower by the factor."""
+    """NTK: the base that slows the slowest pair of `width` channels by the factor."""
     return default(base * factor ** (width / max(1, width - 2)))
 
 
@@ -50,7 +50,7 @@ def dynamic(base: float, factor: float) -> Parameters:
 
 
 def yarn(base: float, factor: float, *, slow: float, fast: float, attention_factor: float, original: int) -> Parameters:
-    """Pairs that turn fewer than `slow` times in the original length are stretched, those beyond `fast` are not."""
+    """Pairs with fewer than `slow` rotations in the original length are stretched, those with over `fast` are not."""
     return {
         "rope_type": "yarn",
         "rope_theta": base,
@@ -63,7 +63,7 @@ def yarn(base: float, factor: float, *, slow: float, fast: float, attention_fact
 
 
 def llama3(base: float, factor: float, *, slow: float, fast: float, original: int) -> Parameters:
-    """As `yarn`, with a ramp over rotations instead of pairs, and logits as they are."""
+    """Like `yarn`, but with a ramp over rotations instead of pairs and without a temperature."""
     return {
         "rope_type": "llama3",
         "rope_theta": base,
@@ -77,7 +77,7 @@ def llama3(base: float, factor: float, *, slow: float, fast: float, original: in
 def longrope(
     base: float, factor: float, *, short: Tensor, long: Tensor, attention_factor: float, original: int
 ) -> Parameters:
-    """Frequencies of RoPE divided one by one (pairs,): up to the original length by `short`, beyond it by `long`."""
+    """RoPE with each frequency divided by `short` (pairs,) up to the original length, by `long` (pairs,) beyond it."""
     return {
         "rope_type": "longrope",
         "rope_theta": base,

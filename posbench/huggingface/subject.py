@@ -24,20 +24,20 @@ from posbench.huggingface.folder import Checkpoint
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HuggingFaceModel:
-    """A model that was trained elsewhere. What is tried with it changes another one, which shares its weights."""
+    """A model that was trained elsewhere. Extensions and windows give copies that share its weights."""
 
     checkpoint: Checkpoint
-    model: Any  # the library's
+    model: Any  # the library's model
     name: str
     train_length: int
-    device: torch.device  # where the model lies
+    device: torch.device  # device of the model
     precision: str  # fp32, bf16 or fp16
-    first_token: int | None = None  # stands first in every window, in the place of what the text has there
-    told: Callable[[int], None] = lambda tokens: None  # how many tokens a forward pass has read
+    first_token: int | None = None  # replaces the first token of every window
+    told: Callable[[int], None] = lambda tokens: None  # called with the tokens read by each forward pass
     window: int | None = None
     sinks: int = 0
     extension: rope.Extension | None = None
-    length: int = 0  # that the extension is for
+    length: int = 0  # target length of the extension
 
     @torch.no_grad()
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
@@ -55,9 +55,9 @@ class HuggingFaceModel:
         family, config = self.checkpoint.family, self.config
         table = config.max_position_embeddings if family.position == "learned" else length
         if length > table:
-            raise Undefined(f"{self.checkpoint.kind} has a table of {table} positions, and none beyond")
+            raise Undefined(f"{self.checkpoint.kind} has a table of {table} positions: longer inputs are undefined")
         if variant.window is not None and not family.narrows:
-            raise Undefined(f"transformers takes no attention of ours for {self.checkpoint.kind}")
+            raise Undefined(f"transformers runs {self.checkpoint.kind} without posbench's attention: no windows")
         facts: dict[str, Any] | None = {"sinks": variant.sinks} if variant.sinks else None
         extension = None
         if variant.extension is not None:
@@ -74,32 +74,32 @@ class HuggingFaceModel:
 
     @functools.cached_property
     def reading(self) -> Any:
-        """The model that reads: as it is, or with the rotary modules of the extension's configuration.
+        """The model for forward passes: unchanged, or with the rotary modules of the extension.
 
         Raises:
-            RunFailed: built, it does not turn as it should.
+            RunFailed: the built model has wrong rotary frequencies.
         """
         if self.extension is None:
             return self.model
         made = rope.exchanged(self.model, self.extension.config)
         if not rope.agrees(made, self.extension.turns, self.length):
-            raise RunFailed(f"transformers built {self.name} with other frequencies than those that were asked for")
+            raise RunFailed(f"transformers built {self.name} with other frequencies than requested")
         return made
 
     def _extension(self, text: str, length: int) -> rope.Extension:
-        """An extension whose frequencies the library gets right, as far as can be seen without weights."""
+        """An extension, after checking without weights that the library computes its frequencies."""
         extension = extension_of(self.checkpoint, self.config, text, length, self.train_length)
         if not rope.agrees(rope.rebuilt(self.model, extension.config), extension.turns, length):
             raise Undefined(f"transformers computes other frequencies for '{text}' than its definition")
         return extension
 
     def _hidden(self, inputs: Tensor, last: int) -> Tensor:
-        """Hidden states (B, last, D) of the last tokens that are read of (B, C)."""
+        """Hidden states (B, last, D) of the last tokens of inputs (B, C)."""
         if self.first_token is not None:
             inputs = inputs.clone()
             inputs[:, 0] = self.first_token
         rope.restore(self.reading)
-        if self.extension is not None:  # whatever is shorter turns by the frequencies of its length, too
+        if self.extension is not None:  # shorter inputs use the frequencies of their length
             rope.difference(self.reading, self.extension.turns, self.length)
         with attention.narrowed(self.window, self.sinks):
             read = self.reading.base_model(input_ids=inputs, use_cache=False)
@@ -108,7 +108,7 @@ class HuggingFaceModel:
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """In fp32, whatever the model ran in."""
+        """Logits in fp32 in every precision of the model."""
         logits = F.linear(hidden.float(), *self._head)
         cap = getattr(self.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -123,13 +123,13 @@ def extension_of(checkpoint: Checkpoint, config: Any, text: str, length: int, tr
     """The configuration of a model under an extension.
 
     Raises:
-        UserError: it is mistyped.
-        Undefined: it does not exist for this model, or not in transformers.
+        UserError: the extension is mistyped.
+        Undefined: the model or transformers does not support it.
     """
     method, options = parse_choice(text)
     if checkpoint.family.position == "rope":
         return rope.extended(config, method, length, train_length, options)
     nothing = encodings.build("none", Shape(d_model=2, n_heads=1, n_layers=1, train_length=train_length))
-    with contextlib.suppress(Undefined):  # what is mistyped is the user's mistake here, too
+    with contextlib.suppress(Undefined):  # a mistyped extension raises UserError here too
         methods.extended(nothing, method, length, train_length, **options)
-    raise Undefined(f"{checkpoint.kind} has no rotary encoding, the only one that transformers extends")
+    raise Undefined(f"{checkpoint.kind} has no rotary encoding: transformers extends only these")

@@ -1,4 +1,4 @@
-"""Under which names, and in which shape, the stock architectures of transformers keep the weights that ours has."""
+"""Names and shapes of the weights in the stock architectures of transformers."""
 
 import dataclasses
 
@@ -13,18 +13,18 @@ Tensors = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Of one architecture; those within a layer follow `layer`, in which {} is its number."""
+    """Weight names of one architecture; names within a layer follow `layer`, where {} is its number."""
 
     tokens: str
     norm: str
     layer: str
     attention_norm: str
-    qkv: tuple[str, ...]  # one name of all three, or three
+    qkv: tuple[str, ...]  # one name for all three, or three names
     out: str
     mlp_norm: str
     mlp: tuple[str, ...]  # gate, up, down, or up, down
     head: str = "lm_head"
-    biased: tuple[str, ...] = ()  # those that have a bias beside their weight; ours has none, so it is 0
+    biased: tuple[str, ...] = ()  # weights with a bias, which posbench lacks: it is 0
     per_head: bool = False  # queries, keys and values packed head by head, not one after the other
     transposed: bool = False  # matrices (in, out)
 
@@ -92,10 +92,10 @@ NAMES = {
 
 
 def tensors_of(model: GPT, names: Names, orders: list[Tensor | None]) -> Tensors:
-    """A model's weights by an architecture's names.
+    """A model's weights under an architecture's names.
 
     Args:
-        orders: of each layer the order (head_dim,) that channels of queries and keys are put in; None = as they are.
+        orders: per layer the new order (head_dim,) of query and key channels; None = unchanged.
     """
     made = _named(names, "", {names.norm: _own(model.norm)["weight"]})
     made[f"{names.tokens}.weight"] = _as_wide_as(model, model.tokens.weight)
@@ -132,7 +132,7 @@ def _own(module: torch.nn.Module) -> Tensors:
 
 
 def _queries_keys_values(attention: Attention, order: Tensor | None, names: Names) -> list[Tensor]:
-    """The projections, as many matrices as there are names."""
+    """The projections, one matrix per name."""
     weight = attention.qkv.weight
     parts = weight.view(3, attention.n_heads, -1, weight.shape[1])  # (3, H, Dh, D)
     if order is not None:
@@ -143,5 +143,5 @@ def _queries_keys_values(attention: Attention, order: Tensor | None, names: Name
 
 
 def _as_wide_as(model: GPT, table: Tensor) -> Tensor:
-    """A table (V, token_dim) as wide as the model: channels that hold a concatenated code are 0 for tokens."""
+    """A table (V, token_dim) widened to the model: 0 for tokens in the channels of a concatenated code."""
     return F.pad(table, (0, model.encoding.shape.d_model - table.shape[1]))
