@@ -206,7 +206,7 @@ def test_every_extension_of_the_list_is_completed() -> None:
         (["encoding=rope", "seed=1"], "did you mean 'posbench train encoding=rope seed=1'?"),
         (["compare", "rope"], "no command 'compare': did you mean 'sweep'?"),
         (["report"], "which runs? posbench report outputs/STUDY"),
-        (["train", "--resume"], "there is no --resume: the same command again continues"),
+        (["train", "--resume"], "there is no --resume: repeat the same command to continue"),
         (["train", "--nix"], "No such option: --nix"),
         (["train", "encoding=rop"], "unknown encoding 'rop': did you mean 'rope'?"),
         (["train", "encoding=alibi", "encoding.base=2"], "'alibi' has no option 'base'"),
@@ -252,7 +252,7 @@ HINTS = {
     "bench rope --shape 2m": "unknown shape '2m': did you mean '3m'?",
     "evaluate gpt2": "a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2",
     "report gpt2": "gpt2 does not exist: expected run folders or study folders, such as outputs/demo\n",
-    "list rope": "list has no section 'rope': of one encoding, 'posbench show rope --text' tells all",
+    "list rope": "list has no section 'rope': 'posbench show rope --text' describes one encoding",
     "list sections": "list has no section 'sections' (there are encodings, patterns, extensions, probes, tasks, ",
     "train rope": "cannot read 'rope': did you mean 'encoding=rope'? (several at once: encoding=rope,alibi)",
     "train wikitext_2": "cannot read 'wikitext_2': did you mean 'data=wikitext-2'?",
@@ -544,7 +544,7 @@ def test_show_text_of_what_is_no_encoding_is_an_error(capsys: pytest.CaptureFixt
     assert posbench("show", "rop", "--text") == 2
     assert "unknown encoding 'rop': did you mean 'rope'?" in error_line(capsys)
     assert posbench("show", "rope", "--text", "--png", "a.png") == 2
-    assert "--text prints what is known, without a picture" in error_line(capsys)
+    assert "--text draws no picture" in error_line(capsys)
 
 
 def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:

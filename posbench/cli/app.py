@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it, so that help and completion answer at once."""
+"""The command line. Heavy modules are imported only by commands that need them: help and completion are fast."""
 
 import os
 import secrets
@@ -35,8 +35,8 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line; returns the exit code."""
     exits.tolerant_output()
-    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all that is started, workers of launchers and compilers too
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # wherever it stands
+    os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also workers of launchers and compilers
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # at any place
     debug = len(arguments) < len(sys.argv) - 1
     return exits.run(lambda: _run(arguments, debug), debug)
 
@@ -58,10 +58,10 @@ def _run(arguments: list[str], debug: bool) -> None:
 
 _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' says more."
-_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints what they are."])
+_ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
+_KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
 _OF_A_SWEEP = (
-    "Its own: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, hydra/launcher=NAME, hydra.launcher.KEY."
+    "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, hydra/launcher=NAME, hydra.launcher.KEY."
 )
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
@@ -99,9 +99,9 @@ def train(
     ] = None,
     resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: fill in ${references}.")] = False,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Move an existing run aside and begin anew.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")] = False,
 ) -> None:
-    """Train a model and evaluate how far it holds. The same command continues or completes the same run.
+    """Train a model and evaluate how far it holds. Repeat the command to continue or complete the run.
 
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
@@ -111,7 +111,7 @@ def train(
     if resolve and not cfg:
         raise UserError("--resolve goes with --cfg: --cfg job --resolve")
     if resolve and cfg == "hydra":
-        raise UserError("Hydra's part refers to the rest: --cfg all --resolve")
+        raise UserError("Hydra's part cannot be resolved alone: --cfg all --resolve")
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
     from posbench.config import compose
@@ -136,13 +136,13 @@ def train(
 
 
 def _hand_on(context: typer.Context) -> None:
-    """Let the processes that a command starts show tracebacks too."""
+    """Pass --debug on to child processes."""
     if context.obj:
         os.environ[exits.DEBUG] = "1"
 
 
 def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
-    """Run all combinations; those that fail are named at the end, and what a sweeper found best."""
+    """Run all combinations; at the end name the failed ones and the best one of a sweeper."""
     from posbench.launch import job
 
     outputs, began = Path(first.runtime.outputs), time.time()
@@ -170,10 +170,10 @@ def sweep(
 ) -> None:
     """Compare: run every combination of values, then report.
 
-    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep; tune=true chooses each
-    encoding's learning rate first, rates=NAME takes those that were chosen before from configs/rates. A run that fails
-    does not stop the others; the same command does what is missing or failed. hydra/launcher=submitit_slurm runs them
-    elsewhere.
+    encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
+    each encoding's learning rate; rates=NAME takes earlier choices from configs/rates. A failed run does not stop the
+    others; repeat the command to do missing and failed runs. hydra/launcher=submitit_slurm runs them on a Slurm
+    cluster.
     """
     from posbench.launch import sweep as comparison
 
@@ -189,14 +189,14 @@ def evaluate(
             metavar="RUN|MODEL|key=value",
             help="Run folders (outputs/STUDY/RUN), study folders or globs, or HuggingFace models (a folder or a name "
             "on the hub); then settings, such as length=128,256 protocol=sliding extension=yarn:factor=4,ntk "
-            "split=validation device=cpu; of a model also data=NAME data.path=... train_length=N bos=window.",
+            "split=validation device=cpu; for a model also data=NAME data.path=... train_length=N bos=window.",
             autocompletion=complete.evaluate,
         ),
     ],
 ) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
-    Rows that exist are not computed again. Results of a model go to outputs/models/MODEL.
+    Existing rows are not computed again. Results of a model go to outputs/models/MODEL.
     """
     from posbench.run_folder import finding
 
@@ -213,15 +213,15 @@ def evaluate(
 
 
 def _all_settings(words: list[str], models: list[str]) -> list[str]:
-    """The words beside models, if they are settings."""
+    """The words that are not models; all must be settings."""
     rest = [word for word in words if word not in models]
     if other := next((word for word in rest if "=" not in word), None):
-        raise UserError(f"'{other}' is neither a model nor key=value: runs and models are evaluated each by themselves")
+        raise UserError(f"'{other}' is neither a model nor key=value: evaluate runs and models in separate commands")
     return rest
 
 
 def _runs_and_overrides(command: str, words: list[str], or_else: str = "") -> tuple[list[Path], list[str]]:
-    """The run folders that words name, and those words that are settings."""
+    """Split words into run folders and settings."""
     from posbench.config.overrides import full_key
     from posbench.run_folder import finding
 
@@ -242,11 +242,11 @@ def sync(
             autocompletion=complete.sync,
         ),
     ],
-    anew: Annotated[bool, typer.Option("--anew", help="As new runs, whatever W&B has of them already.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
     """Send run folders to W&B from their own files.
 
-    Each step is sent once: what was trained offline, or what W&B missed.
+    Sends steps of offline runs and steps that W&B missed, each once.
     """
     folders, overrides = _runs_and_overrides("sync", words)
     from posbench.evaluation import sync
@@ -260,18 +260,18 @@ def report(
         list[Path],
         typer.Argument(help="Run folders, study folders (outputs/STUDY) or globs.", autocompletion=complete.report),
     ],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files go; default: STUDY/report.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: STUDY/report.")] = None,
     least: Annotated[
-        float | None, typer.Option(help="Nats per token: less is not called better or worse; default: 0.02.", min=0.0)
+        float | None, typer.Option(help="Least nats per token called better or worse; default: 0.02.", min=0.0)
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,...", help="Of table.tex; default: nll_1x,rise_4x,rise_16x,reach. A wrong name lists all."
+            metavar="A,B,...", help="For table.tex; default: nll_1x,rise_4x,rise_16x,reach. A wrong name lists all."
         ),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Scheme that the others are compared with; default: rope.")
+        str | None, typer.Option(metavar="NAME", help="Scheme to compare the others with; default: rope.")
     ] = None,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
@@ -292,7 +292,7 @@ def clean(
 ) -> None:
     """Drop older checkpoints of finished runs; the weights stay.
 
-    The optimizer's state goes too, which is most of a run's size.
+    Also drops the optimizer's state, which is most of a run's size.
     """
     from posbench.run_folder import cleaning, finding
 
@@ -300,7 +300,7 @@ def clean(
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
-        print(exits.spelt_out(f"left as it is, since it is not finished: {folder}"))
+        print(exits.spelt_out(f"not cleaned, since the run is not finished: {folder}"))
 
 
 @app.command()
@@ -310,9 +310,9 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    The folder is kept only if its logits are those of the run. Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT,
-    whichever has its block and its encoding; where none has, a line says why. With the tokenizer, a model card and
-    posbench_parity.json. Needs posbench[hf].
+    It becomes a Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT model; an error says why if none fits. The folder is
+    kept only if its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs
+    posbench[hf].
     """
     from posbench.huggingface import export
 
@@ -330,9 +330,9 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List encodings, tasks, data sets and what else can be chosen.
+    """List encodings, tasks, data sets and all other choices.
 
-    A wide terminal shows more columns; --json has everything. Of one encoding, 'posbench show NAME --text' tells all.
+    A wide terminal shows more columns; --json has everything. 'posbench show NAME --text' describes an encoding.
     """
     from posbench.cli import listing
 
@@ -344,15 +344,15 @@ def properties(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Encodings, each with its options after it, such as rope base=100; default: all.",
+            help="Encodings, each followed by its options, such as rope base=100; default: all.",
             autocompletion=complete.encodings,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what tutorials ask of an encoding.
+    """Measure the properties that tutorials want from an encoding.
 
-    That is order, uniqueness, relative, shift linear, continuous, invariant, and what it changes.
+    These are: order, uniqueness, relative, shift linear, continuous, invariant, and its effect.
     """
     from posbench.show import properties
 
@@ -364,25 +364,25 @@ def show(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Encodings, each with its options after it, such as rope base=100; and run folders.",
+            help="Encodings, each followed by its options, such as rope base=100; and run folders.",
             autocompletion=complete.schemes,
         ),
     ],
-    text: Annotated[bool, typer.Option("--text", help="Print what is known instead: formula, paper, options.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Print text instead: formula, paper, options.")] = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG file.")] = None,
     phrase: Annotated[str | None, typer.Option(help="Move this phrase along a sentence; with --words.")] = None,
     words: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Two words of the phrase whose logit to watch.")
+        str | None, typer.Option(metavar="A,B", help="Two words of the phrase; their logit is drawn.")
     ] = None,
 ) -> None:
     """Draw an encoding, or what a run's encoding has learned.
 
-    In the terminal or as a PNG file; --text says in words what is known. Of a run, the weights are those it learned,
-    and attention is that of its model on its own test text.
+    In the terminal or as a PNG file; --text describes it in words. A run is drawn with its learned weights, and with
+    the attention of its model on its own test text.
     """
     if text:
         if png or phrase or words:
-            raise UserError("--text prints what is known, without a picture: leave out --png, --phrase and --words")
+            raise UserError("--text draws no picture: leave out --png, --phrase and --words")
         from posbench.cli import listing
 
         width = min(shutil.get_terminal_size().columns, 100)
@@ -405,15 +405,15 @@ def bench(
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")] = "demo",
-    length: Annotated[int | None, typer.Option(min=2, help="Training length, with as many tokens per batch.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that medians are taken over.")] = 5,
+    length: Annotated[int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are over these.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
     """Measure the speed and memory of encodings side by side.
 
-    Tokens per second, peak memory, and the share of what this machine can compute at most.
+    Tokens per second, peak memory, and the share of the machine's peak compute.
     """
 
     style = "json" if as_json else "markdown" if markdown else "table"

@@ -1,4 +1,4 @@
-"""Shell completion: what a word of the command line can become. Read from YAML files and dataclasses, so it is quick.
+"""Shell completion. Reads only YAML files and dataclasses, so it is quick.
 
 A completion that would end in `=` is followed by its values, since shells put a space behind a single completion.
 """
@@ -14,8 +14,8 @@ from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, full
 from posbench.config.settings import settings
 from posbench.config.shipped import GROUPS, choices, configs_dir, nested
 
-_LAUNCHERS = {"submitit_local": "submitit", "submitit_slurm": "submitit"}  # and whose plugin it is
-_BREAKS = "=:"  # bash takes words apart at these
+_LAUNCHERS = {"submitit_local": "submitit", "submitit_slurm": "submitit"}  # and its plugin
+_BREAKS = "=:"  # bash splits words at these
 
 
 def train(incomplete: str) -> list[str]:
@@ -24,7 +24,7 @@ def train(incomplete: str) -> list[str]:
 
 
 def sweep(incomplete: str) -> list[str]:
-    """As for `train`, and what only a sweep has."""
+    """As for `train`, plus the keys of sweeps."""
     return _completed(incomplete, lambda typed: _overrides(typed, (*OF_A_SWEEP, "hydra/launcher", *GROUPS)))
 
 
@@ -34,7 +34,7 @@ def evaluate(incomplete: str) -> list[str]:
 
 
 def sync(incomplete: str) -> list[str]:
-    """Run folders, and where they are sent."""
+    """Run folders, and the settings of the destination."""
     keys = [key for key in settings() if key.startswith("tracking.") and key != "tracking.backend"]
     return _completed(incomplete, lambda typed: [*_runs(typed), *_assignments(typed, keys)])
 
@@ -55,7 +55,7 @@ def schemes(incomplete: str) -> list[str]:
 
 
 def _completed(incomplete: str, words: Callable[[str], Iterable[str]]) -> list[str]:
-    """The completions of the word being typed, in the shell's form: for bash the part behind a word break."""
+    """The completions of the word being typed; for bash only the part after a word break."""
     typed = _word_in_bash() if "bash" in os.environ.get("_POSBENCH_COMPLETE", "") else incomplete
     found = words(typed)
     if typed == incomplete:
@@ -65,7 +65,7 @@ def _completed(incomplete: str, words: Callable[[str], Iterable[str]]) -> list[s
 
 
 def _word_in_bash() -> str:
-    """The whole word before the cursor, put together from the parts that bash has made of it."""
+    """The whole word before the cursor, joined from the parts into which bash splits it."""
     parts, at = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD") or 0)
     word = parts[at] if at < len(parts) else ""
     while at > 1 and (word[:1] in [*_BREAKS] or parts[at - 1][-1:] in [*_BREAKS]):
@@ -91,7 +91,7 @@ def _overrides(typed: str, groups: Iterable[str]) -> list[str]:
 
 
 def _assignments(typed: str, keys: Iterable[str]) -> list[str]:
-    """`key=` for every key that begins so; of a single one, and behind its `=`, its values."""
+    """`key=` for every key that begins so; for a single key, also its values."""
     key, equals, value = typed.partition("=")
     found = [key] if equals else list(dict.fromkeys(known for known in keys if known.startswith(key)))
     if len(found) != 1:
@@ -130,7 +130,7 @@ def _options() -> list[str]:
 
 
 def _default(key: str) -> list[str]:
-    """The value that a key has if it is not given, with the encoding and the experiment that the line chooses."""
+    """The default value of a key, given the encoding and the experiment on the command line."""
     primary = _read(configs_dir() / "train.yaml")
     sources = [_read(_choices("experiment")[_chosen("experiment", "demo")]), primary]
     section = key.partition(".")[0]
@@ -148,7 +148,7 @@ def _default(key: str) -> list[str]:
 def _chosen(group: str, usual: str) -> str:
     """The choice of a group on the command line."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = " ".join(line.split()).replace(" = ", "=").split()  # bash takes them apart
+    words = " ".join(line.split()).replace(" = ", "=").split()  # bash splits them
     given = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
     return next((name for name in reversed(given) if name in _choices(group)), usual)
 
@@ -159,7 +159,7 @@ def _choices(group: str) -> dict[str, Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A YAML file of ours with those that it builds upon: of its folder, or written as /data/_base@_here_."""
+    """One of posbench's YAML files, merged with its bases: in its folder, or written as /data/_base@_here_."""
     import yaml
 
     own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))

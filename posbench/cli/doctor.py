@@ -109,7 +109,7 @@ def _memory_gib() -> float | None:
 
 
 def _runs() -> dict[str, str]:
-    """The number of runs in ./outputs by status; `died`: killed before it was recorded."""
+    """The number of runs in ./outputs by status; `died`: killed before it could record its end."""
     from posbench.run_folder.finding import run_folders
     from posbench.run_folder.folder import load_record
     from posbench.run_folder.lock import died
@@ -123,7 +123,7 @@ def _runs() -> dict[str, str]:
 
 
 def _wandb_mode() -> str:
-    """The mode that `tracking.mode=auto` comes to here. The key itself is only asked whether it exists."""
+    """The mode that `tracking.mode=auto` gives here. Only checks whether a key exists; never reads it."""
     import wandb
 
     from posbench.run_folder.wandb_session import choose_mode

@@ -1,6 +1,6 @@
-"""`posbench list` and `posbench show NAME --text`: what can be chosen, and what is known of each encoding and task.
+"""`posbench list` and `posbench show NAME --text`: all choices, and the facts on each encoding and task.
 
-Read from the encodings, the tasks and the YAML files themselves.
+The facts are read from the encodings, the tasks and the YAML files.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from posbench.show import places
 # Parameters are counted at the size of experiment=demo, as the head of their column says.
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 _LENGTH_DEPENDENT = "A longer input changes its beginning."
-# Columns and their heads. The longest texts stand last, where lines may end anywhere.
+# Columns and their heads. The longest texts come last: their lines may break anywhere.
 _COLUMNS = {
     "name": "name",
     "acts": "acts on",
@@ -31,8 +31,8 @@ _COLUMNS = {
     "beyond": "beyond the training length",
     "checked_against": "checked against",
 }
-_SPARE = ("checked_against", "beyond", "paper", "acts", "parameters")  # of a narrow terminal, the least important first
-_LEAST = {"title": 45, "beyond": 30, "checked_against": 30}  # characters of the columns whose lines may end anywhere
+_SPARE = ("checked_against", "beyond", "paper", "acts", "parameters")  # dropped in this order if the terminal is narrow
+_LEAST = {"title": 45, "beyond": 30, "checked_against": 30}  # least characters of columns that may wrap
 _LABELS = r"^(Source|Beyond training length|Checked against):"
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
@@ -58,7 +58,7 @@ def show(sections: list[str], as_json: bool) -> None:
 
 
 def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each section: all sections, or those asked for.
+    """The rows of each section; by default of all sections.
 
     Raises:
         UserError: there is no such section.
@@ -80,7 +80,7 @@ def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]
     for section in sections or []:
         if section.lower().rstrip("s") not in by_word:
             words = ", ".join(name.partition(" ")[0] for name in there)
-            of_one = f": of one encoding, 'posbench show {section} --text' tells all"
+            of_one = f": 'posbench show {section} --text' describes one encoding"
             near = of_one if section in encodings.names() else f" (there are {words})"
             raise UserError(f"list has no section '{section}'{near}")
     asked = [by_word[section.lower().rstrip("s")] for section in sections or []]
@@ -88,7 +88,7 @@ def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]
 
 
 def page(name: str, width: int) -> str:
-    """All that is known of one encoding or task, as text in lines of `width` characters.
+    """The facts on one encoding or task, as text in lines of `width` characters.
 
     Raises:
         UserError: there is no encoding of that name; a task is task/NAME.
@@ -97,7 +97,7 @@ def page(name: str, width: int) -> str:
         return _filled(_task(name.removeprefix("task/"))["document"], width)
     patterns = choices("encoding/layered")
     pattern = name.removeprefix("layered/") if name.startswith("layered/") else ""
-    path = patterns.get(pattern) or choices("encoding").get(name)  # none of an encoding that is installed
+    path = patterns.get(pattern) or choices("encoding").get(name)  # None for an installed encoding
     facts = describe("layered" if pattern in patterns else name)
     size = "{n_layers} layers, width {d_model}, {n_heads} heads, training length {train_length}".format(**DEMO)
     end = f"{facts['max_length']:,} tokens, when trained at {DEMO['train_length']}" if facts["max_length"] else ""
@@ -124,7 +124,7 @@ def page(name: str, width: int) -> str:
 
 
 def _filled(text: str, width: int) -> str:
-    """Paragraphs anew in lines of that width; indented ones, such as formulas, keep theirs where they fit."""
+    """Rewrap paragraphs to that width; indented ones, such as formulas, keep their lines if these fit."""
     found = []
     for paragraph in re.split(r"\n\s*\n", text):
         if paragraph.startswith(" "):
@@ -137,7 +137,7 @@ def _filled(text: str, width: int) -> str:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """The facts on one encoding. Facts that need it built are for the demo's size; None if it cannot be built."""
+    """The facts on one encoding. Some need it built, at the demo's size; these are None if it cannot be built."""
     cls = encodings.load(name)
     document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
@@ -223,7 +223,7 @@ def _shown(value: Any) -> str:
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The cells of each column that these rows have, all that is known."""
+    """The cells of every column of these rows, without shortening."""
     known = [{**row, "beyond": _beyond(row)} if "beyond" in row else row for row in rows]
     return {key: [_shown(row[key]) for row in known] for key in _COLUMNS if known and key in known[0]}
 
@@ -244,7 +244,7 @@ def _print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:
     out = console.stdout()
     for group, entries in rows.items():
         columns = _columns(entries)
-        if "beyond" in columns:  # what follows the first clause needs lines of its own: it is in the JSON
+        if "beyond" in columns:  # only the first clause: the rest is in the JSON
             columns["beyond"] = [re.split(r"[;,.]", cell)[0] for cell in columns["beyond"]]
         least = {key: max(map(len, [*_COLUMNS[key].split(), *cells])) for key, cells in columns.items()}
         least |= {key: min(least[key], most) for key, most in _LEAST.items() if key in least}

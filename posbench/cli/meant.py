@@ -10,17 +10,17 @@ from posbench.config.settings import settings
 from posbench.config.shipped import GROUPS, choices
 from posbench.errors import named
 
-# What other tools call a command.
+# Other tools' names of commands.
 _ELSEWHERE = {
     "run": "train", "fit": "train", "compare": "sweep", "multirun": "sweep", "eval": "evaluate", "test": "evaluate",
     "benchmark": "bench", "plot": "report", "draw": "show", "ls": "list", "upload": "sync", "rm": "clean",
     "convert": "export", "save": "export",
 }  # fmt: skip
-_OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter is the first of these that begins with it
+_OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter stands for the first of these that begins with it
 
 
 def hint(arguments: list[str], error: Any) -> str:
-    """The message that suggests what a command line may mean; empty if there is no suggestion.
+    """A message that suggests a correct command line; empty if there is no suggestion.
 
     Args:
         error: Typer's exception; its context names the command.
@@ -30,7 +30,7 @@ def hint(arguments: list[str], error: Any) -> str:
     if said.startswith("Missing argument 'paths'"):
         return f"which runs? posbench {first} outputs/STUDY"
     if said.startswith("No such option: --resume"):
-        return "there is no --resume: the same command again continues or completes the same run"
+        return "there is no --resume: repeat the same command to continue or complete the run"
     if said.startswith("No such option"):
         return _settings(arguments, error)
     if not said.startswith("No such command"):
