@@ -1,4 +1,4 @@
-"""A notebook's cell in place of a terminal: one line of log and one bar, each rewritten where it stands."""
+"""A notebook's cell instead of a terminal: one log line and one bar, each rewritten in place."""
 
 import logging
 import sys
@@ -8,12 +8,12 @@ from typing import Any
 from rich.progress import Progress
 from rich.text import Text
 
-SHOW_EVERY_SECONDS = 0.2  # each time, the whole output is sent to the browser
+SHOW_EVERY_SECONDS = 0.2  # each update sends the whole output to the browser
 
 
 def is_here() -> bool:
     """Whether this process is the kernel of a notebook; IPython in a terminal is a terminal."""
-    ipython = sys.modules.get("IPython")  # who does not have it imported is in no notebook
+    ipython = sys.modules.get("IPython")  # a notebook has always imported it
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
 
@@ -28,9 +28,9 @@ class Output:
         self._next = time.monotonic()
 
     def show(self, shown: Any, at_once: bool = False) -> None:
-        """Replace what is shown by anything that rich can draw; not at once, only if the last time is long enough ago.
+        """Replace the output by anything that rich can draw; unless `at_once`, only if the last update is not recent.
 
-        What was held back is lost: ask for the last one `at_once`.
+        Skipped updates are lost: show the last one `at_once`.
         """
         if at_once or time.monotonic() >= self._next:
             self._handle.update(shown)
@@ -38,7 +38,7 @@ class Output:
 
 
 class LastLine(logging.Handler):
-    """The newest line of a log in place of the one before it. Warnings stay, below each other on stderr."""
+    """Shows only the newest log line. Warnings stay, each on its own line on stderr."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class LastLine(logging.Handler):
 
 
 class Bar:
-    """A bar of rich's, which is shown by itself rather than by rich: its own way needs widgets."""
+    """A progress bar of rich, shown without rich's own display, which needs widgets."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._output: Output | None = None  # where nothing is left to do, there is no bar
+        self._output: Output | None = None  # None if nothing is left to do
 
     def refresh(self, at_once: bool = False) -> None:
         table = self._bar.make_tasks_table(self._bar.tasks)

@@ -1,4 +1,4 @@
-"""Curves in characters, as wide as the console, in ASCII where it asks for that."""
+"""Curves in characters, as wide as the console; in ASCII if the console needs it."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-LABEL = 10  # characters of a number on the left and of the axis
+LABEL = 10  # characters of a number on the left plus the axis
 NARROWEST = 12  # characters between the first and the last value of x
 
 
@@ -21,9 +21,9 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class _Scale:
-    """Where values stand: columns from the left, lines from the bottom."""
+    """The place of values: columns from the left, lines from the bottom."""
 
-    columns: dict[int, int]  # of each x; they stand evenly
+    columns: dict[int, int]  # of each x, evenly spaced
     height: int
     low: float
     span: float
@@ -40,9 +40,9 @@ def draw(series: Sequence[Series], units: tuple[str, str], width: int, least: fl
     """Curves over the same axes, the first on top of the others.
 
     Args:
-        units: what x and y are.
-        width: of the console; the chart takes what there is of it.
-        least: the smallest span of y: less is drawn as flat, not as noise blown up.
+        units: names of x and y.
+        width: of the console and the chart.
+        least: the smallest span of y, so that noise looks flat.
         plain: whether to draw in ASCII.
     """
     scale = _scale(series, width, least)
@@ -60,7 +60,7 @@ def draw(series: Sequence[Series], units: tuple[str, str], width: int, least: fl
 
 
 def _scale(series: Sequence[Series], width: int, least: float) -> _Scale:
-    """Lines by the width, one in three of them with a number."""
+    """The scale; height follows the width, and every third line has a number."""
     known = sorted({x for one in series for x in one.points})
     room = max(NARROWEST, width - LABEL - len(str(known[-1])))
     values = [y for one in series for y in one.points.values()]
@@ -77,7 +77,7 @@ def _scale(series: Sequence[Series], width: int, least: float) -> _Scale:
 
 
 def _round(low: float, high: float, steps: int) -> tuple[float, float, int]:
-    """Where an axis of so many equal steps begins, the least round step that covers the range, and its decimals."""
+    """The start of an axis with this many steps, the least round step that covers the range, and its decimals."""
     exponent = math.floor(math.log10((high - low) / steps))
     for factor, tens in ((1, 0), (2, 0), (2.5, 0), (5, 0), (1, 1), (2, 1), (2.5, 1), (5, 1)):
         step = factor * 10.0 ** (exponent + tens)
@@ -100,7 +100,7 @@ def _cells(series: Sequence[Series], scale: _Scale, dot: str) -> dict[tuple[int,
 
 
 def _labels(scale: _Scale) -> str:
-    """Values of x below their marks; those without room are left out."""
+    """The values of x below their marks, as far as there is room."""
     line = " " * LABEL
     for x, column in scale.columns.items():
         at = LABEL + column

@@ -1,4 +1,4 @@
-"""The terminal: the one kind of console, what it can carry, and what a run shows on stderr while it works."""
+"""The terminal: posbench's console, its character set, and the live display of a run on stderr."""
 
 import contextlib
 import datetime
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 LINE_EVERY_SECONDS = 10.0
 
-# Every sign beyond ASCII that pictures, tables and their texts are made of.
+# All non-ASCII signs in pictures, tables and their texts.
 SIGNS = "░▒▓█│─·●○◇±†‡≥²"
 
 
 class _Console(Console):
-    """What is printed is data: control characters are spelt out, whoever made the text. Line breaks stay."""
+    """All output is data: control characters are escaped in every text. Line breaks stay."""
 
     def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(_spelt(text), **how)  # first, so that columns are as wide as what they show
+        return super().render_str(_spelt(text), **how)  # first, so that columns have the width of the escaped text
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -50,12 +50,12 @@ stderr = _open(on_stderr=True)
 
 
 def stdout() -> Console:
-    """A console on stdout, with the width, the colours and the encoding that it has now."""
+    """A console on stdout, with its present width, colours and encoding."""
     return _open(on_stderr=False)
 
 
 def carries_unicode(console: Console) -> bool:
-    """Whether the terminal behind a console can show what posbench draws with; else it is drawn in ASCII."""
+    """Whether the terminal behind a console can show posbench's signs; otherwise ASCII is used."""
     try:
         SIGNS.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
@@ -65,7 +65,7 @@ def carries_unicode(console: Console) -> bool:
 
 class TrainingProgress(Protocol):
     def advance(self, loss: float, tokens: int) -> None:
-        """One update is done: its loss in nats per token, and the tokens trained on so far."""
+        """Report one update: its loss in nats per token, and the tokens trained on so far."""
 
 
 def log_to_terminal() -> None:
@@ -77,9 +77,9 @@ def log_to_terminal() -> None:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Show posbench's log while this lasts, in a notebook as one line that is rewritten, and leave logging as it was.
+    """Within it, show posbench's log, in a notebook as one rewritten line; restores logging afterwards.
 
-    Whoever has set up logging gets the records there, and nothing is shown beside.
+    If the caller has set up logging, records go only there.
     """
     root = logging.getLogger("posbench")
     handlers, level = root.handlers, root.level
@@ -87,7 +87,7 @@ def log_shown() -> Iterator[None]:
         log_to_terminal()
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, of a bar that nobody has asked for
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, about a bar that is never shown
             yield
     finally:
         root.handlers = handlers
@@ -141,7 +141,7 @@ class _Bar:
 
 
 class _Cell(_Bar):
-    """The bar in a notebook, where it stays, with the last update's loss."""
+    """The bar in a notebook; it stays, with the last update's loss."""
 
     def __init__(self, bar: Progress, total: int, start: int) -> None:
         super().__init__(bar, total, start)
@@ -174,7 +174,7 @@ class _Lines:
 
 
 def _said(loss: float, speed: float) -> str:
-    """The loss, and the tokens per second where they are known: from the second update on."""
+    """The loss, and from the second update on the tokens per second."""
     return f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
 
 

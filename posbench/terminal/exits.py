@@ -17,15 +17,15 @@ from posbench.errors import PosbenchError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-IN_USE = 75  # of a sweep's job whose run another process owns: to be tried again (EX_TEMPFAIL)
-LONGEST = 4000  # characters of the one line
-DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" as --debug, for the processes that a command starts
+IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
+LONGEST = 4000  # most characters of the one line
+DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug for child processes
 _OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
-_NO_ACCESS = {  # errors of the system that are about the user's files, and what to do
+_NO_ACCESS = {  # system errors about the user's files, and what to do
     errno.EACCES: _OTHER_PLACE,
     errno.EPERM: _OTHER_PLACE,
     errno.EROFS: "choose another folder (runtime.outputs, runtime.cache)",
-    errno.ENOENT: "it is gone, or cannot be made there: choose another folder (runtime.outputs, runtime.cache)",
+    errno.ENOENT: "it does not exist, or cannot be created: choose another folder (runtime.outputs, runtime.cache)",
     errno.ENAMETOOLONG: "choose a folder with a shorter name (runtime.outputs, runtime.cache)",
     errno.ENOTDIR: "a file stands where a folder is expected, move it away",
     errno.EEXIST: "a file stands where a folder is expected, move it away",
@@ -33,7 +33,7 @@ _NO_ACCESS = {  # errors of the system that are about the user's files, and what
 
 
 def run(command: Callable[[], object], debug: bool = False) -> int:
-    """Run a command and return its exit code, having printed the one line if it failed."""
+    """Run a command and return its exit code; print the one line if it failed."""
     try:
         command()
         sys.stdout.flush()
@@ -44,12 +44,12 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
         return report(error, debug)
     except GeneratorExit:
         raise
-    except BaseException as error:  # panics of Rust code are no Exception
+    except BaseException as error:  # panics of Rust code are not an Exception
         return report(error, debug)
 
 
 def report(error: BaseException, debug: bool = False) -> int:
-    """Print an error as its one line, with `debug` after its traceback; return the exit code that belongs to it."""
+    """Print an error as one line, with `debug` after its traceback; return its exit code."""
     if debug or os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
@@ -66,13 +66,13 @@ def report(error: BaseException, debug: bool = False) -> int:
 
 
 def _readable(text: str) -> str:
-    """One line that no value of a stranger's file fills the screen with."""
+    """One line of limited length, so that untrusted values cannot fill the screen."""
     line = one_line(text)
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ... ({len(line):,} characters)"
 
 
 def one_line(text: str) -> str:
-    """Text as one line that a terminal cannot mistake for commands: control characters are spelt out."""
+    """Text as one line that cannot control a terminal: control characters are escaped."""
     return spelt_out(" ".join(text.split()))
 
 
@@ -84,17 +84,17 @@ def spelt_out(text: str) -> str:
 
 
 class SpeltOut(logging.Formatter):
-    """One line per record: what a name or a path holds can neither forge a line nor act on a terminal."""
+    """One line per record: names and paths can neither forge a line nor control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return spelt_out(super().format(record))
 
 
 def tolerant_output() -> None:
-    """Let nothing that happens to stdout and stderr stop the work behind them.
+    """Keep working whatever happens to stdout and stderr.
 
-    A reader that has seen enough (`| head`) or a closed stream (`>&-`) ends output alone. A terminal without Unicode
-    shows `\\u2026`.
+    A reader that stops (`| head`) or a closed stream (`>&-`) ends only the output. A terminal without Unicode shows
+    `\\u2026`.
     """
     for number in range(3):  # a file opened later must not take the place of a closed stream
         try:
@@ -106,7 +106,7 @@ def tolerant_output() -> None:
 
 
 def _tolerant(stream: "TextIO | None", original: "TextIO | None", number: int) -> TextIO:
-    if stream is None:  # it was closed from the start
+    if stream is None:  # closed from the start
         return io.TextIOWrapper(io.BufferedWriter(_Pipe(number, "w", closefd=False)), encoding="utf-8")
     if stream is original and isinstance(stream, io.TextIOWrapper):
         stream.flush()
@@ -117,11 +117,11 @@ def _tolerant(stream: "TextIO | None", original: "TextIO | None", number: int) -
             line_buffering=stream.line_buffering or number == 2,
             write_through=stream.write_through,
         )
-    return stream  # whoever put it there knows what it takes
+    return stream  # a replaced stream: its owner is responsible
 
 
 class _Pipe(io.FileIO):
-    """A stream whose reader may go: what is written from then on goes nowhere."""
+    """A stream whose reader may leave: later output is dropped."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:

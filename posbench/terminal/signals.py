@@ -1,4 +1,4 @@
-"""Signals that would end a process: collected so that training can save itself first, or ending it in its own words."""
+"""Signals that would end a process: collected so that training can save first, or turned into an error line."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from types import FrameType
 
 from posbench.errors import Stopped
 
-# They end a process that says nothing about them: whoever handles or ignores one (nohup, a launcher) goes on doing so.
-_GRACE_SECONDS = 60.0  # to save in, once the parent is gone
+# Signals that end a process by default; handlers and ignored signals (nohup, a launcher) stay in force.
+_GRACE_SECONDS = 60.0  # time to save after the parent has gone
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
 def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
-    """Collects SIGINT, SIGTERM and others that would end the process as they come; none outside of the main thread.
+    """Collect SIGINT, SIGTERM and others that would end the process; outside the main thread collect none.
 
     Args:
         second_interrupts: a SIGINT after the first signal raises KeyboardInterrupt instead.
@@ -34,12 +34,12 @@ def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
 
 
 class _Ended(BaseException):
-    """A signal came. Like KeyboardInterrupt no Exception: whoever outlives an error must not outlive this."""
+    """A signal came. Like KeyboardInterrupt, not an Exception, so that error handlers do not swallow it."""
 
 
 @contextlib.contextmanager
 def ended_in_words() -> Iterator[None]:
-    """Where there is nothing to save, a signal that would end the process without a word raises instead.
+    """For work without anything to save: a signal that would end the process silently raises instead.
 
     Raises:
         Stopped: SIGTERM, or another of them, came.
@@ -49,7 +49,7 @@ def ended_in_words() -> Iterator[None]:
             yield
     except _Ended as ended:
         (number,) = ended.args
-        told = f"stopped by {signal.Signals(number).name}; what was computed is kept, the same command continues"
+        told = f"stopped by {signal.Signals(number).name}; finished work is kept; repeat the command to continue"
         raise Stopped(number, told) from None
 
 
@@ -83,7 +83,7 @@ def _ending() -> list[signal.Signals]:
 def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     try:
         before = {number: signal.signal(number, handler) for number in numbers}
-    except ValueError:  # not the main thread: whoever owns it owns the signals
+    except ValueError:  # not the main thread, which owns the signals
         yield
         return
     try:

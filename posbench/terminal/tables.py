@@ -1,4 +1,4 @@
-"""The one form of tables in the terminal. A name in a cell is data, as everywhere on our consoles."""
+"""The common form of tables in the terminal. Names in cells are data, as everywhere on posbench's consoles."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ BORDER, TIGHT = 2, 1  # characters between two columns
 
 
 def table(console: Console, title: TextType | None = None, caption: str | None = None, tight: bool = False) -> Table:
-    """A table to be given columns and rows: a line below its head, texts to the left, ASCII where the console asks.
+    """An empty table: a line below its head, text to the left, ASCII if the console needs it.
 
     Args:
         tight: one space between columns instead of two, for a table that needs all of 80 characters.
@@ -38,7 +38,7 @@ def fitted(
     title: TextType | None = None,
     caption: str | Callable[[list[int]], str] | None = None,
 ) -> Table:
-    """Lines of cells with as many columns as there is room for; what they are of to the left, numbers to the right.
+    """Lines of cells with as many columns as fit; labels are aligned left, numbers right.
 
     Args:
         spare: as of `fitting`.
@@ -55,7 +55,7 @@ def fitted(
 
 
 def fitting(widths: Sequence[int], spare: Sequence[int], room: int, border: int = BORDER) -> list[int]:
-    """The columns to show: of those that can be spared, the least important ones are left out until the rest fits.
+    """The columns to show: spare columns are dropped, least important first, until the rest fits.
 
     Args:
         widths: the least width of each column.
