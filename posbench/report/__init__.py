@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """A user's options of a report; None: the default."""
+    """A user's report options; None: the default."""
 
     least: float | None = None  # nats per token; a smaller difference is not called better or worse
-    columns: str | None = None  # of the LaTeX table, a comma list
+    columns: str | None = None  # columns of the LaTeX table, comma-separated
 
 
 def main(
@@ -35,9 +35,9 @@ def main(
 
     Args:
         paths: run folders, study folders, globs.
-        out: where the files go; default: `report` in the study's folder.
+        out: folder for the files; default: `report` in the study's folder.
         least: nats per token; a smaller difference is not called better or worse. None: `summary.LEAST`.
-        columns: of the LaTeX table, a comma list. None: `latex.DEFAULT`.
+        columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
 
@@ -59,20 +59,20 @@ def main(
         files.refuse_unusual(folder)
     console = terminal.stdout()
     if not console.is_terminal:
-        console.width = max(console.width, 132)  # a file or a pipe has no right edge
+        console.width = max(console.width, 132)  # files and pipes have no fixed width
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with console.capture() as said:
             _write(folder, groups, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
-    print(said.get(), end="")  # what cannot be printed costs no file
+    print(said.get(), end="")  # last, so that a printing error costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
     console.print(exits.spelt_out(where), soft_wrap=True)
 
 
 def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
-    """Every run once, and what has to be said about those left out."""
+    """Every run once, and warnings about runs left out."""
     from posbench.report.comparison import load
     from posbench.run_folder import finding
 
@@ -110,7 +110,7 @@ def _write(
     console: "Console",
     wanted: Wanted,
 ) -> None:
-    """All files of a report; the main tables go to the console, too."""
+    """Write all files of a report; print the main tables."""
     from posbench.report import csv_files, page, tables, text
     from posbench.report.comparison import load
 
@@ -141,7 +141,7 @@ def _write(
 
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
-    """The measured properties of encodings, and a line about those that cannot be measured here and why."""
+    """The measured properties of encodings, and a line that names those that cannot be measured here and why."""
     from posbench.show import properties
 
     measured, missing = [], []
@@ -174,7 +174,7 @@ def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Sect
 
 
 def _group(group: "Group", heading: str, place: Path, folder: Path, wanted: Wanted) -> "Section":
-    """One set of comparable runs, its files written in a place of its own."""
+    """The section of one set of comparable runs; writes its files into a separate folder."""
     from posbench.report import task, text
 
     if place != folder:

@@ -1,4 +1,4 @@
-"""The answer in words: who holds how far, at what cost at the training length, and what is not resolved."""
+"""The answer in words: how far each scheme holds, its cost at the training length, and open questions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from posbench.report.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
 
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:
-    """Two to four sentences from the verdicts of a group; of a scheme that has not learned only that."""
+    """Two to four sentences from the verdicts of a group; schemes that have not learned are only named."""
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
     sentences = [_held(ranked, group.train_length), *_against(group, ranked), few_seeds(one.n_done for one in ranked)]
@@ -22,7 +22,7 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
 
 
 def _held(ranked: list[Summary], train_length: int) -> str:
-    """Who holds how far, the farthest first."""
+    """A sentence on how far each scheme holds, the farthest first."""
     by_reach: dict[tuple[bool, int], list[str]] = {}
     for one in ranked:
         assert one.reach is not None
@@ -45,7 +45,7 @@ def _held(ranked: list[Summary], train_length: int) -> str:
 
 
 def _against(group: Group, ranked: list[Summary]) -> list[str]:
-    """The sentences on the training length, and on what is not resolved."""
+    """Sentences on the training length, and on what is not resolved."""
     found = {one.scheme.label: one.endpoints for one in ranked if one.endpoints and one.endpoints.verdict.at_one}
     if group.reference is None or not found:
         return []

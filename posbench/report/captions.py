@@ -1,4 +1,4 @@
-"""The captions of a set of runs: what the figures rest on, and notes for the reader."""
+"""The captions of a set of runs: the data behind the figures, and notes for the reader."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from posbench.report.comparison.standing import Standing
 from posbench.report.comparison.summary import Summary
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
-MOST = 3  # commands that are all named
+MOST = 3  # most commands that are all listed
 
 
 def of_text(group: Group, summaries: list[Summary]) -> str:
@@ -91,15 +91,15 @@ def notes_on_text(group: Group) -> list[str]:
         notes.append(documents.warning)
     if any(one and one.documents is None for one in blocks):
         notes.append(
-            "Some runs were evaluated by an earlier version, which did not say in which document a block stands: where "
-            "a cell says so their intervals are over blocks, which makes them too narrow, or over seeds on this very "
-            "text. 'posbench evaluate' gives them new ones."
+            "Some runs were evaluated by an earlier version, which did not record the document of each block. Where "
+            "a cell says so, their intervals are over blocks, which makes them too narrow, or over seeds on this very "
+            "text. 'posbench evaluate' computes new ones."
         )
     measured = [level.row for run in group.runs if run.done for level in run.levels.at.values() if level.row.measured]
     if len(precisions := sorted({str(row.dtype) for row in measured})) > 1:
         notes.append(
             f"Evaluated in {_listed(precisions)}: levels of different precision are not subtracted from each other. "
-            "evaluation.precision=fp32 gives all of them one."
+            "evaluation.precision=fp32 gives them the same precision."
         )
     if group.reference is None:
         wanted = group.compared_with or load.REFERENCE
@@ -107,14 +107,14 @@ def notes_on_text(group: Group) -> list[str]:
     levels = [run.levels.at_one for run in group.runs if run.done]
     if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
-            "Not all runs were scored on the same target tokens: their levels may not be compared. Rises are within a "
+            "Not all runs were scored on the same target tokens: their levels cannot be compared. Rises are within a "
             "run, and runs are paired only where their target tokens are equal."
         )
     return [*notes, *_learning_rates(group)]
 
 
 def _learning_rates(group: Group) -> list[str]:
-    """Where they differ, and what is known of better ones."""
+    """Notes on learning rates: differences between schemes, and known better ones."""
     found: dict[float, list[str]] = {}
     for scheme in group.schemes:
         if rate := scheme.runs[0].config.training.learning_rate:
@@ -125,7 +125,7 @@ def _learning_rates(group: Group) -> list[str]:
 
 
 def _tuned(group: Group) -> str:
-    """Whose learning rate is the best of those tried, and whose is not; empty where nothing was tried."""
+    """Schemes that use their best tried learning rate, and schemes that do not; empty if none was tried."""
     known = rates.of_schemes(group)
     if not any(found.tried for _, found in known):
         return ""
@@ -144,7 +144,7 @@ def _tuned(group: Group) -> str:
 def of_task(group: Group, found: list[Standing]) -> str:
     """The caption of a task: options, budget, seeds, test problems, precision, and what the picture shows."""
     config = group.runs[0].config
-    assert isinstance(config, Config)  # a task is trained on here
+    assert isinstance(config, Config)  # runs on tasks are posbench's own
     options = flat({key: value for key, value in (config.data.task or {}).items() if key != "name"})
     rows = [one.row for run in group.runs for one in run.answers.at.values() if one.status == "ok"]
     said = f" ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else ""
@@ -170,7 +170,7 @@ def notes_on_task(group: Group) -> list[str]:
         notes.append(f"Answered in {_listed(precisions)}: accuracies of different precision are not tested.")
     problems = {(place, row.targets_sha256) for place, row in measured}
     if len(problems) > len({place for place, _ in measured}):
-        notes.append("Not all runs were tested on the same problems: where they differ nothing is tested.")
+        notes.append("Not all runs were tested on the same problems: runs with different problems are not compared.")
     return [*notes, *_learning_rates(group)]
 
 
@@ -201,7 +201,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def _commands(group: Group) -> str:
-    """The commands of its runs: each of a few, the first of many."""
+    """The commands of the group's runs: all if few, else the first."""
     found = load.commands(group.runs)
     if not found:
         return "Command: not known."

@@ -1,7 +1,7 @@
-"""Every run and every row as CSV, with what tells runs of one encoding apart; of tasks the schemes, too.
+"""Every run and every row as CSV, with the options that tell runs of one encoding apart; also task schemes.
 
-`runs.csv` and `evaluation.csv` are of text and of tasks. `tasks.csv`: a line per scheme and place that a task was
-tested at; `problems.csv`: the same per run, with 95 % intervals over problems.
+`runs.csv` and `evaluation.csv` cover text and tasks. `tasks.csv` has a line per scheme and tested place of a task;
+`problems.csv` the same per run, with 95 % intervals over problems.
 """
 
 import json
@@ -24,7 +24,7 @@ _RUN_COLUMNS = [
 ]  # fmt: skip
 
 
-# What only runs on tasks have; a report of text alone has no such columns.
+# Only for runs on tasks; a report on text alone lacks these columns.
 _OF_TASKS = ("problem_length", "offset")
 _PLACE = ["variant", "problem_length", "length_ratio", "offset", "kind", "status"]
 _SCHEME_COLUMNS = [

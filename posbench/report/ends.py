@@ -1,7 +1,7 @@
 """The ends of lines: names beside the panel, stop signs, arrows where a line leaves it.
 
-Names and signs are pushed apart, so that none lies on another. That needs to know where everything is on the page, so
-it is done in two steps: `name` reserves the room, and `place` puts things there once the layout is final.
+Names and signs are pushed apart so that they do not overlap. This needs all places on the page, so it has two steps:
+`name` reserves room, and `place` sets names and signs once the layout is final.
 """
 
 import itertools
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 STOP = "#B00020"
 SIGN = 13.0  # points, across a stop sign
 NAME_WIDTH, NAME_LINES = 18, 4  # characters, lines
-GAP = 24.0  # points, from a panel to the names beside it, for a mark and the line that leads there
+GAP = 24.0  # points between a panel and its names: room for a mark and the line to it
 FONT = 10.0  # points
 
 
 def wrapped(text: str) -> str:
-    """A name in a few short lines; of a very long one the beginning and the end."""
+    """A name in a few short lines; a very long one keeps its beginning and its end."""
     text, room = one_line(text), NAME_WIDTH * NAME_LINES
     lines = textwrap.wrap(text, NAME_WIDTH)
     if len(lines) > NAME_LINES:
@@ -42,7 +42,7 @@ def lines_of_text(line: Line) -> int:
 
 
 def _said(line: Line, highest: float) -> str:
-    """The name of a line, and what its picture does not show."""
+    """The name of a line, plus facts that its picture does not show."""
     words = [wrapped(line.label)]
     if line.seeds:
         words.append("every seed")
@@ -54,7 +54,7 @@ def _said(line: Line, highest: float) -> str:
 
 
 def name(axis: "Axes", line: Line) -> "Text":
-    """The line's name on the right of its panel, at no height yet."""
+    """The line's name on the right of its panel; `place` sets its height."""
     from matplotlib.transforms import ScaledTranslation
 
     beside = axis.transAxes + ScaledTranslation(GAP / 72, 0, axis.figure.dpi_scale_trans)
@@ -65,7 +65,7 @@ def name(axis: "Axes", line: Line) -> "Text":
 
 
 def place(axis: "Axes", lines: Sequence[Line], names: Sequence["Text"]) -> None:
-    """Names beside the ends of their lines, stop signs and arrows; the layout must be final."""
+    """Place names beside line ends, stop signs and arrows; the layout must be final."""
     box = axis.get_window_extent()
     ends = [float(np.clip(_pixels(axis, line.points[-1])[1], box.y0, box.y1)) for line in lines]
     sizes = [text.get_window_extent().height + _pixels_of(axis, 2) for text in names]
@@ -78,10 +78,10 @@ def place(axis: "Axes", lines: Sequence[Line], names: Sequence["Text"]) -> None:
 
 
 def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Centres of things of these sizes, in the order wanted, that do not overlap and keep within low and high.
+    """Centres for things of these sizes, in the wanted order, without overlap, between low and high.
 
-    Those with the least sum of squared distances from the centres wanted: with the sizes before each subtracted, they
-    are the increasing numbers nearest to what is wanted (isotonic regression), cut off at the bounds.
+    They minimise the sum of squared distances from the wanted centres. Subtracting the sizes before each one turns this
+    into isotonic regression; results are clipped at the bounds.
     """
     from scipy.optimize import isotonic_regression
 
@@ -94,7 +94,7 @@ def apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: flo
 
 
 def _lead(axis: "Axes", line: Line, end: float, height: float) -> None:
-    """The line's mark before its name, and a thin line there from its end, if that is one and stands at the right."""
+    """Draw the line's mark before its name, and a thin line to it if the line ends at the right edge."""
     box = axis.get_window_extent()
     to = 1 + _pixels_of(axis, GAP - 9) / box.width
     at = (height - box.y0) / box.height
@@ -116,7 +116,7 @@ def _lead(axis: "Axes", line: Line, end: float, height: float) -> None:
 
 
 def _signs(axis: "Axes", lines: Sequence[Line]) -> None:
-    """A stop sign between the last length at which a scheme is defined and the first at which it is not."""
+    """Draw a stop sign between the last defined length of a scheme and its first undefined one."""
     box, size = axis.get_window_extent(), _pixels_of(axis, SIGN + 2)
     wanted = [_pixels(axis, (_between(line), line.points[-1][1])) for line in lines]
     order = sorted(range(len(lines)), key=lambda i: wanted[i][0])
@@ -128,7 +128,7 @@ def _signs(axis: "Axes", lines: Sequence[Line]) -> None:
 
 
 def _clusters(order: Sequence[int], x: Sequence[float], size: float) -> list[list[int]]:
-    """Signs whose neighbours along x are less than their size away."""
+    """Groups of signs whose neighbours along x are closer than their size."""
     found: list[list[int]] = []
     for i in order:
         if found and x[i] - x[found[-1][-1]] < size:
@@ -151,7 +151,7 @@ def _between(line: Line) -> float:
 
 
 def _arrows(axis: "Axes", line: Line) -> None:
-    """An arrow at the upper edge wherever a line leaves the picture there."""
+    """Draw an arrow at the upper edge where a line leaves the picture."""
     top = axis.get_ylim()[1]
     for points in line.seeds or [line.points]:
         outside = [value > top for _, value in points]

@@ -1,4 +1,4 @@
-"""The rows of a picture with many schemes: by where they act on the forward pass."""
+"""The rows of a picture with many schemes, by the place in the forward pass where they act."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ class OfScheme(Protocol):
 
 
 Found = TypeVar("Found", bound=OfScheme)
-MOST_TOGETHER = 8  # schemes that can be told apart in one panel
+MOST_TOGETHER = 8  # most schemes that a reader can tell apart in one panel
 
 
 def rows(summaries: Sequence[Found]) -> list[tuple[str, list[Found]]]:
-    """Titles and schemes of the rows: one without a title while the schemes can be told apart, else one per family.
+    """Titles and schemes of the rows: one row without a title for few schemes, else one row per family.
 
-    A family of more than that is split evenly, and a family of one is drawn with its neighbour where there is room.
+    A large family is split evenly; a family of one shares a row with its neighbour if there is room.
     """
     if len(summaries) <= MOST_TOGETHER:
         return [("", list(summaries))]

@@ -1,4 +1,4 @@
-"""The table of a paper: chosen columns, as wide as a column of the page, what it rests on as a comment above it."""
+"""The table for a paper: chosen columns, one page column wide; a comment above it names its data."""
 
 import dataclasses
 import re
@@ -18,8 +18,8 @@ from posbench.run_folder.rows import PLAIN
 from posbench.terminal.exits import one_line
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-COLUMN = 219.0  # points: of the narrow ones among the usual two-column styles
-CHARACTER, SEPARATION = 4.3, 3.0  # points, of \footnotesize; of half the room between two columns
+COLUMN = 219.0  # points: a narrow column among the usual two-column styles
+CHARACTER, SEPARATION = 4.3, 3.0  # points: a character in \footnotesize; half the space between columns
 DEFAULT = "nll_1x,rise_4x,rise_16x,reach"
 _AT_RATIO = re.compile(r"(nll|rise)_(\d{1,6}(?:\.\d{1,6})?)x")
 _NUMBER = re.compile(r"(≥ |<|)([+-]?[\d.,]+)(x?)(?: ±([\d.]+))?(.*)")
@@ -33,9 +33,9 @@ _SPELT = {
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table: its head, its cells, and what the caption says of it.
+    """A column of the table: its head, its cells, and its sentence for the caption.
 
-    `best`: what the best one has least of, as a measure; or "farthest", the longest reach. None: nothing is in bold.
+    `best`: a measure whose lowest value is best, or "farthest" for the longest reach; None: nothing in bold.
     """
 
     head: str
@@ -45,7 +45,7 @@ class Column:
 
 
 _UNRANKED = {"no": "not learned", "not resolved": "learned: not resolved"}
-_REFERENCE = "<reference>"  # stands for its label
+_REFERENCE = "<reference>"  # placeholder for its label
 _AGAINST = f"against {_REFERENCE}: paired by seed and target"
 _NAMED = {
     "runs": Column("runs", tables.runs_ended),
@@ -73,10 +73,10 @@ _NAMED = {
 
 
 def check(names: str | None) -> None:
-    """Whether every name of a comma list is that of a column.
+    """Check that every name of a comma-separated list is a column.
 
     Raises:
-        UserError: one is not.
+        UserError: a name is not.
     """
     for name in _listed(names or DEFAULT):
         if name not in _NAMED and not _AT_RATIO.fullmatch(name):
@@ -115,7 +115,7 @@ def _level(one: Summary, ratio: float) -> Value:
     point = _point(one, ratio)
     if point is None or point.status == "ok":
         return tables.decimal(point.nll if point else None)
-    return tables.rise(point)  # why there is none
+    return tables.rise(point)  # the reason why there is none
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _level(one: Summary, ratio: float) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A column with its cells, and the rows of those in bold."""
+    """A column with its cells, and the rows in bold."""
 
     column: Column
     cells: list[Value]
@@ -135,18 +135,18 @@ class Shown:
 
     @property
     def width(self) -> float:
-        """About how wide it is set, in points; what follows a ± is set smaller."""
+        """Approximate set width in points; the part after a ± is smaller."""
         texts = [self.column.head, *(value.text for value in self.cells)]
         return 2 * SEPARATION + max(CHARACTER * (len(text) - 0.3 * len(text.partition("±")[2])) for text in texts)
 
 
 def table(group: Group, summaries: list[Summary], names: str | None, title: str, behind: str) -> str:
-    """The table of a group, a file. Columns without any value are left out.
+    """The table of a group as the text of a file, without empty columns.
 
     Args:
-        names: of the columns, a comma list that `check` has passed; None: `DEFAULT`.
+        names: of columns, comma-separated, checked by `check`; None: `DEFAULT`.
         title: of the study, for the label.
-        behind: what the numbers rest on, for a comment.
+        behind: the data behind the numbers, for a comment.
     """
     shown = []
     for name in _listed(names or DEFAULT):
@@ -165,11 +165,11 @@ def table(group: Group, summaries: list[Summary], names: str | None, title: str,
 
 
 def of_table(table: Table, caption: str, title: str, behind: str) -> str:
-    """A table of the report as a file, its first column the scheme, without anything in bold."""
+    """A table of the report as the text of a file; its first column is the scheme, nothing is bold."""
     texts = [[table.columns[at], *(row[at].text for row in table.rows)] for at in range(len(table.columns))]
     widths = [2 * SEPARATION + CHARACTER * max(map(len, column)) for column in texts]
     cells = [[latex(row[0].text), *(_cell(value, False, False) for value in row[1:])] for row in table.rows]
-    rows = [re.sub(r"(?<=\d)-(?=\d)", "--", " & ".join(row)).replace("$[", "$ [") for row in cells]  # from .. to
+    rows = [re.sub(r"(?<=\d)-(?=\d)", "--", " & ".join(row)).replace("$[", "$ [") for row in cells]  # ranges
     alignment = "".join("r" if right else "l" for right in table.numeric[1:])
     heads = [head.replace("x", TIMES, 1) if _MULTIPLE.match(head) else head for head in table.columns[1:]]
     return _environment(behind, title, caption, "*" if sum(widths) > COLUMN else "", alignment, heads, rows)
@@ -198,9 +198,9 @@ def _environment(
 
 
 def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[int]:
-    """Rows of the best and of those that its paired interval does not tell from it; none where that says nothing.
+    """Rows of the best and of all that a paired interval does not tell from it; empty if that is unknown.
 
-    Only schemes of enough seeds for a claim take part, and only what has learned.
+    Only learned schemes with enough seeds for a claim take part.
     """
     rows = [
         row
@@ -228,7 +228,7 @@ def _comment(behind: str) -> list[str]:
 
 
 def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: bool) -> str:
-    """Short: what the columns mean, what the intervals are over, what bold says."""
+    """A short caption: the meaning of columns, intervals and bold."""
     meanings = "; ".join(dict.fromkeys(one.column.meaning for one in shown if one.column.meaning))
     seeds = sorted({one.n_done for one in summaries if one.n_done})
     several = f"{' to '.join(map(str, sorted({seeds[0], seeds[-1]})))} seeds" if seeds else "no run done"
@@ -270,7 +270,7 @@ def _cell(value: Value, bold: bool, alike: bool) -> str:
 
 
 def latex(text: str) -> str:
-    """Text in one line, every special character spelt out; what ASCII does not hold becomes `?`."""
+    """Text in one line, with special characters escaped; non-ASCII characters become `?`."""
     return _ascii("".join(_SPELT.get(character, character) for character in one_line(text)))
 
 

@@ -9,8 +9,8 @@ from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import Style
 from posbench.run_folder.rows import PLAIN
 
-FAR = 2.0  # times as high as the next line, and
-HUGE = 2.0  # nats per token above the lowest: such a line leaves the picture rather than flatten the others
+FAR = 2.0  # times as high as the next line
+HUGE = 2.0  # nats per token above the lowest; a line beyond both leaves the picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Line:
     style: Style
     points: list[tuple[float, float]]  # means over seeds
     band: list[tuple[float, Interval]]
-    seeds: list[list[tuple[float, float]]]  # of each seed, where they part in two groups that a mean would hide
+    seeds: list[list[tuple[float, float]]]  # per seed, if they form two groups, which a mean would hide
     undefined_at: float | None  # the first multiple at which the scheme is undefined
-    hollow: bool = False  # drawn without a line: what has not learned its task
+    hollow: bool = False  # drawn without a line: has not learned its task
 
     @property
     def top(self) -> float:
@@ -74,7 +74,7 @@ def _seeds(points: list[Point], values: list[dict[int, float]]) -> list[list[tup
 
 
 def outside(group: Group, summaries: list[Summary]) -> set[str]:
-    """Labels of the schemes whose level or rise would flatten all others; a picture says how far they go instead."""
+    """Labels of schemes whose level or rise would flatten all others; a picture prints their maximum instead."""
     reference = group.reference.label if group.reference else None
     found = set()
     for build in (level, rise):
@@ -86,7 +86,7 @@ def outside(group: Group, summaries: list[Summary]) -> set[str]:
 
 
 def huge(tops: Mapping[str, float], floor: float, kept: str | None) -> set[str]:
-    """Labels of the lines that would flatten all others: a quarter at most, and never that of the label `kept`.
+    """Labels of the lines that would flatten all others: at most a quarter of them, and never `kept`.
 
     Each is more than `HUGE` above the floor, and `FAR` times as high above it as the highest of the rest.
     """
@@ -100,7 +100,7 @@ def huge(tops: Mapping[str, float], floor: float, kept: str | None) -> set[str]:
 
 
 def limits(lines: Sequence[Line], outside: set[str]) -> tuple[float, float]:
-    """The range of an axis: of all lines but those of these labels, and of bands to a quarter beyond on either side."""
+    """The range of an axis: all lines except those outside, and bands up to a quarter beyond on either side."""
     inside = [line for line in lines if line.label not in outside] or lines
     low, high = min(line.bottom for line in inside), max(line.top for line in inside)
     reach = max(high - low, 0.02)

@@ -1,9 +1,8 @@
 """A colour, mark and dash for each scheme of a report; no two of them share colour and mark.
 
-Schemes listed here look the same in every report, whatever else is in it; the others take what is free there. The
-colours are those of Okabe and Ito with black, and Tol's wine in place of their yellow, which is too light for a line on
-white: the colour-blind tell them apart. Grey is left to what is drawn for comparison. There are more schemes than
-colours: the mark tells those of one colour apart.
+Schemes listed here look the same in every report; the others take free looks. The colours are those of Okabe and Ito
+with black, which colour-blind readers can tell apart. Tol's wine replaces their yellow, which is too light for a line
+on white. Grey is for comparisons. There are more schemes than colours: marks tell schemes of one colour apart.
 """
 
 import dataclasses
@@ -12,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
-MARKS = "os^DvPX<>p"  # as matplotlib names them
+MARKS = "os^DvPX<>p"  # matplotlib's names
 DASHES = ("", "6 2", "2 2", "8 2 2 2")  # lengths of strokes and gaps, as in SVG
 
-# Schemes that often meet in one picture differ in colour: those that are known best, and those of a family.
+# Schemes that often share a picture differ in colour: the best-known ones, and those of one family.
 _BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK, _WINE = range(8)
 _LISTED = {
     "rope": (_BLUE, "o"), "alibi": (_RED, "s"), "t5": (_GREEN, "^"), "sinusoidal": (_PINK, "D"),
@@ -48,8 +47,8 @@ class Style:
 def assign(schemes: Iterable[tuple[str, str]]) -> dict[str, Style]:
     """Label -> style, for the name and the label of every scheme of a report.
 
-    A variant (`rope base=64`) has the colour of its name while that has marks left; without the scheme itself in the
-    report, the first of its variants takes the scheme's own look. Beyond eighty schemes their dash tells them apart.
+    A variant (`rope base=64`) has the colour of its name while marks are left. If the scheme itself is not in the
+    report, its first variant takes its look. Beyond eighty schemes, dashes tell them apart.
     """
     known_first = sorted(schemes, key=lambda scheme: (scheme[0] not in _LISTED, scheme[0] != scheme[1], scheme))
     taken: list[tuple[int, str]] = []
@@ -65,7 +64,7 @@ def assign(schemes: Iterable[tuple[str, str]]) -> dict[str, Style]:
 
 
 def _free(listed: tuple[int, str] | None, taken: list[tuple[int, str]]) -> tuple[int, str]:
-    """A look that nobody has: the one listed, else one of its colour, else what is seen least often."""
+    """A free look: the listed one, else one of the same colour, else the least used."""
     looks = list(itertools.product(range(len(COLOURS)), MARKS))
     often = Counter(taken)
     fewest = min(often[look] for look in looks)

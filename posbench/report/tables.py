@@ -1,4 +1,4 @@
-"""The tables of a report, said once; the terminal, Markdown, LaTeX and HTML each show them in their own way."""
+"""The tables of a report, independent of output: terminal, Markdown, LaTeX and HTML render them."""
 
 import dataclasses
 import math
@@ -18,19 +18,19 @@ from posbench.show.properties import PROPERTIES, Measured, Properties
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
-# What each sign in a cell means.
+# The meaning of each sign in a cell.
 SIGNS = {
     "±": "± is half of a paired 95 % interval over seeds and documents: other seeds, other text",
     FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
     ONE: f"{ONE} one checkpoint, over documents: it speaks for that checkpoint only",
 }
-# Where an interval is over anything else, the cell says so.
+# If an interval is over anything else, the cell says so.
 USUAL = ("seeds and documents", "documents")
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A cell: what is shown, and the number it is sorted by."""
+    """A cell: its text, and the number for sorting."""
 
     text: str
     number: float | None = None
@@ -45,7 +45,7 @@ class Table:
     spare: tuple[int, ...] = ()  # columns that a narrow terminal leaves out, the least important first
 
     def filled(self) -> "Table":
-        """The same without columns that hold nothing."""
+        """The same table without empty columns."""
         kept = [at for at in range(len(self.columns)) if at == 0 or any(row[at].text for row in self.rows)]
         return dataclasses.replace(
             self,
@@ -56,7 +56,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """The columns of numbers, which are aligned to the right."""
+        """Which columns hold numbers, and are aligned to the right."""
         return [any(row[column].number is not None for row in self.rows) for column in range(len(self.columns))]
 
 
@@ -64,7 +64,7 @@ def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
     """The tables of the terminal: in distribution, beyond, and against the reference.
 
     Args:
-        least: as of `summary.summarise`.
+        least: as in `summary.summarise`.
     """
     tables = [_in_distribution(group, summaries), _beyond(group, summaries)]
     tables += [_against(group, summaries, least)] if any(one.endpoints for one in summaries) else []
@@ -176,7 +176,7 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
         f"not worse by {summary.NOT_WORSE:g}; not resolved is not equal. These two endpoints are primary, all else is "
         f"exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
     )
-    spare = (3, 2, 5, 1)  # the p-values, which the verdict goes by, and the level
+    spare = (3, 2, 5, 1)  # the p-values behind the verdict, and the level
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
 
 
@@ -266,7 +266,7 @@ def _others(summaries: list[Summary]) -> Table:
 
 
 def _choices(summaries: list[Summary]) -> Table:
-    """Probes that are answered by a choice among candidates: shares of right answers."""
+    """Probes with a choice among candidates: shares of right answers."""
     ratios = [1.0, *_ratios(summaries)]
     rows = []
     for one in summaries:
@@ -285,7 +285,7 @@ def _choices(summaries: list[Summary]) -> Table:
 
 
 def _right(rows: list[EvaluationRow]) -> Value:
-    """Over seeds, if all had the same problems."""
+    """The mean over seeds, if all had the same problems."""
     shares = [row.accuracy for row in rows if row.accuracy is not None]
     if len({row.targets_sha256 for row in rows}) > 1:
         return Value("other problems per seed")
@@ -306,7 +306,7 @@ def _percent(share: float | None) -> Value:
 
 
 def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[EvaluationRow]]:
-    """By protocol or task and length ratio, one row per seed: of its newest checkpoint."""
+    """Rows by protocol or task and length ratio: one row per seed, of its newest checkpoint."""
     found: dict[tuple[str, float], list[EvaluationRow]] = {}
     for run in one.scheme.by_seed.values():
         newest = max((row.checkpoint_step for row in run.rows), default=0)
@@ -326,7 +326,7 @@ def _other_name(row: EvaluationRow, split: str) -> str:
 
 
 def _mean(rows: list[EvaluationRow]) -> Value:
-    """Over seeds, if all were scored on the same targets; a model's own choice of them (key_tokens_self) is no such."""
+    """The mean over seeds, if all have the same targets; excludes a model's own choice (key_tokens_self)."""
     values = [row.nll for row in rows if row.nll is not None]
     if not values:
         return Value("")
@@ -338,7 +338,7 @@ def _mean(rows: list[EvaluationRow]) -> Value:
 
 
 def not_done(failures: list[Failure]) -> Table:
-    """Those of a whole report, equal ones in one row."""
+    """The failed runs of a whole report, equal ones in one row."""
     rows = [
         [Value(_runs(len(one.runs)), len(one.runs)), Value(one.outcome), Value(one.message), Value(", ".join(one.runs))]
         for one in failures
@@ -413,12 +413,12 @@ def _mark(found: Interval) -> str:
 
 
 def sd_of_seeds(found: Interval | None) -> float | None:
-    """Of one seed, from an interval over seeds."""
+    """The SD of one seed, from an interval over seeds."""
     return None if found is None else found.error * math.sqrt(found.seeds)
 
 
 def sd_of_documents(found: Interval | None) -> float | None:
-    """Of one document (or segment), from an interval over them."""
+    """The SD of one document (or segment), from an interval over them."""
     return None if found is None else found.error * math.sqrt(found.units)
 
 
@@ -457,7 +457,7 @@ def _change(one: Summary, kind: str, point: Point | None) -> Value:
 
 
 def learned(one: Summary) -> Value:
-    """The gate; empty where it is not known."""
+    """The verdict of the gate; empty if unknown."""
     return Value(one.learned or "")
 
 
@@ -476,7 +476,7 @@ def _runs_missing(one: Summary) -> str:
 
 
 def _ratios(summaries: list[Summary]) -> list[float]:
-    """The measured lengths beyond training, as multiples of it; the powers up to 16 and the longest if many."""
+    """The measured lengths beyond training, as multiples of it; if many, only powers up to 16 and the longest."""
     ratios = sorted({point.ratio for one in summaries for point in one.plain.points if point.ratio > 1})
     if len(ratios) <= MOST_RATIOS:
         return ratios
@@ -517,7 +517,7 @@ def _best_of_grid(found: rates.Rates) -> str:
         return "none could be trained" if found.tried else "not tuned"
     if found.best == found.ran:
         return "yes"
-    if found.lost is None:  # never tried, or it failed there
+    if found.lost is None:  # this rate was never tried, or it failed
         return f"not known; best is {found.best:g}"
     return f"no; {found.best:g} is better by {found.lost:.3f}"
 

@@ -1,4 +1,4 @@
-"""Tables as text: in the terminal, Markdown and CSV. Names may come from strangers and are data everywhere."""
+"""Tables as text: in the terminal, Markdown and CSV. Names may be untrusted and are data everywhere."""
 
 import csv
 import io
@@ -16,13 +16,13 @@ from posbench.terminal import tables
 from posbench.terminal.console import carries_unicode
 from posbench.terminal.exits import one_line
 
-LONGEST_NAME = 24  # of a scheme that is kept on one line
-_FORMULA = re.compile(r"((?:^|[;|])[\s\"]*)(?=[=+@-])")  # where one begins in a text
+LONGEST_NAME = 24  # longest name of a scheme that is kept on one line
+_FORMULA = re.compile(r"((?:^|[;|])[\s\"]*)(?=[=+@-])")  # the start of a formula in a text
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file, wholly or not at all; what UTF-8 cannot hold is spelt out."""
+    """Replace a file atomically; characters that UTF-8 cannot hold are escaped."""
     files.write(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -30,9 +30,9 @@ def write(path: Path, text: str) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table without its note. What a narrow console has no room for is left out by importance, and named.
+    """Print a table without its note; a narrow console drops the least important columns and names them.
 
-    Control characters are spelt out and nothing is markup.
+    Control characters are escaped and nothing is markup.
     """
     plain = not carries_unicode(console)
     widths = _widths(table, console.width)
@@ -48,9 +48,9 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _widths(table: Table, room: int) -> dict[int, int]:
-    """The columns shown, and a width for each: what it must have, and of the rest most for those that lack most.
+    """The columns shown, with widths: the minimum, plus a share of the rest in proportion to need.
 
-    A cell with a number is in one line, unless even the most important columns do not fit so.
+    A cell with a number stays on one line, unless even the most important columns would not fit.
     """
     for whole in (True, False):
         least = [_least_width(table, column, whole) for column in range(len(table.columns))]
@@ -76,14 +76,14 @@ def _least_width(table: Table, column: int, whole: bool) -> int:
 
 
 def _texts(table: Table, column: int) -> list[str]:
-    # Spelt in ASCII, which is the wider of both ways.
+    # In ASCII, the wider of the two forms.
     return [
         one_line(text.translate(_ASCII)) for text in (table.columns[column], *(row[column].text for row in table.rows))
     ]
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines of text, each safely."""
+    """Print lines of text with control characters escaped."""
     for line in lines:
         console.print(_safe(line, not carries_unicode(console)))
 
@@ -96,7 +96,7 @@ def _safe(text: str, plain: bool = False) -> Text:
 
 
 def markdown(text: str) -> str:
-    """Text in one line with nothing in it that Markdown or HTML would act on."""
+    """Text in one line, escaped for Markdown and HTML."""
     escaped = re.sub(r"([\\`*|\[\]~])", r"\\\1", one_line(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -114,7 +114,7 @@ def markdown_table(table: Table) -> str:
 
 
 def csv_text(columns: list[str], rows: Iterable[dict[str, Any]]) -> str:
-    """Rows under these columns; what is missing is empty."""
+    """Rows under these columns; missing values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(_cell, columns))
@@ -123,9 +123,9 @@ def csv_text(columns: list[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers as they are; a text that a spreadsheet would take for a formula gets a `'` before it.
+    """Numbers unchanged; a text that a spreadsheet would read as a formula gets a `'` before it.
 
-    So does what stands after a semicolon, by which some spreadsheets part cells whatever is quoted.
+    The same after a semicolon, where some spreadsheets split cells even within quotes.
     """
     if value is None or isinstance(value, bool | int | float):
         return value

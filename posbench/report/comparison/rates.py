@@ -1,8 +1,8 @@
-"""At which learning rate a scheme ran, and what became of it at others.
+"""The learning rate of a scheme, and its results at other rates.
 
-A sweep with `tune=true` leaves `tuning.json` in its study: what it tried of each encoding, with nll on validation text.
-A trial belongs to a scheme where it is the scheme's run of seed 0 in all but the learning rate, which its run id says;
-so a record from other settings, or by a stranger, says nothing of it.
+A sweep with `tune=true` writes `tuning.json` into its study: the tried rates of each encoding, with nll on validation
+text. A trial belongs to a scheme if its run id equals that of the scheme's seed 0 in all but the learning rate. So
+records from other settings, or untrusted ones, have no effect.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from posbench.report.comparison.load import Group, Scheme, listed, studies
 from posbench.run_folder.jsonl import number
 
 RECORD = "tuning.json"
-Tried = dict[float, float | None]  # learning rate -> nll per token on validation text, None where the run failed
+Tried = dict[float, float | None]  # learning rate -> nll per token on validation text; None if the run failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rates:
     """The learning rate of a scheme's runs, among those tried."""
 
     ran: float
-    tried: Tried  # ascending; empty where nothing was
+    tried: Tried  # ascending; empty if none was tried
 
     @property
     def measured(self) -> dict[float, float]:
@@ -37,23 +37,23 @@ class Rates:
 
     @property
     def at_edge(self) -> bool:
-        """Whether a better one may lie beyond those tried."""
+        """Whether the best rate is the lowest or highest tried, so that a better one may lie beyond."""
         return len(self.tried) > 1 and self.best in (min(self.tried), max(self.tried))
 
     @property
     def spread(self) -> float | None:
-        """Nats per token between the worst and the best that could be trained."""
+        """Nats per token between the worst and the best rate that did not fail."""
         nlls = self.measured.values()
         return max(nlls) - min(nlls) if nlls else None
 
     @property
     def lost(self) -> float | None:
-        """Nats per token that the best would have gained; None where the own rate was not tried."""
+        """Nats per token that the best rate would gain; None if the scheme's own rate was not tried."""
         return self.measured[self.ran] - min(self.measured.values()) if self.ran in self.measured else None
 
 
 def of_schemes(group: Group) -> list[tuple[Scheme, Rates]]:
-    """Each scheme of a group that was trained here, with what the records of the group's studies say of it."""
+    """Each trained scheme of a group, with its trials in the records of the group's studies."""
     rows = [row for study in studies(group.runs) for row in listed(study / RECORD, "schemes")]
     found = []
     for scheme in group.schemes:
@@ -83,6 +83,6 @@ def trials(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def at_rate(config: Config, rate: float, seed: int | None = None) -> Config:
-    """A configuration with another learning rate and, where one is given, another seed."""
+    """A configuration with another learning rate and, if given, another seed."""
     training = dataclasses.replace(config.training, learning_rate=rate)
     return dataclasses.replace(config, training=training, seed=config.seed if seed is None else seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-SEEDS_FOR_A_CLAIM = 5  # fewer give intervals, too, and they are marked
+SEEDS_FOR_A_CLAIM = 5  # fewer give intervals too, but marked ones
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -26,19 +26,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 # -- exact tests -------------------------------------------------------------------------------------------------------
 
-MOST_ORDERS = 200_000  # that are all gone through; ten against ten are 184,756
+MOST_ORDERS = 200_000  # most orders to enumerate; ten against ten are 184,756
 
 
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """An exact test of two schemes: its two-sided p, and the least that so many seeds can give."""
+    """An exact test of two schemes: its two-sided p, and the least p that this number of seeds can give."""
 
     p: float
     least: float
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> Exact:
-    """Whether two schemes are learned equally often, each given as (learned, seeds): Fisher's exact test."""
+    """Fisher's exact test that two schemes learn equally often; each is given as (learned, seeds)."""
     from scipy import stats
 
     def p(k: int, n: int, other_k: int, other_n: int) -> float:
@@ -50,12 +50,11 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> Exact:
 
 
 def permutation(first: Sequence[float], second: Sequence[float]) -> Exact:
-    """Whether two schemes' seeds have equal means: all ways to call so many of them the first scheme's.
+    """The permutation test that the seeds of two schemes have equal means, over all assignments of seeds.
 
-    Seeds are not paired. Equal seeds draw equal problems to train on, but where the gate keeps a seed of one scheme and
-    not of the other there is no pair, and signs of five pairs have no p below 1/16. Where equal seeds do go together
-    the test finds less than it could, not more than there is. The test problems are the same: it speaks of these. One
-    seed of a scheme says nothing of its spread: p is 1.
+    Seeds are not paired. Equal seeds train on equal problems, but the gate may keep a seed of only one scheme, and
+    signs of five pairs have no p below 1/16. If equal seeds are correlated, the test is conservative. It speaks of
+    these test problems, which are the same for all. One seed of a scheme shows no spread: p is then 1.
     """
     from scipy import stats
 
@@ -79,8 +78,8 @@ def permutation(first: Sequence[float], second: Sequence[float]) -> Exact:
 def needed(sd: float, difference: float) -> int:
     """Seeds, or documents, to find a difference with 80 % power at the 5 % level, by a two-sided t-test.
 
-    n = ((t(.975) + t(.80)) sd / difference)^2 with n - 1 degrees of freedom; `sd` is that of one seed's, or of one
-    document's, value of what is tested: of a paired difference, that of the differences.
+    n = ((t(.975) + t(.80)) sd / difference)^2 with n - 1 degrees of freedom; `sd` is the SD of one seed or document in
+    the tested measure; for a paired difference, the SD of the differences.
     """
     from scipy import special
 
@@ -94,11 +93,11 @@ def needed(sd: float, difference: float) -> int:
 
 
 def two_groups(values: Sequence[float], least_gap: float = 0.1) -> bool:
-    """Whether a mean would hide that outcomes fall into two groups; points are then shown instead.
+    """Whether outcomes fall into two groups, which a mean would hide; then points are shown instead.
 
     The criterion: the widest gap between neighbours is at least half of the range and at least `least_gap`, with two
-    values or more on either side. It asks for a look at the points and is no test: five normal values whose spread
-    is large beside `least_gap` meet it one time in six, ten values one in a hundred.
+    values or more on either side. It is a hint to look at the points and no test: five normal values with a spread much
+    larger than `least_gap` meet it one time in six, ten values one in a hundred.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if len(ordered) < 4:
