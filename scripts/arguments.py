@@ -1,4 +1,4 @@
-"""What the scripts that time a training step are told alike: its shape, its length and the threads."""
+"""The common arguments of scripts that time a training step: shape, length and threads."""
 
 import argparse
 import contextlib
@@ -10,17 +10,17 @@ from posbench.errors import PosbenchError
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """One that knows these; `sizes` makes sizes of shape and length."""
+    """A parser with these arguments; `sizes` turns shape and length into sizes."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--shape", default="3m", help=", ".join(speed.SHAPES))
-    made.add_argument("--length", type=int, help="training length, with as many tokens per batch")
+    made.add_argument("--length", type=int, help="training length, at equal tokens per batch")
     made.add_argument("--threads", type=int, help="CPU threads")
     return made
 
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """As the commands of posbench end."""
+    """End with one line on errors, like the commands of posbench."""
     try:
         yield
     except PosbenchError as error:

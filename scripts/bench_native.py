@@ -1,4 +1,4 @@
-"""What the kernels in C++ gain: training steps of encodings with them and without, by turns in one process.
+"""The gain of the C++ kernels: training steps of encodings with and without them, in turns in one process.
 
     python scripts/bench_native.py none rope alibi --shape 3m --threads 2
     python scripts/bench_native.py none fox cope --shape 3m --length 1024 runtime.compile=true

@@ -3,14 +3,13 @@
     python scripts/bench_peers.py --shape 12m --threads 2
     python scripts/bench_peers.py llama mpt --shape 3m --json
 
-Every contender has the same layers, heads, width, vocabulary, tied head and batch, no dropout and no key-value cache,
-and within 2 % as many parameters as posbench's model. All take the steps of `posbench train`: its batches, clipping,
-finite checks and fused AdamW, and a loss in fp32: a peer's is torch's cross-entropy, as these libraries use it. Each
-peer runs with every attention it has in the dtype that posbench chooses here (bf16 where the machine is good at it),
-and as it comes, in fp32 with its own choice of attention. With --compile each also runs under torch.compile, the peers
-whole, posbench by `runtime.compile`; "first" is then the seconds of the first two steps, with whatever the compiler has
-left on disk from before. Threads and allocator are set for the process, so for all alike: as `posbench train` sets
-them, or with --default-malloc as they come. Needs the dependency group `peers`.
+All contenders have the same layers, heads, width, vocabulary, tied head and batch, no dropout and no key-value cache,
+and parameters within 2 % of posbench's model. All take the steps of `posbench train`: its batches, clipping, finite
+checks, fused AdamW and loss in fp32. A peer's loss is torch's cross-entropy, as in these libraries. Each peer runs with
+each of its attentions in posbench's dtype (bf16 if the machine is good at it), and as it comes: in fp32 with its own
+choice of attention. With --compile each also runs under torch.compile, peers as a whole, posbench by `runtime.compile`;
+"first" is then the time of the first two steps, in seconds, with an existing compiler cache. Threads and allocator are
+the same for all: those of `posbench train`, or with --default-malloc the defaults. Needs the dependency group `peers`.
 """
 
 import dataclasses
@@ -32,8 +31,8 @@ from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError, did_you_mean
 from posbench.model.gpt import build
 
-PARAMETERS_APART = 0.02  # at most, as a fraction of posbench's
-Build = Callable[[Sizes, str], nn.Module]  # (sizes, attention) to a model of ids (B, T) to logits (B, T, V)
+PARAMETERS_APART = 0.02  # largest difference, as a fraction of posbench's
+Build = Callable[[Sizes, str], nn.Module]  # (sizes, attention) -> a model that maps ids (B, T) to logits (B, T, V)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ class NanoBlock(nn.Module):
 
 
 class HuggingFace(nn.Module):
-    """A decoder of `transformers`, its logits alone."""
+    """A decoder of `transformers` that returns only logits."""
 
     def __init__(self, config: object, attention: str) -> None:
         from transformers import AutoModelForCausalLM
@@ -177,9 +176,9 @@ def x_transformers(**scheme: object) -> Build:
 @dataclasses.dataclass(frozen=True)
 class Peer:
     build: Build
-    encoding: str  # posbench's encoding that it is compared with
-    attentions: tuple[str, ...]  # those it offers; the first is what it chooses itself
-    overrides: tuple[str, ...] = ()  # what makes posbench's model the same
+    encoding: str  # the posbench encoding to compare with
+    attentions: tuple[str, ...]  # those it offers; the first is its default
+    overrides: tuple[str, ...] = ()  # overrides that make posbench's model the same
 
 
 LLAMA = ("model=llama", "model.tie_embeddings=true")
@@ -224,7 +223,7 @@ class Variant:
         return self.attention == PEERS[self.peer].attentions[0]
 
     def ours(self, dtype: str | None = None, compiled: bool = False) -> str:
-        """The contender of posbench that it is compared with."""
+        """The posbench contender to compare with."""
         block = " llama" if PEERS[self.peer].overrides else ""
         return f"posbench {PEERS[self.peer].encoding}{block} {dtype or self.dtype}{' compiled' if compiled else ''}"
 
@@ -271,7 +270,7 @@ def measure(
     keep_freed_memory: bool = True,
     compiled: bool = False,
 ) -> tuple[list[Row], str]:
-    """Rows in the order of the names, and a line that says how they came about."""
+    """Rows in the order of the names, and a line on how they were measured."""
     for name in names:
         if name not in PEERS:
             raise UserError(f"unknown peer '{name}'{did_you_mean(name, PEERS)} (there are {', '.join(PEERS)})")

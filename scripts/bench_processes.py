@@ -1,10 +1,10 @@
-"""Training speed of one run in so many processes with so many threads each, by turns, on a quiet machine.
+"""Training speed of one run by number of processes and threads, in turns, on a quiet machine.
 
     python scripts/bench_processes.py 1x2 2x1 --rounds 5 experiment=demo training.tokens=600000
     python scripts/bench_processes.py 1x2 2x1 --rounds 5 experiment=small training.tokens=600000 encoding=alibi
 
-The first way is what the others are compared with, in the same round. Tokens per second are those between the first
-fifth of a run and its end, so that starting does not count.
+The others are compared with the first way in the same round. Tokens per second leave out the first fifth of a run, so
+that starting does not count.
 """
 
 import argparse
@@ -20,7 +20,7 @@ LITTLE = ["tracking=none", "device=cpu", "log_every_steps=5", "protocol=fixed_ta
 
 
 def tokens_per_second(way: str, overrides: list[str], outputs: Path) -> float:
-    """Of a run in processes x threads, such as 2x1."""
+    """Tokens per second of a run in processes x threads, such as 2x1."""
     processes, threads = way.split("x")
     command = [sys.executable, "-m", "posbench", "train", *LITTLE, *overrides, f"outputs={outputs}"]
     done = subprocess.run([*command, f"processes={processes}", f"threads={threads}"], capture_output=True, text=True)

@@ -22,7 +22,7 @@ def pages() -> dict[str, str]:
 
 
 def comments(path: Path) -> dict[str, str]:
-    """What a YAML file says of its keys, `section.key` for those below others: beside a key, or in the lines above."""
+    """The comments of a YAML file by key (`section.key` for nested ones): beside the key, or in the lines above."""
     lines = path.read_text(encoding="utf-8").splitlines()
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     return dict(_comments(root, lines)) if isinstance(root, yaml.MappingNode) else {}
@@ -71,7 +71,7 @@ def kind(hint: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as it is typed on a command line."""
+    """A value as typed on a command line."""
     if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
     if isinstance(value, float) and value.is_integer():
@@ -113,12 +113,12 @@ def _page() -> str:
 _INTRODUCTION = """# Configuration
 
 `group=name` picks a file of a group (`encoding=alibi`), `section.key=value` changes a value
-(`training.tokens=2000000`), and `posbench train --cfg job` prints what came out. The default is what a bare
-`posbench train` runs with, `experiment=demo` included; another experiment brings its own.
+(`training.tokens=2000000`), and `posbench train --cfg job` prints the result. Defaults are those of a bare
+`posbench train`, which includes `experiment=demo`; another experiment sets its own.
 """
 _WITHOUT_SECTION = """## Words that need no section
 
-In `train`, `sweep`, `bench` and, as far as they make sense there, `evaluate`:
+In `train`, `sweep`, `bench` and, where they make sense, `evaluate`:
 
 """
 
@@ -151,15 +151,15 @@ def _rows(
 
 
 def _said(group: str) -> dict[str, str]:
-    """What the files of a group say of its keys; where several do, what they all build upon, or the first."""
+    """The comments of a group's keys; if several files have one, that of the common base, or the first."""
     found: dict[str, str] = {}
-    for path in sorted((configs_dir() / group).glob("*.yaml")):  # an underscore, for what others build upon, is first
+    for path in sorted((configs_dir() / group).glob("*.yaml")):  # an underscore, the common base, is first
         found = {key: text for key, text in comments(path).items() if text} | found
     return found
 
 
 def _choices(group: str) -> str:
-    """The files of a group, what each is, and what stands in it."""
+    """The files of a group: a table of what each is, and their contents."""
     files = choices(group) if (configs_dir() / group).is_dir() else {}
     if group == "encoding" or not files:
         return ""
@@ -169,7 +169,7 @@ def _choices(group: str) -> str:
 
 
 def _task(name: str, path: Path) -> str:
-    """What a task is, and the options that are its own."""
+    """The description of a task, and its own options."""
     said, own = comments(path), yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
     hints = typing.get_type_hints(tasks.load(own["name"]))
     rows = [

@@ -1,12 +1,12 @@
-"""How often posbench's 95 % intervals hold the truth, on the losses of trained models.
+"""How often posbench's 95 % intervals contain the truth, on losses of trained models.
 
     python scripts/coverage.py measure outputs/six/rope-s* outputs/six/alibi-s* --out tests/data/losses.npz
     python scripts/coverage.py table tests/data/losses.npz
 
-`measure` scores every document of a corpus that is long enough, whatever split it is in: blocks of targets at 1, 4 and
-16 times the training length, as `fixed_target` takes them. These documents are the population, their mean the truth.
-`table` draws documents from it (and runs, as other seeds), deals blocks to them as `fixed_target` does, and counts how
-often an interval holds that mean. tests/test_coverage.py asserts the same figures.
+`measure` scores every long enough document of a corpus, in any split: blocks of targets at 1, 4 and 16 times the
+training length, as in `fixed_target`. These documents are the population, and their mean is the truth. `table` draws
+documents from it (and runs, as other seeds), places blocks as `fixed_target` does, and counts how often an interval
+contains that mean. tests/test_coverage.py asserts the same figures.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 RATIOS = (1, 4, 16)
 MOST = 10  # blocks measured per document
-BLOCKS = 128  # behind a headline figure
+BLOCKS = 128  # in a headline figure
 TARGETS = 32  # tokens per block
 QUANTITIES = ("1x", "rise 4x", "rise 16x")
 
@@ -44,7 +44,7 @@ QUANTITIES = ("1x", "rise 4x", "rise 16x")
 
 
 def measure(folders: list[Path], out: Path) -> None:
-    """Write nll per block at 1x and its rises at 4x and 16x, of every run, and the document of each block."""
+    """Write, for every run, nll per block at 1x and its rises at 4x and 16x, and the document of each block."""
     config = load_config(folders[0])
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     splits = (tokens.train, tokens.validation, tokens.test)
@@ -67,7 +67,7 @@ def measure(folders: list[Path], out: Path) -> None:
 
 
 def _placed(starts: NDArray[np.int64], longest: int) -> Iterator[NDArray[np.int64]]:
-    """Of every document with two blocks or more their first targets, at most `MOST`, spread evenly."""
+    """First targets of at most `MOST` evenly spread blocks, for every document with two or more."""
     for first, end in itertools.pairwise(starts):
         candidates = np.arange(first + longest - TARGETS + 1, end - TARGETS + 1, TARGETS)
         if len(candidates) >= 2:
@@ -97,7 +97,7 @@ def _losses(subject: TrainedGPT, split: TokenSplit, firsts: NDArray[np.int64]) -
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Population:
-    """Measured losses: of each quantity (runs, blocks), a run's being those of one seed; blocks sorted by document."""
+    """Measured losses (runs, blocks) of each quantity, one run per seed; blocks are sorted by document."""
 
     values: dict[str, Floats]
     document: NDArray[np.int64]
@@ -108,7 +108,7 @@ class Population:
 
 
 def population(path: Path, scheme: str, less: str | None = None) -> Population:
-    """Of a scheme, or of its paired difference from another."""
+    """The population of a scheme, or of its paired difference from another."""
     with np.load(path) as held:
         nll, names = held["nll"].astype(np.float64), held["scheme"]
         values = nll[names == scheme] - (nll[names == less] if less else 0.0)
@@ -121,16 +121,16 @@ Method = Callable[[list[Blocks]], Interval | None]
 def coverage(
     whole: Population, quantity: str, documents: int, seeds: int, method: Method, trials: int, seed: int = 0
 ) -> tuple[float, float]:
-    """Share of trials whose interval holds the truth, and the mean half width.
+    """Share of trials whose interval contains the truth, and the mean half width.
 
     Args:
-        documents: drawn with replacement, as from all that could have been the test text.
+        documents: number drawn with replacement, as from all possible test texts.
         seeds: runs drawn with replacement; 1: that one checkpoint's mean is the truth.
-        method: from the blocks of each seed to an interval.
+        method: maps the blocks of each seed to an interval.
     """
     rng = np.random.default_rng([seed, documents, seeds, QUANTITIES.index(quantity)])
     values, blocks_of = whole.values[quantity], whole.blocks_of
-    share = -(-BLOCKS // documents)  # that a document gets if it has as many
+    share = -(-BLOCKS // documents)  # blocks per document, if it has that many
     weight = np.array([min(share, len(blocks)) for blocks in blocks_of], dtype=np.float64)
     means = np.stack([values[:, blocks].mean(1) for blocks in blocks_of], axis=1)  # (runs, documents)
     truths = means @ weight / weight.sum()
@@ -155,17 +155,17 @@ def one_checkpoint(each: list[Blocks]) -> Interval | None:
 
 
 def blocks_alone(each: list[Blocks]) -> Interval | None:
-    """What posbench did before: every block a unit, whatever document it is from."""
+    """An earlier method of posbench: every block is a unit, regardless of its document."""
     return intervals.over_text(dataclasses.replace(each[0], documents=None))
 
 
 def one_text(each: list[Blocks]) -> Interval | None:
-    """As if the documents were the chapters of one: segments."""
+    """Treats the documents as chapters of one document: segments."""
     return intervals.over_text(dataclasses.replace(each[0], documents=np.zeros(len(each[0].counts), np.int64)))
 
 
 def seeds_alone(each: list[Blocks]) -> Interval | None:
-    """As before, too: seeds vary, the text does not."""
+    """Another earlier method: seeds vary, the text does not."""
     return intervals.over_seeds([float(one.sums.sum() / one.counts.sum()) for one in each])
 
 

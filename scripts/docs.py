@@ -20,9 +20,9 @@ import encoding_pages
 import yaml
 
 ROOT = Path(__file__).parents[1]
-# Files outside of docs/ that have a page on the site, and its name.
+# Files outside docs/ with a page on the site, and its name.
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-# A link to code or to configuration leads to the page that was made from it.
+# Links to code or configuration lead to the page generated from it.
 MADE_FROM = {
     r"configs(/.*)?": "reference/configuration.md",
     r"posbench/encodings": "encodings/index.md",
@@ -37,7 +37,7 @@ _LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def write(folder: Path, pictures: bool = True) -> None:
-    """Write all pages, and the configuration that the site is built with, into an empty folder.
+    """Write all pages and the configuration of the site into an empty folder.
 
     Args:
         pictures: also draw the encodings, which takes most of the time.
@@ -56,7 +56,7 @@ def write(folder: Path, pictures: bool = True) -> None:
     for name, text in made.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as what a command printed
+    for page in pages.rglob("*.md"):  # without a prompt, a console block would be coloured as output
         text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
         text = _MERMAID.sub(lambda found: boxes(found[1]), text)
         page.write_text(_ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8")
@@ -64,7 +64,7 @@ def write(folder: Path, pictures: bool = True) -> None:
 
 
 def relinked(text: str, name: str) -> str:
-    """A page of the repository with links that lead somewhere on the site. Others become the words they stood on.
+    """A page of the repository with links into the site. Links to other files become plain text.
 
     Args:
         name: of the page, from the root of the repository.
@@ -95,7 +95,7 @@ def commands() -> str:
     """The command line's own help, as Typer writes it in Markdown."""
     typer = [sys.executable, "-m", "typer", "posbench.cli.app", "utils", "docs", "--name", "posbench"]
     done = subprocess.run([*typer, "--title", "Commands"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a pattern, not a line to be typed
+    return done.stdout.replace("```console\n$ posbench", "```text\nposbench")  # a pattern, not a command
 
 
 PYTHON = """# Python
@@ -140,9 +140,9 @@ def _site(made: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the pages go; what is in it is removed")
+    parser.add_argument("folder", type=Path, help="folder for the pages; its content is removed")
     folder = parser.parse_args().folder
-    logging.getLogger("posbench").setLevel(logging.ERROR)  # what encodings warn about at the demo's size
+    logging.getLogger("posbench").setLevel(logging.ERROR)  # hides warnings of encodings at the demo's size
     os.environ.setdefault("MPLBACKEND", "agg")
     shutil.rmtree(folder, ignore_errors=True)
     write(folder)

@@ -1,4 +1,4 @@
-"""The pages of encodings: what each says of itself, what can be read off it, and its picture."""
+"""The pages of encodings: docstring, facts and picture of each."""
 
 import contextlib
 import inspect
@@ -24,10 +24,10 @@ SPEED = ROOT / "docs" / "performance.md"
 
 
 def pages(draw_into: Path | None = None) -> dict[str, str]:
-    """The pages' texts by their names, `encodings/rope.md`.
+    """The texts of the pages by name, `encodings/rope.md`.
 
     Args:
-        draw_into: the folder of all pages; pictures are drawn there, and properties measured. Without it, neither is.
+        draw_into: the folder of all pages, for pictures; None: no pictures and no measured properties.
     """
     files = choices("encoding")
     speeds, measured = measured_speeds(), {}
@@ -41,12 +41,12 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
 
 
 def page_of(name: str) -> str:
-    """The file of an encoding's page. That of `index` is not index.md, which a browser shows for the whole folder."""
+    """The file of an encoding's page. For `index` it is not index.md, which is the page of the whole folder."""
     return "index-encoding.md" if name == "index" else f"{name}.md"
 
 
 def by_place() -> list[dict[str, list[dict[str, str]]]]:
-    """The encodings' pages for the navigation, those that act at the same place together."""
+    """The encodings' pages for the navigation, grouped by the place where they act."""
     found: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
         found.setdefault(places.family(name), []).append({name: f"encodings/{page_of(name)}"})
@@ -54,13 +54,13 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
 
 
 def draw(name: str, folder: Path) -> None:
-    """The picture that `posbench show` makes of an encoding, NAME.png."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the file's name
+    """Write NAME.png, the picture of `posbench show`."""
+    with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
         command.main([name], folder / f"{name}.png")
 
 
 def measured_speeds() -> dict[str, list[tuple[str, list[str], list[str]]]]:
-    """For each encoding the rows of docs/performance.md that are about it: what was measured, columns, cells."""
+    """For each encoding its rows in docs/performance.md: caption, columns, cells."""
     found: dict[str, list[tuple[str, list[str], list[str]]]] = {}
     section = SPEED.read_text(encoding="utf-8").partition("### Two threads")[2].partition("\n##")[0]
     for caption, columns, rows in re.findall(
@@ -90,20 +90,20 @@ def _page(name: str, speeds: dict[str, list[tuple[str, list[str], list[str]]]], 
         _cost(name, facts, speeds),
     ]
     if measured:
-        picture = f"What `posbench show {name}` draws; the [gallery](../gallery.md) says how to read it.\n"
+        picture = f"The picture of `posbench show {name}`; the [gallery](../gallery.md) explains how to read it.\n"
         parts += ["## Picture\n", picture, f"![{name}]({name}.png)\n", "## Properties, measured\n", _verdicts(measured)]
     return "\n".join(part for part in parts if part)
 
 
 def _body(name: str) -> str:
-    """A docstring without its first line and its labelled ends, and without what Markdown would take for tags."""
+    """A docstring without its first line and its labelled ends, with HTML tags escaped."""
     body = listing.describe(name)["document"]
     escaped = re.sub(r"^(?! {4}).*<.*", lambda found: found[0].replace("<", "&lt;"), body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
 
 
 def _formula(found: re.Match[str]) -> str:
-    """An indented block as one that the style sheet knows: it wraps, and has no button to copy it."""
+    """An indented block in the style of formulas: it wraps and has no copy button."""
     return f"\n``` {{ .text .formula .no-copy }}\n{inspect.cleandoc(found[0])}\n```\n"
 
 
@@ -125,7 +125,7 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
     built = encodings.build(name, Shape(**listing.DEMO))
     able = [f"`{method}`" for method in methods_of(built)]
     wrapper = issubclass(encodings.load(name), Wrapper)
-    acts = "where the encodings that it stands around act" if wrapper else facts["acts"]
+    acts = "where the inner encodings act" if wrapper else facts["acts"]
     end = f"{facts['max_length']:,} tokens" if facts["max_length"] else "any length"
     lines = [
         f"- Acts on: {acts}",
@@ -146,7 +146,7 @@ def _cost(name: str, facts: dict[str, Any], speeds: dict[str, list[tuple[str, li
         text += f"\nTokens per second, {caption}:\n\n| {' | '.join(columns)} |\n|{'---:|' * len(columns)}\n"
         text += f"| {' | '.join(cells)} |\n"
     if name in speeds:
-        return text + "\n[Speed](../performance.md) says on which machine and how, and has the others beside it.\n"
+        return text + "\n[Speed](../performance.md) has the machine, the method and the other encodings.\n"
     return text + "\nIts speed was not measured.\n"
 
 
@@ -190,9 +190,9 @@ def _overview(names: list[str], measured: dict[str, Any]) -> str:
 _ABOUT_PROPERTIES = """
 ## Properties, measured
 
-What tutorials name, as `posbench properties` measures it: does order matter, has every position a code of its own, do
+Properties from tutorials, measured by `posbench properties`: does order matter, has every position its own code, do
 codes and logits depend on distance alone, is the next code a linear function of this one, is there a code between two
-positions, does a longer input leave the beginning alone, and what it changes.
+positions, does a longer input leave the beginning unchanged, and what does the encoding change.
 """
 _EXTENSION = """Methods that make a trained encoding reach beyond its training length, without further training.
 `posbench evaluate RUN extension=yarn` applies one, `extension=yarn:factor=4` with an option.

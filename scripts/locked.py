@@ -1,6 +1,6 @@
 """Write locked.txt: constraints.txt with the sha256 of the files that CI installs, on each of its Pythons.
 
-Torch and what it brings is left out: its build (CPU, or one of CUDA's) is chosen by the index it comes from.
+Torch and its dependencies are left out: the package index decides their build (CPU or CUDA).
 """
 
 import concurrent.futures

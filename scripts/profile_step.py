@@ -1,10 +1,10 @@
-"""Where the time of a training step goes, operator by operator: encodings of posbench, and peers beside them.
+"""The time of a training step by operator, for encodings of posbench and for peers.
 
     python scripts/profile_step.py none --shape 12m --threads 1
     python scripts/profile_step.py alibi mpt --threads 2      # mpt: with its fastest attention here, eager
 
-Milliseconds per step that torch's profiler saw in each operator itself, on the thread that runs the step, and how often
-it was called. Peers are those of `bench_peers.py`; they need the dependency group `peers`.
+Milliseconds per step in each operator itself, by torch's profiler on the main thread, and the number of calls. Peers
+are those of `bench_peers.py`; they need the dependency group `peers`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def step_of(name: str, sizes: Sizes, threads: int | None) -> TrainingStep:
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """In one operator, per step."""
+    """Time and calls of one operator, per step."""
 
     milliseconds: float = 0.0
     calls: float = 0.0

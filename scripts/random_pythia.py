@@ -1,11 +1,11 @@
-"""A model of Pythia's shape with random weights, as transformers saves it: for time and memory at real size, offline.
+"""Save a transformers model of Pythia's shape with random weights, to measure time and memory offline.
 
     python scripts/random_pythia.py random_pythia
     posbench evaluate random_pythia data=builtin length=2048,8192 blocks=8 windowed=false
 
-As Pythia-160M: 12 layers of 768 channels and 12 heads of which a quarter turns, 2,048 positions, 50,304 rows. The
-tokenizer is byte-level BPE, trained on the built-in corpus, so it has no more tokens than that gives. What the model
-predicts means nothing. Its shape: https://huggingface.co/EleutherAI/pythia-160m.
+Like Pythia-160M: 12 layers of 768 channels, 12 heads with a quarter of the channels rotated, 2,048 positions, 50,304
+rows. The tokenizer is byte-level BPE, trained on the built-in corpus, which limits its tokens. The predictions are
+meaningless. Its shape: https://huggingface.co/EleutherAI/pythia-160m.
 """
 
 import argparse

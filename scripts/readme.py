@@ -15,11 +15,11 @@ END = "<!-- end of encodings -->\n"
 
 
 def written(text: str) -> str:
-    """The page with its table of encodings as it should be."""
+    """The page with an updated table of encodings."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"{README.name} lacks the lines that the table goes between: {BEGIN.strip()} {END.strip()}")
+        raise SystemExit(f"{README.name} lacks the lines around the table: {BEGIN.strip()} {END.strip()}")
     names = table()
     summary = f"<summary>All {names.count('`') // 2} names, by where they act</summary>"
     return f"{before}{begin}<details>\n{summary}\n\n{names}\n</details>\n{end}{after}"
@@ -43,5 +43,5 @@ def _acts(name: str) -> str:
 
 
 if __name__ == "__main__":
-    logging.getLogger("posbench").setLevel(logging.ERROR)  # what encodings warn about at the demo's size
+    logging.getLogger("posbench").setLevel(logging.ERROR)  # hides warnings of encodings at the demo's size
     README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,15 +1,15 @@
-"""Recompute what a run printed, from the raw text and the weights, without posbench: docs/protocol.md in plain torch.
+"""Recompute the results of a run from text and weights, without posbench: docs/protocol.md in plain torch.
 
     python scripts/recompute.py outputs/demo/rope-s0-21bc4a21
     python scripts/recompute.py RUN --text novels/ --lengths 64,1024 --threads 2
 
 Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl, evaluation_blocks.jsonl and weights, and
-the text. Splits, tokenises and places targets anew, runs the model in fp32 with whole attention matrices, and compares
-every row of `fixed_target`, its windowed baseline, `nonoverlap` and `sliding`, and every block of theirs. Exits with 1
-where anything differs; nll may by 2e-3 nats per token where the run computed in bf16, by 5e-5 where in fp32.
+the text. Splits, tokenises and places targets again, runs the model in fp32 with whole attention matrices, and compares
+every row and block of `fixed_target`, its windowed baseline, `nonoverlap` and `sliding`. Exits with 1 if anything
+differs; nll may differ by 2e-3 nats per token for a run in bf16, by 5e-5 for one in fp32.
 
-It covers what a proof needs and no more: the built-in corpus and folders of .txt, models of `model=gpt`, and the
-encodings rope and alibi. Imports nothing of posbench (a test sees to it), so that neither can repeat the other's error.
+It covers only what a proof needs: the built-in corpus and folders of .txt, models of `model=gpt`, and the encodings
+rope and alibi. It imports nothing of posbench (a test checks this), so that it cannot repeat posbench's errors.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MODULES = Path(__file__).parents[1] / "posbench" / "data" / "builtin.txt"  # rea
 SEPARATOR = "<|endoftext|>"
 FEWEST_BLOCKS = 8
 TOLERANCE = {"bf16": 2e-3, "fp32": 5e-5}  # nats per token, of a row
-BLOCK_TOLERANCE = {"bf16": 0.05, "fp32": 5e-4}  # of a block: fewer tokens, and one mistaken block hides in a row
+BLOCK_TOLERANCE = {"bf16": 0.05, "fp32": 5e-4}  # per block: fewer tokens, and a row hides one wrong block
 BATCH_TOKENS = 8192
 
 
@@ -46,7 +46,7 @@ BATCH_TOKENS = 8192
 
 
 def builtin_documents(library: Path) -> dict[str, str]:
-    """Source of the listed modules that this library has and that are not blank, in the list's order."""
+    """Sources of the listed modules that exist here and are not blank, in the list's order."""
     lines = MODULES.read_text(encoding="utf-8").splitlines()
     found = {}
     for name in " ".join(line for line in lines if not line.startswith("#")).split():
@@ -59,7 +59,7 @@ def builtin_documents(library: Path) -> dict[str, str]:
 
 
 def text_documents(path: Path) -> list[str]:
-    """One per .txt file of a folder, to its bottom, or of a glob, in the order of their paths."""
+    """One document per .txt file of a folder (recursively) or of a glob, in the order of their paths."""
     if path.is_dir():
         files = [file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts)]
     else:
@@ -77,7 +77,7 @@ def decoded(file: Path) -> str:
 
 
 def held_out(keys: Sequence[str], shares: tuple[float, float]) -> dict[str, list[int]]:
-    """Which documents are validation and test: those whose keys hash lowest, then the next; equal keys together."""
+    """Indices of validation and test documents: the lowest hashes of keys, then the next; equal keys stay together."""
     digests = [hashlib.sha256(key.encode()).digest() for key in keys]
     order = sorted(range(len(keys)), key=lambda i: digests[i])
     cuts = [0]
@@ -114,10 +114,10 @@ def split_documents(data: dict[str, Any], how: str, split: str, text: Path | Non
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The tokens of a split, one document after the other, each with its separator first."""
+    """The tokens of a split: its documents in order, each after a separator."""
 
     ids: np.ndarray  # (tokens,) int64
-    starts: list[int]  # of each document, and the end of the last
+    starts: list[int]  # start of each document, and the end of the last
 
 
 def stream(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> Stream:
@@ -139,7 +139,7 @@ def bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     return sizes
 
 
-# -- where targets stand -----------------------------------------------------------------------------------------------
+# -- places of targets -------------------------------------------------------------------------------------------------
 
 
 class Window(NamedTuple):
@@ -154,23 +154,23 @@ class Window(NamedTuple):
         return range(self.start + self.length - self.scored + 1, self.start + self.length + 1)
 
 
-Blocks = list[list[Window]]  # of each block of targets its windows
+Blocks = list[list[Window]]  # the windows of each block of targets
 
 
 class Placement(NamedTuple):
-    """First tokens of a protocol's blocks (of the first target, or of a span), and the context that they allow."""
+    """The first tokens of a protocol's blocks (first target or start of a span), and the context that they allow."""
 
     firsts: list[int]
     reach: int
 
 
 def evenly(n: int, k: int) -> list[int]:
-    """k of n places, each in the middle of its equal share."""
+    """k of n places, evenly spread: each in the middle of an equal share."""
     return [(2 * j + 1) * n // (2 * k) for j in range(k)]
 
 
 def dealt(candidates: list[range], wanted: int) -> list[int]:
-    """So many candidates in all, as many of every document as of any other while it has more; in text order."""
+    """`wanted` candidates in text order, equally many per document as far as each has enough."""
     counts = [len(each) for each in candidates]
     total = min(wanted, sum(counts))
     level = max(m for m in range(total + 1) if sum(min(n, m) for n in counts) <= total)
@@ -182,7 +182,7 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
 
 
 def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str, Any]) -> Placement:
-    """At the longest of `reaches` for which there are enough blocks."""
+    """The placement at the longest of `reaches` with enough blocks."""
     targets, blocks = settings["targets"], settings["blocks"]
     choices = ["doc", "concat"] if settings["documents"] == "auto" else [settings["documents"]]
     for reach in sorted(reaches, reverse=True):
@@ -203,7 +203,7 @@ def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str
 
 
 def blocks_of(protocol: str, placed: Placement, length: int, targets: int, stride: int) -> Blocks:
-    """What a protocol reads and scores at one length."""
+    """The windows that a protocol reads and scores at one length."""
     if protocol == "fixed_target":
         return [[Window(first + targets - 1 - length, length, targets)] for first in placed.firsts]
     if protocol == "nonoverlap":
@@ -215,7 +215,7 @@ def blocks_of(protocol: str, placed: Placement, length: int, targets: int, strid
 
 
 def slide(first: int, last: int, length: int, stride: int) -> list[Window]:
-    """From token `first` to `last`: one window whole, then each scores the next `stride` tokens, or what is left."""
+    """Windows from token `first` to `last`: the first scores all, each further one up to `stride` tokens."""
     windows, scored = [Window(first, length, length)], first + length
     while scored < last:
         step = min(stride, last - scored)
@@ -244,7 +244,7 @@ class Model:
     def __init__(self, weights: dict[str, Tensor], model: dict[str, Any], encoding: dict[str, Any]) -> None:
         expected = {"norm": "layernorm", "mlp": "gelu", "tie_embeddings": True}
         if any(model[key] != value for key, value in expected.items()) or model["attention"]["window"] is not None:
-            sys.exit("this script knows the GPT block only: layernorm, gelu, a tied head, no window of its own")
+            sys.exit("this script knows the GPT block only: layernorm, gelu, a tied head, no window")
         if encoding["name"] not in ("rope", "alibi"):
             sys.exit(f"this script knows rope and alibi, not {encoding['name']}")
         self.weights = {name: weight.float() for name, weight in weights.items()}
@@ -278,7 +278,7 @@ class Model:
         return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
 
     def turned(self, x: Tensor) -> Tensor:
-        """Each pair of channels turned by position · base^(-2p/d), as RoFormer's equation 34 has it."""
+        """Each pair of channels turned by position · base^(-2p/d), as in RoFormer's equation 34."""
         length, width = x.shape[-2:]
         pair = torch.arange(width // 2, dtype=torch.float64)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * float(self.encoding["base"]) ** (-2 * pair / width)
@@ -290,7 +290,7 @@ class Model:
         return torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
 
     def mask(self, length: int, window: int | None) -> Tensor:
-        """What is added to the logits, (H, T, T) or (1, T, T): -inf where a query may not look, and ALiBi's penalty."""
+        """The term added to logits, (H, T, T) or (1, T, T): -inf for hidden keys, and ALiBi's penalty."""
         distance = torch.arange(length)[:, None] - torch.arange(length)
         hidden = (distance < 0) | (distance >= (window or length))
         mask = torch.zeros(1, length, length)
@@ -301,7 +301,7 @@ class Model:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """As get_slopes of Press et al.'s code: beyond a power of two of heads, every other slope of twice as many."""
+    """As in get_slopes of Press et al.: beyond a power of two of heads, every other slope of twice that."""
     if math.log2(heads).is_integer():
         return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
     below = 2 ** math.floor(math.log2(heads))
@@ -310,7 +310,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @torch.inference_mode()
 def nll_of_blocks(model: Model, blocks: Blocks, ids: np.ndarray, window: int | None) -> np.ndarray:
-    """Nats of each block's targets: summed, in double precision."""
+    """Nats summed over each block's targets, in double precision."""
     totals = np.zeros(len(blocks))
     numbered = sorted((w.scored, number, w) for number, block in enumerate(blocks) for w in block)
     for scored, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
@@ -323,20 +323,20 @@ def nll_of_blocks(model: Model, blocks: Blocks, ids: np.ndarray, window: int | N
     return totals
 
 
-# -- against what the run printed --------------------------------------------------------------------------------------
+# -- comparison with the run's results ---------------------------------------------------------------------------------
 
 Row = dict[str, Any]
 KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
 
 
 class Comparison(NamedTuple):
-    """A row beside what came out here."""
+    """A row of the run and its recomputed values."""
 
     row: Row
     same_targets: bool
     same_blocks: bool  # documents, tokens and bytes of each
     nll: float
-    worst_block: float  # nats per token that a block's nll differs by
+    worst_block: float  # largest difference of a block's nll, nats per token
 
     @property
     def difference(self) -> float:
@@ -350,7 +350,7 @@ class Comparison(NamedTuple):
 
 
 class Run:
-    """A run folder, and the text it was evaluated on."""
+    """A run folder and its text."""
 
     def __init__(self, folder: Path, text: Path | None) -> None:
         self.text = text
@@ -375,11 +375,11 @@ class Run:
             made = self.streams[split] = stream(self.tokenizer, documents)
             was, here = (data["documents"][split], data["tokens"][split]), (len(documents), len(made.ids))
             if was != here:
-                print(f"another text: {was[0]} {split} documents of {was[1]} tokens then, {here[0]} of {here[1]} here")
+                print(f"another text: then {was[0]} {split} documents of {was[1]} tokens, here {here[0]} of {here[1]}")
         return self.streams[split]
 
     def reaches(self, row: Row) -> set[int]:
-        """Contexts that the row's targets may be placed for: lengths that were asked for, and halvings."""
+        """Contexts that may have placed the row's targets: the requested lengths and their halvings."""
         settings, trained = self.config["evaluation"], self.config["training"]["train_length"]
         longest = round((settings["longest"] or 1) * trained)
         halvings = {longest >> times for times in range(longest.bit_length())}
@@ -407,13 +407,13 @@ class Run:
         )
 
     def facts(self, text: Stream, block: list[Window]) -> dict[str, int]:
-        """What a block row says beside its nll."""
+        """The facts of a block row, without its nll."""
         where = places(block)
         n_bytes = int(self.bytes[text.ids[where]].sum())
         return {"document": bisect.bisect(text.starts, where[0]) - 1, "n_tokens": len(where), "n_bytes": n_bytes}
 
     def printed_blocks(self, row: Row) -> list[Row]:
-        """In their order; where blocks of a row were written twice, the later ones."""
+        """The block rows of a row, in order; if written twice, the later ones."""
         identity = key(row), row["targets_sha256"]
         lines = (line for line in self.blocks if (key(line), line["targets_sha256"]) == identity)
         return list({line["block"]: line for line in lines}.values())
@@ -428,7 +428,7 @@ def lines_of(file: Path) -> list[Row]:
 
 
 def covered(row: Row) -> bool:
-    """Whether this script can recompute it, and it has a number."""
+    """Whether the row has a number and this script can recompute it."""
     known = row["protocol"] in ("fixed_target", "nonoverlap", "sliding")
     return known and row["task"] is None and row["extension"] is None and row["nll"] is not None
 
