@@ -303,7 +303,7 @@ def _wait_for_all(store: Store, rank: int, size: int, last_words: Callable[[], s
         if time.monotonic() > until:
             named = ", ".join(map(str, missing))
             raise RunFailed(
-                f"{size} processes were to train together: rank {named} did not come in {_JOIN_SECONDS:g} s"
+                f"{size} processes must train together: rank {named} did not join within {_JOIN_SECONDS:g} s"
             )
         time.sleep(_POLL_SECONDS)
 

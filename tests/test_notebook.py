@@ -167,7 +167,7 @@ def test_weights_and_tokenizers_of_another_run_are_refused(trained: Path, tmp_pa
     shutil.copytree(trained, tmp_path / "run")
     config = (tmp_path / "run" / "config.yaml").read_text()
     (tmp_path / "run" / "config.yaml").write_text(config.replace("d_model: 16", "d_model: 32"))
-    with pytest.raises(UserError, match=r"the weights in .* are not of its configuration"):
+    with pytest.raises(UserError, match=r"the weights in .* do not match its configuration"):
         posbench.load(tmp_path / "run").model()
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"tokenizer_sha256": "0" * 64}))

@@ -378,7 +378,7 @@ def test_what_a_killed_process_left_in_the_temporary_folder_goes_with_the_next_s
 def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posbench.processes, "_JOIN_SECONDS", 0.1)
     store = dist.FileStore(str(tmp_path / "store"), 3)
-    missing = r"3 processes were to train together: rank 1, 2 did not come in 0\.1 s"
+    missing = r"3 processes must train together: rank 1, 2 did not join within 0\.1 s"
     with pytest.raises(RunFailed, match=missing), joined(store, 0, 3, 0):
         pass
     killed = "rank 1 of 3 was killed by SIGKILL"

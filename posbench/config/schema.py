@@ -103,7 +103,7 @@ class DataConfig:
         within(1, MOST, self, "data", "max_documents", "vocab_size")
         within(0, LONGEST, self, "data", "offset")
         if (self.source == "task") != (self.task is not None):
-            raise UserError(f"data.source is {self.source}, data.task {self.task}: a task is chosen by data=task/NAME")
+            raise UserError(f"data.source is {self.source}, data.task {self.task}: choose a task with data=task/NAME")
         if self.task is not None and not isinstance(self.task.get("name"), str):
             raise UserError(f"data.task is {self.task}: expected its name and options")
 

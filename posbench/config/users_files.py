@@ -70,11 +70,11 @@ def _yaml_files(folder: Path) -> Iterator[Path]:
             if entry.name.startswith(".") and not is_yaml:
                 continue
             if stat.S_ISLNK(kind) and (is_yaml or path.is_dir()):
-                raise UserError(f"{path} is a link: refused, configurations are files of their folder")
+                raise UserError(f"{path} is a link: expected a file inside the configuration folder")
             if stat.S_ISDIR(kind):
                 waiting.append(path)
             elif is_yaml and not stat.S_ISREG(kind):
-                raise UserError(f"{path} is not a file of text: refused")
+                raise UserError(f"{path} is not a regular file: expected YAML text")
             elif is_yaml:
                 yield path
 

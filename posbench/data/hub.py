@@ -102,7 +102,7 @@ def own_splits(rows: Rows) -> dict[str, str]:
     if "train" not in found:
         listed = ", ".join(names)
         raise UserError(
-            f"'{rows.dataset}' has the splits {listed}: say which to train on, data.splits={{train: {names[0]}}}"
+            f"'{rows.dataset}' has the splits {listed}: choose one to train on, data.splits={{train: {names[0]}}}"
         )
     return found
 
@@ -229,7 +229,7 @@ def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
             raise UserError(f"'{dataset}' cannot be loaded: {told}{hint}") from None
     kinds = {cls.__module__.removeprefix("datasets.packaged_modules.").split(".")[0] for cls in type(builder).__mro__}
     if not kinds & set(BUILDERS):
-        raise UserError(f"'{dataset}' does not hold parquet, JSON, CSV or text files, the only kinds that are read")
+        raise UserError(f"'{dataset}' has no files that can be read: expected parquet, JSON, CSV or text")
     if offline and commit and builder.hash != commit:
         raise UserError(f"'{dataset}' is cached here at {builder.hash}, and {commit} cannot be reached")
     return builder
@@ -306,7 +306,7 @@ def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
         raise UserError(f"{told}: connect once, or give {here}") from None
     except errors.EntryNotFoundError:
         raise UserError(
-            f"'{repository}' has no tokenizer.json, the only kind of tokenizer that is read: "
+            f"'{repository}' has no tokenizer.json: expected one; "
             "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) of transformers makes one"
         ) from None
     except (OSError, errors.HfHubHTTPError) as error:  # of the transfer

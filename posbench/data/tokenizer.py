@@ -158,7 +158,7 @@ def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | N
     """
     path = Path(setting).expanduser()
     if path.is_dir() and not (path / "tokenizer.json").is_file():
-        raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json, the only kind that is read")
+        raise UserError(f"data.tokenizer: the folder '{setting}' has no tokenizer.json: expected one")
     if path.exists() or not _ON_THE_HUB.fullmatch(setting) or setting.endswith(".json"):
         return from_file(path / "tokenizer.json" if path.is_dir() else path, separator), None
     from posbench.data import hub
@@ -236,14 +236,14 @@ def _refuse_holes(description: Any) -> None:
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     highest = max([-1, *ids, *(token["id"] for token in added)])
     if highest > _SPARE_IDS + 2 * (len(vocabulary) + len(added)):
-        raise UserError(f"it has id {highest:,} and only {len(vocabulary) + len(added):,} tokens")
+        raise UserError(f"it has the id {highest:,} but only {len(vocabulary) + len(added):,} tokens")
 
 
 def _refuse_growth(decoder: Any) -> None:
     """Tokens are decoded in this process: replacements one after another could write gigabytes for each.
 
     Raises:
-        UserError: they can lengthen a text by more than `_MOST_GROWTH`, or one has a pattern, which may take for ever.
+        UserError: they can lengthen a text by more than `_MOST_GROWTH`, or one has a pattern, which may never end.
     """
     parts, growth = [decoder or {}], 1
     while parts:
@@ -251,7 +251,7 @@ def _refuse_growth(decoder: Any) -> None:
         parts += part.get("decoders") or []
         if part.get("type") == "Replace":
             if "String" not in part["pattern"]:
-                raise UserError("its decoder replaces by a regular expression, which may take for ever")
+                raise UserError("its decoder replaces by a regular expression, which may never end")
             growth *= len(part["content"]) + 1
     if growth > _MOST_GROWTH:
         raise UserError(f"its decoder can make a text more than {_MOST_GROWTH:,} times as long")

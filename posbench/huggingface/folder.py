@@ -131,7 +131,7 @@ def read(folder: Path) -> Checkpoint:
     if kind == "mpt" and (config.get("attn_config") or {}).get("alibi") is False:
         raise UserError(f"{folder}: mpt without ALiBi: transformers would compute it with ALiBi")
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder} has no {TOKENIZER}: expected one; no other kind of tokenizer is read")
+        raise UserError(f"{folder} has no {TOKENIZER}: expected one")
     _size_within(_own(folder, TOKENIZER), LARGEST_TOKENIZER)
     return Checkpoint(folder, config, _weights(folder))
 

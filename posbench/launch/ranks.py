@@ -77,13 +77,13 @@ def _check(config: Config, size: int, here: int, by: str) -> None:
     """Refuse what cannot be divided among processes.
 
     Args:
-        here: how many of them are on this machine and see all of its GPUs.
-        by: what started them.
+        here: the number of processes on this machine; they see all of its GPUs.
+        by: the program that started them.
     """
     if config.runtime.processes not in (None, size):
         raise UserError(f"runtime.processes is {config.runtime.processes}, but {by} started {size} processes")
     if "gloo" not in backends():
-        raise UserError(f"{size} processes were asked for: this torch trains in one process only")
+        raise UserError(f"{size} processes were requested: expected 1, this torch cannot train in several")
     config.training.refuse_uneven(size)
     device = machine.resolve(config.runtime.device)
     if device.type not in ("cpu", "cuda") or device.index is not None:

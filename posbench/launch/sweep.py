@@ -82,7 +82,7 @@ def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]
         elif key == "hydra/launcher" or key.startswith("hydra.launcher."):
             hydra.append(text)
         elif key.startswith("hydra"):
-            raise UserError(f"'{text}': of Hydra's own, a sweep takes hydra/launcher=... and hydra.launcher.* only")
+            raise UserError(f"'{text}': expected hydra/launcher=... or hydra.launcher.*, a sweep's only Hydra settings")
         else:
             overrides.append(text)
     if hydra and not any(text.startswith("hydra/launcher=") for text in hydra):

@@ -21,11 +21,11 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         UserError: the folder has none, or another one than its record names.
     """
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder} has no {TOKENIZER}: the run ended before its text was made tokens")
+        raise UserError(f"{folder} has no {TOKENIZER}: the run ended before it had tokenized its text")
     tokenizer = from_file(folder / TOKENIZER)
     recorded = load_record(folder).get("tokenizer_sha256")
     if recorded not in (None, tokenizer.sha256):
-        raise UserError(f"{folder / TOKENIZER} is another tokenizer than the run was trained with")
+        raise UserError(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with")
     return tokenizer
 
 
@@ -65,4 +65,4 @@ def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
         model.load_state_dict(weights)
     except RuntimeError as error:  # torch's list of what does not fit
         said = str(error).splitlines()[-1].strip()[:300]
-        raise UserError(f"the weights in {folder} are not of its configuration: {said}") from None
+        raise UserError(f"the weights in {folder} do not match its configuration: {said}") from None

@@ -107,7 +107,7 @@ class _Seen:
     added: Numbers  # (layers, heads, distance): positional part of a logit
     weight: Numbers  # likewise, attention
     read: Numbers  # (layers, heads): mean distance of attention, tokens
-    kept: Numbers | None  # (layers, heads): mean pass of forget gates; None unless all layers have them
+    kept: Numbers | None  # (layers, heads): mean share kept by forget gates; None unless all layers have them
 
 
 def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:

@@ -298,7 +298,7 @@ def test_what_is_no_file_of_text_is_not_opened(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "model").mkdir()
     os.mkfifo(tmp_path / "model/x.yaml")
     assert posbench("train", "--config-dir", str(tmp_path), "model=x") == 2
-    assert "model/x.yaml is not a file of text: refused" in capsys.readouterr().err
+    assert "model/x.yaml is not a regular file: expected YAML text" in capsys.readouterr().err
     os.remove(tmp_path / "model/x.yaml")
     with (tmp_path / "model/x.yaml").open("wb") as file:
         file.truncate(2**31)  # takes no room on the disk

@@ -387,8 +387,8 @@ def huge_added_id(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (huge_id, "it has id 2,147,483,648 and only 258 tokens"),
-        (huge_added_id, "it has id 50,000,000 and only 257 tokens"),
+        (huge_id, "it has the id 2,147,483,648 but only 258 tokens"),
+        (huge_added_id, "it has the id 50,000,000 but only 257 tokens"),
         (bad_normalizer, "is not a tokenizer.json"),
         (lambda content: content.clear(), "is not a tokenizer.json"),
         (lambda content: content.update(model=None), "is not a tokenizer.json"),
@@ -520,10 +520,10 @@ def pickled(value: object) -> bytes:
 NO_WEIGHTS: list[tuple[Callable[[bytes], bytes], str]] = [
     (weights(lambda known: {n: one.to(torch.int8) for n, one in known.items()}), "is torch.int8, expected torch."),
     (weights(lambda known: {name: one + 0j for name, one in known.items()}), "is torch.complex64, expected"),
-    (weights(lambda known: dict(list(known.items())[1:])), "are not of its configuration: Missing key"),
+    (weights(lambda known: dict(list(known.items())[1:])), "do not match its configuration: Missing key"),
     (
         weights(lambda known: {name: one[..., :1].contiguous() for name, one in known.items()}),
-        "are not of its configuration: size",
+        "do not match its configuration: size",
     ),
     (weights(lambda known: {str(n): torch.zeros(0) for n in range(60_000)}), "holds 60,000 tensors: expected at most"),
     (lambda data: b"", "is not a safetensors file"),
