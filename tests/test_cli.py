@@ -682,7 +682,7 @@ def test_a_run_under_its_old_name_is_continued_there() -> None:
     record.write_text(record.read_text().replace(new, old))
     for again in (train(), train("-m"), posbench("evaluate", f"outputs/demo/{old}")):
         assert again == 0 and runs() == [old]
-    assert job.run_saved(Path("outputs/demo", old, "config.yaml")) is None and runs() == [old]
+    assert process("-m", "posbench.launch.job", f"outputs/demo/{old}/config.yaml").returncode == 0 and runs() == [old]
     assert len(json.loads(record.read_text())["attempts"]) == 4
     assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == [old, new]
 

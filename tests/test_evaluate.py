@@ -706,7 +706,7 @@ def lights_out() -> None:
         (
             lambda: signal.raise_signal(signal.SIGTERM),
             Stopped,
-            "Stopped: stopped by SIGTERM; what was",
+            "Stopped: stopped by SIGTERM; finished work is kept",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_weights_and_tokenizers_of_another_run_are_refused(trained: Path, tmp_pa
         posbench.load(tmp_path / "run").model()
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"tokenizer_sha256": "0" * 64}))
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="is not the tokenizer that the run was trained with"):
         posbench.load(tmp_path / "run").model()
 
 

@@ -279,7 +279,7 @@ def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posbench.training.train, "evaluated", lambda *_: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Stopped, match="stopped by SIGTERM; what was computed is kept") as stopped:
+    with pytest.raises(Stopped, match="stopped by SIGTERM; finished work is kept") as stopped:
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
     assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")

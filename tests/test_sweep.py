@@ -179,7 +179,7 @@ def write_sweep(folder: Path, name: str, text: str) -> None:
         (["encoding=rope", "rates=dem"], "unknown rates 'dem': did you mean 'demo'? (choices: demo"),
         (["encoding=rope", "rates=demo", "tune=true"], "tune=true finds learning rates and rates=NAME gives them"),
         (["encoding=rope", "rates=demo", "training.learning_rate=1"], "and so does training.learning_rate: leave one"),
-        (["encoding=rope", "hydra.run.dir=x"], "a sweep takes hydra/launcher=... and hydra.launcher.* only"),
+        (["encoding=rope", "hydra.run.dir=x"], "expected hydra/launcher=... or hydra.launcher.*"),
         (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=submitit_slurm"),
         (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from posbench.config import compose, plain_yaml
+from posbench.config import plain_yaml
 from posbench.config.data_only import refuse_elsewhere_typed
 from posbench.config.identity import run_folder
 from posbench.config.overrides import full_key, refuse_twice
@@ -76,6 +76,8 @@ def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Pla
     Raises:
         UserError: the first mistake found, in one line.
     """
+    from posbench.config import compose  # Hydra, which a rank does not need
+
     config, folder = compose.single(list(overrides), config_dir)
     options = ["--config-dir", str(config_dir)] if config_dir else []
     return None if folder is None else plan(config, folder, ["posbench", "train", *options, *overrides])
@@ -87,6 +89,8 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     Raises:
         UserError: the first mistake found, in one line.
     """
+    from posbench.config import compose
+
     found: dict[str, Plan] = {}
     for overrides, config in compose.combinations(sets, config_dir):
         new = plan(config, run_folder(config), ["posbench", "train", *overrides])

@@ -102,14 +102,14 @@ PAYLOADS = [
     Payload(
         "linked folder",
         {"hidden/experiment/x.yaml": f"{WHOLE}study: x\nhydra: {{sweeper: {PARAMETER}}}", "DIR/model/x.yaml": "a: 1"},
-        "DIR/experiment is a link: refused",
+        "DIR/experiment is a link: expected a file",
         arguments=("experiment=x", *SWEEP),
         links={"DIR/experiment": "hidden/experiment"},
     ),
     Payload(
         "linked file",
         {"hidden/x.txt": f"{WHOLE}study: x\nhydra: {{sweeper: {PARAMETER}}}", "DIR/experiment/y.yaml": WHOLE},
-        "DIR/experiment/x.yaml is a link: refused",
+        "DIR/experiment/x.yaml is a link: expected a file",
         arguments=("experiment=x", *SWEEP),
         links={"DIR/experiment/x.yaml": "hidden/x.txt"},
     ),
@@ -414,7 +414,7 @@ def test_a_strangers_sweep_is_no_link(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "DIR/sweep/x.yaml").symlink_to(tmp_path / "private")
     assert posbench("sweep", "sweep=x", "--config-dir", str(tmp_path / "DIR")) == 2
     error = capsys.readouterr().err
-    assert "DIR/sweep/x.yaml is a link: refused" in error and "password" not in error
+    assert "DIR/sweep/x.yaml is a link: expected a file" in error and "password" not in error
 
 
 SWEEPS = {  # a stranger's sweep file, and what is said of it

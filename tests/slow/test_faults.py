@@ -153,7 +153,7 @@ def test_a_run_that_is_told_to_stop_in_its_evaluation_keeps_its_rows_and_complet
         assert status == 143
         assert record["status"] == {"train": "stopped", "evaluate": "done"}[command]
         told = log.read_text(encoding="utf-8") if command == "evaluate" else record["message"]
-        assert "stopped by SIGTERM; what was computed is kept" in told
+        assert "stopped by SIGTERM; finished work is kept" in told
         assert case.completed(folder, command) == []
         stops, longest = stops + 1, max(longest, seconds)
     print(f"{stops} SIGTERMs in the evaluation of {command}, of {tries} tries; the longest took {longest:.2f} s to end")
