@@ -103,7 +103,7 @@ def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunD
     return _TEXT.format(
         tokens=f"{first.config.training.tokens:,}",
         length=first.config.training.train_length,
-        bigram=f"{at_1x.bigram_nll:.3f}",
+        ngram=f"{at_1x.ngram_nll:.3f}",
         seed=first.config.seed,
         nothing=SAYS_NOTHING,
         python=versions.get("python"),
@@ -191,8 +191,8 @@ python scripts/catalogue.py outputs/catalogue build/oracles.xml
 {tokens} tokens of the built-in corpus at {length} tokens of context, seed {seed}, on two CPU cores without a GPU, one
 per run: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} runs are in the tables.{missing}
 
-**One seed: differences under {nothing} nats mean nothing**, nor does the order of such rows. A bigram model of
-the training tokens has {bigram} nats per token on the same targets. A row above it at 1x has learned almost
+**One seed: differences under {nothing} nats mean nothing**, nor does the order of such rows. The best n-gram model of
+the training tokens has {ngram} nats per token on the same targets. A row above it at 1x has learned almost
 nothing of context: ignore its rise. All share one learning rate, which suits some better than others
 ([the protocol](protocol.md) tells how each gets its own). A verdict needs five seeds ([results](results.md)).
 

@@ -27,7 +27,7 @@ class Truth:
     nll: float
     rise: float
     last_ratio: int = 16  # undefined beyond
-    bigram: float | None = None  # what a bigram model has on the same targets
+    ngram: float | None = None  # what the best n-gram model has on the same targets
     paired: bool = False  # whether its blocks are known, too; rows of earlier versions lack them
     parameters: int = 0
 
@@ -111,12 +111,12 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
             row = _row(config, ratio, window, truth)
             if row["status"] == "ok":
                 sums = per_block * TARGETS
-                row |= _numbers(sums) | {"bigram_nll": truth.bigram}
+                row |= _numbers(sums) | {"ngram_nll": truth.ngram}
                 key = {name: row[name] for name in _KEY}
                 known = {"n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
-                of_bigram = _bigram_sums(truth)
+                of_ngram = _ngram_sums(truth)
                 lines += [
-                    {**key, "block": n, "document": n, "nll_sum": float(s), "bigram_sum": of_bigram[n], **known}
+                    {**key, "block": n, "document": n, "nll_sum": float(s), "ngram_sum": of_ngram[n], **known}
                     for n, s in enumerate(sums)
                 ]
             rows.append(row)
@@ -149,11 +149,11 @@ def _row(config: Config, ratio: int, window: int | None, truth: Truth) -> dict[s
     }
 
 
-def _bigram_sums(truth: Truth) -> list[float | None]:
-    if truth.bigram is None or not truth.paired:
+def _ngram_sums(truth: Truth) -> list[float | None]:
+    if truth.ngram is None or not truth.paired:
         return [None] * BLOCKS
     noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
-    return [float(value) for value in (truth.bigram + TEXT + noise - noise.mean()) * TARGETS]
+    return [float(value) for value in (truth.ngram + TEXT + noise - noise.mean()) * TARGETS]
 
 
 def _numbers(sums: np.ndarray) -> dict[str, Any]:

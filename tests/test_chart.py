@@ -83,12 +83,12 @@ def test_a_narrow_table_keeps_the_headline_and_loses_what_matters_least(draw: An
     assert heads(30) == ["context", "nll"]
 
 
-def test_a_scheme_that_a_bigram_model_beats_at_the_training_length_has_not_learned(draw: Any) -> None:
-    out = draw([row(16, 16.123, bigram_nll=15.2), row(32, 14.0, bigram_nll=15.2)])
-    told = "Not learned: 16.123 nats at 1x, a bigram model of the training tokens has 15.200 on the same targets."
+def test_a_scheme_that_a_ngram_model_beats_at_the_training_length_has_not_learned(draw: Any) -> None:
+    out = draw([row(16, 16.123, ngram_nll=15.2), row(32, 14.0, ngram_nll=15.2)])
+    told = "Not learned: 16.123 nats at 1x, an n-gram model of order 2 has 15.200 on the same targets."
     assert told in " ".join(out.split()) and out.count("earned") == 1
-    other = [row(32, 6.0, bigram_nll=5.0), row(16, 6.0, bigram_nll=5.0, window=16)]
-    for rows in ([row(16, 4.0, bigram_nll=5.0)], [row(16, 6.0)], [row(16, None, bigram_nll=5.0)], []):
+    other = [row(32, 6.0, ngram_nll=5.0), row(16, 6.0, ngram_nll=5.0, window=16)]
+    for rows in ([row(16, 4.0, ngram_nll=5.0)], [row(16, 6.0)], [row(16, None, ngram_nll=5.0)], []):
         assert "learned" not in draw([*rows, *other])
 
 

@@ -1355,6 +1355,16 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
     assert len({int(epoch.min()) for epoch in epochs}) > 1
 
 
+@pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])
+def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> None:
+    data = batches.TrainingBatches(stream(list(range(1000))), 16, 4, seed=0)
+    held = {token for step in range(steps) for one in (data.batch(step).ids, data.batch(step).labels)
+            for token in one.flatten().tolist()}  # fmt: skip
+    spans = data.spans(steps)
+    assert [token for first, end in spans.tolist() for token in range(first, end)] == sorted(held)
+    assert (spans[1:, 0] > spans[:-1, 1]).all()  # what is one stretch of text is one span
+
+
 def test_a_batch_may_span_epochs() -> None:
     data = batches.TrainingBatches(stream(list(range(40))), 16, 5, seed=0)
     assert data.blocks_per_epoch == 1

@@ -25,10 +25,10 @@ from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
-from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
+from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
@@ -658,41 +658,44 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
     assert len(evaluation_blocks(folder)) == len(again)
 
 
-def test_rows_say_what_a_bigram_model_of_the_training_tokens_has_on_their_targets(
+def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
     trained: tuple[Config, pathlib.Path],
 ) -> None:
     config, folder = trained
     settings, _, _ = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
     evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
-    assert {row.bigram_nll for row in rows if row.task} == {None}
+    assert {row.ngram_nll for row in rows if row.task} == {None}
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
-    model = BigramModel(tokens.train.ids, 257)
+    spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
+    model = NGrams(tokens.train.ids, spans, 257)
     for protocol in settings.protocols:
         targets = targets_of(protocols.plan(protocol, tokens.test, [16, 32, 64], 8, 16, "auto")[16])
-        (nll,) = {row.bigram_nll for row in rows if row.protocol == protocol}
+        ((nll, order),) = {(row.ngram_nll, row.ngram_order) for row in rows if row.protocol == protocol}
         assert {row.targets_sha256 for row in rows if row.protocol == protocol} == {targets.sha256(tokens.test)}
         at = targets.indices
-        assert nll == pytest.approx(np.mean([model.nll(tokens.test.ids[[i - 1]], tokens.test.ids[[i]]) for i in at]))
-        assert 1 < nll < math.log(9)  # words of random letters and spaces
+        before = np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1)
+        means = model.nll(before, tokens.test.ids[at]).mean(1)[1:]
+        assert (nll, order) == (pytest.approx(means.min()), 2 + means.argmin())
+        assert 0.5 < nll < math.log(9)  # thirty words of random letters
     for key, found in evaluation_blocks(folder).items():  # what a paired interval of the difference rests on
         (row,) = [row for row in rows if row.blocks_key == key]
-        sums = [block.bigram_sum for block in found]
-        assert sums == [None] * len(found) if row.task else sum(sums) == pytest.approx(row.bigram_nll * row.n_tokens)
+        sums = [block.ngram_sum for block in found]
+        assert sums == [None] * len(found) if row.task else sum(sums) == pytest.approx(row.ngram_nll * row.n_tokens)
 
 
-def test_rows_from_before_bigram_models_are_not_computed_again(trained: tuple[Config, pathlib.Path]) -> None:
+def test_rows_from_before_ngram_models_are_not_computed_again(trained: tuple[Config, pathlib.Path]) -> None:
     config, folder = trained
-    lines = [{k: v for k, v in row.to_json().items() if k != "bigram_nll"} for row in evaluation_rows(folder)]
+    lines = [{k: v for k, v in row.to_json().items() if not k.startswith("ngram")} for row in evaluation_rows(folder)]
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = (folder / "evaluation.jsonl").read_bytes()
     evaluate_run(folder, config.evaluation)
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 
-def test_without_a_training_text_rows_have_no_bigram_model(config: Config) -> None:
+def test_without_a_training_text_rows_have_no_ngram_model(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
-    assert {row.bigram_nll for row in rows} == {None}
+    assert {row.ngram_nll for row in rows} == {None}
 
 
 def lights_out() -> None:

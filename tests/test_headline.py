@@ -127,15 +127,15 @@ def test_an_unknown_objective_is_one_line_before_anything_is_made(
 @pytest.mark.parametrize(
     ("truth", "learned"),
     [
-        (Truth(3.6, 0.0, bigram=4.2, paired=True), "yes"),
-        (Truth(4.4, 0.0, bigram=4.2, paired=True), "no"),
-        (Truth(4.2, 0.0, bigram=4.2, paired=True), "not resolved"),
-        (Truth(3.9, 0.0, bigram=4.2), "yes"),  # rows of an earlier version: the two numbers decide
-        (Truth(4.4, 0.0, bigram=4.2), "no"),
+        (Truth(3.6, 0.0, ngram=4.2, paired=True), "yes"),
+        (Truth(4.4, 0.0, ngram=4.2, paired=True), "no"),
+        (Truth(4.2, 0.0, ngram=4.2, paired=True), "not resolved"),
+        (Truth(3.9, 0.0, ngram=4.2), "yes"),  # rows of an earlier version: the two numbers decide
+        (Truth(4.4, 0.0, ngram=4.2), "no"),
         (Truth(3.6, 0.0), None),
     ],
 )
-def test_a_run_has_learned_if_it_beats_a_bigram_model_and_only_then_has_a_reach(
+def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     template: Config, tmp_path: Path, truth: Truth, learned: str | None
 ) -> None:
     folder = run_of(tmp_path, template, truth)

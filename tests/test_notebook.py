@@ -84,7 +84,7 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
         found = headline_of(Path(row.folder))
         expected = {name: np.nan if value is None else value for name, value in found.items() if name != "learned"}
         pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
-    assert table.learned.isna().all()  # these rows are from before bigram models
+    assert table.learned.isna().all()  # these rows are from before ngram models
     assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope base=null"}
     assert table[table.encoding == "t5"].status.tolist() == ["diverged"] and table.nll_1x.isna().sum() == 1
     assert table.columns.tolist()[10:].index("reach") > table.columns.tolist()[10:].index("rise_16x")
@@ -93,7 +93,7 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
 
 def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:
     template = fake_study.demo_config()
-    schemes = {"alibi": Truth(6.1, 0.0, bigram=5.0), "rope": Truth(4.1, 0.0, bigram=5.0), "none": Truth(4.1, 0.0)}
+    schemes = {"alibi": Truth(6.1, 0.0, ngram=5.0), "rope": Truth(4.1, 0.0, ngram=5.0), "none": Truth(4.1, 0.0)}
     table = posbench.runs(write_study(tmp_path / "fake", template, schemes, seeds=1)).set_index("encoding")
     assert table.learned["alibi"] == "no" and table.learned["rope"] == "yes" and pd.isna(table.learned["none"])
     assert pd.isna(table.reach["alibi"]) and table.reach[["rope", "none"]].min() > 64 and table.rise_16x.notna().all()

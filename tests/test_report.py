@@ -206,9 +206,9 @@ def test_runs_on_other_targets_or_of_another_precision_are_not_paired(
 def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) -> None:
     """Two models of 6.3 nats do not 'extrapolate better' for rising by less than nothing."""
     schemes = {
-        "rope": Truth(4.0, 0.1, bigram=5.1),
-        "alibi": Truth(4.01, 0.003, bigram=5.1),
-        "none": Truth(6.3, -0.001, bigram=5.1),
+        "rope": Truth(4.0, 0.1, ngram=5.1),
+        "alibi": Truth(4.01, 0.003, ngram=5.1),
+        "none": Truth(6.3, -0.001, ngram=5.1),
     }
     group = group_of(write_study(tmp_path / "fake", template, schemes))
     found = by_label(group)
@@ -217,13 +217,13 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
     assert found["none"].endpoints is not None and found["none"].endpoints.rise_p is None  # nor is it tested
     said = " ".join(answer(group, list(found.values())))
-    assert "Not ranked, since a bigram model has no more nats at 1x (5.100): none (6.3" in said
+    assert "Not ranked, since an n-gram model has no more nats at 1x (5.100): none (6.3" in said
     assert "none hold" not in said
     for table in tables.main_tables(group, list(found.values()))[:2]:
         at = table.columns.index("learned")
         assert {row[0].text: row[at].text for row in table.rows} == {"alibi": "yes", "rope": "yes", "none": "no"}
     assert [row[-1].text for row in table.rows if row[0].text == "none"] == [""]  # no reach
-    unlearned = {**schemes, "rope": Truth(5.4, 0.1, bigram=5.1)}
+    unlearned = {**schemes, "rope": Truth(5.4, 0.1, ngram=5.1)}
     against = summarised(write_study(tmp_path / "other", template, unlearned))["alibi"].endpoints
     assert against is not None and against.verdict.text == "rope has not learned"
 
@@ -232,7 +232,7 @@ def test_where_it_is_not_resolved_whether_a_scheme_has_learned_nothing_is_claime
     template: Config, tmp_path: Path
 ) -> None:
     """The two numbers differ by less than other seeds and other documents would change them."""
-    schemes = {name: Truth(nll, 0.0, bigram=4.2, paired=True) for name, nll in (("rope", 3.9), ("alibi", 4.2))}
+    schemes = {name: Truth(nll, 0.0, ngram=4.2, paired=True) for name, nll in (("rope", 3.9), ("alibi", 4.2))}
     group = group_of(write_study(tmp_path / "fake", template, schemes))
     found = by_label(group)
     assert (found["rope"].learned, found["alibi"].learned) == ("yes", "not resolved")
@@ -240,7 +240,7 @@ def test_where_it_is_not_resolved_whether_a_scheme_has_learned_nothing_is_claime
     alibi = found["alibi"].endpoints
     assert alibi is not None and alibi.verdict.text == "learned: not resolved, not ranked" and alibi.rise_p is None
     said = " ".join(answer(group, list(found.values())))
-    assert "Not ranked, since at 1x they are not resolved from a bigram model (4.200): alibi (4." in said
+    assert "Not ranked, since at 1x they are not resolved from an n-gram model (4.200): alibi (4." in said
 
 
 def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Config, tmp_path: Path) -> None:
@@ -709,7 +709,7 @@ def test_columns_that_hold_nothing_are_left_out_everywhere(template: Config, tmp
     (one,) = summarised(tmp_path / "one").values()
     group = group_of(tmp_path / "one")
     columns = tables.main_tables(group, [one])[0].columns
-    assert "nll" in columns and not {"SD seeds", "learned"} & set(columns)  # of one seed, and without a bigram model
+    assert "nll" in columns and not {"SD seeds", "learned"} & set(columns)  # of one seed, and without a ngram model
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -815,7 +815,7 @@ def test_equal_failures_are_one_line_at_the_end(
 
 
 def test_a_scheme_of_which_no_run_is_done_is_last(template: Config, tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "fake", template, {"rope": Truth(6.0, 0.1, bigram=5.0)}, seeds=1)
+    folder = write_study(tmp_path / "fake", template, {"rope": Truth(6.0, 0.1, ngram=5.0)}, seeds=1)
     write_run(folder, configured(template, "alibi", 0), None, "failed", reason="oom", message="")
     assert list(summarised(folder)) == ["rope", "alibi"]
 

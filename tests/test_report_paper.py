@@ -36,7 +36,7 @@ def quick() -> Any:
 def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of five seeds: rope and a scheme like it, one that rises less, one that ends, one that has not learned."""
     schemes = {name: SCHEMES[name] for name in ("rope", "alibi", "learned")}
-    schemes |= {"yarn": SCHEMES["rope"], "none": Truth(3.0, 0.0, bigram=2.9)}
+    schemes |= {"yarn": SCHEMES["rope"], "none": Truth(3.0, 0.0, ngram=2.9)}
     return write_study(tmp_path_factory.mktemp("outputs") / "fake", template, schemes)
 
 
@@ -192,6 +192,6 @@ def test_runs_csv_has_the_headline_of_each_run(written: Path) -> None:
         assert row["rise_4x"] == "" if not at_four else float(row["rise_4x"]) == float(at_four) - float(at_one)
     reach = {row["encoding"]: row["reach"] for row in rows if row["seed"] == "0"}
     assert reach["learned"] == "64" == reach["rope"] and int(reach["alibi"]) > 64
-    for table in (rows, levels):  # of the others nobody knows what a bigram model has
+    for table in (rows, levels):  # of the others nobody knows what the best n-gram model has
         assert {row["encoding"]: row["learned"] for row in table if row["learned"]} == {"none": "no"}
     assert reach["none"] == ""

@@ -427,12 +427,12 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
     assert " ".join(line) == (
         "protocol length length_ratio stride window extension extension_options task problem_length offset split "
         "documents checkpoint_step status reason dtype n_tokens n_bytes n_blocks n_documents mean_context nll "
-        "perplexity bits_per_byte accuracy chance exact_match ci_low ci_high ci_over bigram_nll targets_sha256 "
-        "seconds peak_memory_bytes"
+        "perplexity bits_per_byte accuracy chance exact_match ci_low ci_high ci_over ngram_nll ngram_order "
+        "targets_sha256 seconds peak_memory_bytes"
     )
     assert " ".join(block) == (
         "protocol length stride window extension task split checkpoint_step problem_length offset targets_sha256 block "
-        "document nll_sum n_tokens n_bytes n_correct bigram_sum"
+        "document nll_sum n_tokens n_bytes n_correct ngram_sum"
     )
     assert line["nll"] is None and line["extension_options"] == {"factor": 4.0} and block["nll_sum"] == 1 / 3
 

@@ -84,7 +84,7 @@ class LoadedRun:
     def learned(self) -> str | None:
         """Whether it has learned: `yes`, `no` or `not resolved`; None where that is not known.
 
-        Of text: nll at the training length is below that of a bigram model of the training tokens on the same targets,
+        Of text: nll at the training length is below that of the best n-gram model on the same targets,
         by a 95 % interval over documents. Rows of earlier versions lack what pairs documents: there the two numbers
         decide. Not known: nothing was evaluated, or by a version without that model, or the model was trained
         elsewhere. Of a task: 99 % of the answers' tokens are right at every trained length.

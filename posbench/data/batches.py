@@ -82,6 +82,15 @@ class TrainingBatches:
         starts = [self._start(*divmod(i, self.blocks_per_epoch)) for i in range(first, first + self._batch_size)]
         return _blocks(self._ids, starts, self._train_length)
 
+    def spans(self, steps: int) -> np.ndarray:
+        """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""
+        epochs, rest = divmod(steps * self._batch_size, self.blocks_per_epoch)
+        orders = [self._order(epoch) for epoch in range(epochs)] + [self._order(epochs)[:rest]]
+        starts = np.unique(np.concatenate(orders))
+        ends = starts + self._train_length + 1
+        breaks = np.flatnonzero(starts[1:] > ends[:-1]) + 1
+        return np.stack([starts[np.r_[0, breaks]], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
+
     def _start(self, epoch: int, index: int) -> int:
         if self._epoch[0] != epoch:  # the order of one epoch is kept for speed alone
             self._epoch = (epoch, self._order(epoch))

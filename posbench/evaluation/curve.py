@@ -96,14 +96,14 @@ def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
 
 
 def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
-    """A warning for a run that does not beat a bigram model at its training length: its curve shows nothing."""
+    """A warning for a run that does not beat the best n-gram model at its training length: its curve shows nothing."""
     levels = Levels.of(folder, config, rows)
     said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(levels.learned or "")
     if said is None or levels.at_one is None:
         return []
     row = levels.at_one.row
-    others = f"a bigram model of the training tokens has {row.bigram_nll:.3f} on the same targets"
-    return [f"{said}: {row.nll:.3f} nats at 1x, {others}."]
+    reader = f"an n-gram model of order {row.ngram_order or 2}"
+    return [f"{said}: {row.nll:.3f} nats at 1x, {reader} has {row.ngram_nll:.3f} on the same targets."]
 
 
 def _left_out(rows: list[EvaluationRow]) -> list[str]:

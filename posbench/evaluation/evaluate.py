@@ -19,7 +19,7 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import choices, intervals, protocols
-from posbench.evaluation.bigram import BigramModel
+from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.plan import Forward, Measurement, measurements
 from posbench.evaluation.probes import Encode
 from posbench.evaluation.protocols import MIN_BLOCKS, Targets
@@ -89,7 +89,7 @@ class Evaluation(AnyEvaluation):
     split: TokenSplit  # the text that `settings.split` names
     token_bytes: NDArray[np.integer] | None  # by token id; None: tokens are not pieces of the original text
     reference: Subject | None = None  # whose key tokens count; None = the subject's own
-    bigram: BigramModel | None = None  # of the training text; None: that is not known
+    ngrams: NGrams | None = None  # of what the model was trained on; None: that is not known
     encode: Encode | None = None  # the subject's tokenizer; None: not known
 
     @property
@@ -213,21 +213,20 @@ def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, 
         helped = short - long > select.nats
         targets, nll = targets.where(helped), nll[helped]
     row, blocks = _with_numbers(evaluation, measurement, row, targets, nll)
-    return _with_bigram(evaluation, targets, row, blocks)
+    return _with_ngrams(evaluation, targets, row, blocks)
 
 
-def _with_bigram(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:
-    """A row that has a number, and its blocks, with what a bigram model has on the same targets.
+def _with_ngrams(evaluation: Evaluation, targets: Targets, row: EvaluationRow, blocks: list[BlockRow]) -> Measured:
+    """A row that has a number, and its blocks, with what the best n-gram model has on the same targets.
 
     A probe rewrites the text or chooses its targets: there it would say nothing.
     """
-    if evaluation.bigram is None or row.nll is None or row.task is not None:
+    if evaluation.ngrams is None or row.nll is None or row.task is not None:
         return row, blocks
-    ids = evaluation.split.ids
-    nll = evaluation.bigram.nll(ids[targets.indices - 1], ids[targets.indices])
+    order, nll = evaluation.ngrams.best(evaluation.split.ids, targets.indices)
     sums = np.bincount(targets.blocks, nll, targets.n_blocks).tolist()
-    blocks = [dataclasses.replace(block, bigram_sum=total) for block, total in zip(blocks, sums, strict=True)]
-    return dataclasses.replace(row, bigram_nll=float(nll.mean())), blocks
+    blocks = [dataclasses.replace(block, ngram_sum=total) for block, total in zip(blocks, sums, strict=True)]
+    return dataclasses.replace(row, ngram_nll=float(nll.mean()), ngram_order=order), blocks
 
 
 def _with_numbers(

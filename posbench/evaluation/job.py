@@ -19,10 +19,10 @@ from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, Stopped, UserError
 from posbench.evaluation import answer_curve, curve, picture
-from posbench.evaluation.bigram import BigramModel
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
 from posbench.evaluation.headline import headline_of
+from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.task import TaskEvaluation
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT
@@ -177,8 +177,14 @@ def evaluation_of(
         token_bytes=tokens.tokenizer.token_bytes,
         encode=tokens.tokenizer.encode,
         reference=_reference(subject, tokens, settings) if settings.tasks else None,
-        bigram=BigramModel(tokens.train.ids, tokens.tokenizer.vocab_size),
+        ngrams=_ngrams(tokens, config, step) if step else None,
     )
+
+
+def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams:
+    """N-gram models of what the run has been trained on after so many updates."""
+    spans = tokens.batches(config.training, config.seed).spans(step)
+    return NGrams(tokens.train.ids, spans, tokens.tokenizer.vocab_size)
 
 
 def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:

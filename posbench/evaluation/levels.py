@@ -64,7 +64,7 @@ class Levels(Measure):
     @property
     def learned(self) -> Learned | None:
         """The gate, by `learned`, its interval over documents."""
-        difference = self.above_bigram
+        difference = self.above_ngram
         if difference is None:
             return None
         return learned(difference.value, intervals.over_text(difference.blocks) if difference.blocks else None)
@@ -94,12 +94,12 @@ class Levels(Measure):
         return self.at.get((PLAIN, self.train_length))
 
     @property
-    def above_bigram(self) -> "Contrast | None":
-        """nll at the training length less that of a bigram model on the same targets; None if either is not known."""
+    def above_ngram(self) -> "Contrast | None":
+        """nll at the training length less the best n-gram model's on the same targets; None if one is not known."""
         level = self.at_one
-        if level is None or level.nll is None or level.row.bigram_nll is None or level.status != "ok":
+        if level is None or level.nll is None or level.row.ngram_nll is None or level.status != "ok":
             return None
-        return Contrast(level.nll - level.row.bigram_nll, weighted([(1, level.blocks), (-1, level.bigram)]))
+        return Contrast(level.nll - level.row.ngram_nll, weighted([(1, level.blocks), (-1, level.ngram)]))
 
     def nll(self, kind: str, length: int) -> "Contrast | None":
         """nll at a length, which may be undefined."""
@@ -127,10 +127,10 @@ class Levels(Measure):
 
 
 def learned(difference: float, found: Interval | None) -> Learned:
-    """Whether a model has learned: its nll at the training length is below that of a bigram model on the same targets.
+    """Whether a model has learned: at the training length it beats the best n-gram model on the same targets.
 
     Args:
-        difference: nll less that of the bigram model, nats per token.
+        difference: nll less that of the n-gram model, nats per token.
         found: its 95 % interval, paired by document. None, as for rows of earlier versions: the difference decides.
 
     Returns:
@@ -167,7 +167,7 @@ class Level:
 
     row: EvaluationRow
     blocks: Blocks | None  # None where the file lacks them
-    bigram: Blocks | None = None  # of the same blocks, the sums of a bigram model; rows of earlier versions: None
+    ngram: Blocks | None = None  # of the same blocks, the sums of the n-gram model; rows of earlier versions: None
 
     @property
     def status(self) -> str:
@@ -192,8 +192,8 @@ def _sums(blocks: Sequence[BlockRow]) -> Blocks | None:
 
 
 def _level(row: EvaluationRow, blocks: Sequence[BlockRow]) -> Level:
-    of_bigram = [dataclasses.replace(block, nll_sum=block.bigram_sum) for block in blocks]
-    return Level(row, _sums(blocks), _sums(of_bigram))
+    of_ngram = [dataclasses.replace(block, nll_sum=block.ngram_sum) for block in blocks]
+    return Level(row, _sums(blocks), _sums(of_ngram))
 
 
 # -- contrasts of levels -----------------------------------------------------------------------------------------------

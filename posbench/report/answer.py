@@ -14,8 +14,8 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     ranked = [one for one in summaries if one.ranked and one.reach]
     sentences = [_held(ranked, group.train_length), *_against(group, ranked), few_seeds(one.n_done for one in ranked)]
     for gate, why in (
-        ("no", "a bigram model has no more nats at 1x"),
-        ("not resolved", "at 1x they are not resolved from a bigram model"),
+        ("no", "an n-gram model has no more nats at 1x"),
+        ("not resolved", "at 1x they are not resolved from an n-gram model"),
     ):
         sentences.append(_unlearned([one for one in unlearned if one.learned == gate], why))
     return [sentence for sentence in sentences if sentence]

@@ -68,7 +68,7 @@ _NAMED = {
     ),
     "verdict": Column("verdict", lambda one: Value(one.endpoints.verdict.text if one.endpoints else "")),
     "tokens_per_second": Column("tokens/s", lambda one: tables.whole(one.tokens_per_second)),
-    "learned": Column("learned", tables.learned, "learned: nll at 1x is below that of a bigram model"),
+    "learned": Column("learned", tables.learned, "learned: nll at 1x is below that of the best n-gram model"),
 }
 
 

@@ -430,7 +430,8 @@ def _ceiling(summaries: list[Summary]) -> str:
     said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
     learned = "learned: nll is below that, by a 95 % interval paired by seed and document where those are known"
     return (
-        f" A bigram model of the training tokens has {said} on the same targets; {learned}; what has not is not ranked."
+        f" The best n-gram model of the training tokens has {said} on the same targets; {learned}; "
+        "what has not is not ranked."
     )
 
 

@@ -78,7 +78,8 @@ class EvaluationRow:
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None
     ci_over: str | None = None  # documents, segments, problems; rows of earlier versions: None, of blocks
-    bigram_nll: float | None = None  # nats per token of a bigram model of the training tokens, on the same targets
+    ngram_nll: float | None = None  # nats per token of the best n-gram model of the training tokens, same targets
+    ngram_order: int | None = None  # that model's; rows of earlier versions: 2, counted on all of the training text
     targets_sha256: str | None = None  # rows that share it scored the same tokens in the same blocks: they pair
     seconds: float | None = None
     peak_memory_bytes: int | None = None
@@ -135,7 +136,7 @@ class BlockRow:
     n_tokens: int | None  # targets
     n_bytes: int | None
     n_correct: int | None = None  # of a problem: targets that were the likeliest token
-    bigram_sum: float | None = None  # nats of a bigram model over the same targets; None as bigram_nll
+    ngram_sum: float | None = None  # nats of that n-gram model over the same targets; None as ngram_nll
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "BlockRow":
@@ -146,6 +147,7 @@ class BlockRow:
         return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
 
 
+_EARLIER = {"ngram_nll": "bigram_nll", "ngram_sum": "bigram_sum"}  # columns' names in files of earlier versions
 Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind its numbers
 COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
 
@@ -276,7 +278,7 @@ def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
     """A line's values as the columns of a class declare them; None if a column that places the row is wrong."""
     values: dict[str, Any] = {}
     for name, read, needed in _columns(kind):
-        given = line.get(name)
+        given = line.get(name, line.get(_EARLIER.get(name, name)))
         values[name] = value = read(given)
         if value is None and (needed or (name in EVALUATION_KEY and given is not None)):
             return None

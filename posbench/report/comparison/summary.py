@@ -173,7 +173,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """Whether a scheme has learned more than a bigram model of the same tokens; what has not is not ranked."""
+    """Whether a scheme has learned more than the best n-gram model of the same tokens; what has not is not ranked."""
 
     ceiling: float  # nll of that model on the same targets, nats per token
     learned: Learned
@@ -301,14 +301,14 @@ def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
 def gate(scheme: Scheme) -> Gate | None:
     """The gate over seeds and documents, by `levels.learned`; None where no run knows it."""
     known = [
-        (level.nll, level.row.bigram_nll)
+        (level.nll, level.row.ngram_nll)
         for level in (run.levels.at_one for run in scheme.by_seed.values())
-        if level is not None and level.nll is not None and level.row.bigram_nll is not None
+        if level is not None and level.nll is not None and level.row.ngram_nll is not None
     ]
     if not known:
         return None
     nll, ceiling = np.mean(known, axis=0)
-    above = per_seed(scheme, lambda run: run.levels.above_bigram)
+    above = per_seed(scheme, lambda run: run.levels.above_ngram)
     paired_by_text = all(one.blocks is not None for one in above.values())
     return Gate(float(ceiling), levels.learned(float(nll - ceiling), interval(above) if paired_by_text else None))
 
