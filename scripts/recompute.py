@@ -202,10 +202,16 @@ def placement(protocol: str, text: Stream, reaches: set[int], settings: dict[str
     sys.exit(f"the text here is too short for {protocol}")
 
 
-def blocks_of(protocol: str, placed: Placement, length: int, targets: int, stride: int) -> Blocks:
+def blocks_of(protocol: str, placed: Placement, length: int, targets: int, stride: int, train_length: int) -> Blocks:
     """The windows that a protocol reads and scores at one length."""
     if protocol == "fixed_target":
-        return [[Window(first + targets - 1 - length, length, targets)] for first in placed.firsts]
+        part = targets
+        if length < train_length:  # windows too short to score a whole block
+            part = max(n for n in range(1, targets + 1) if targets % n == 0 and n <= max(1, length / 2))
+        return [
+            [Window(first + end - 1 - length, length, part) for end in range(part, targets + 1, part)]
+            for first in placed.firsts
+        ]
     if protocol == "nonoverlap":
         return [
             [Window(first + i * length, length, length) for i in range(placed.reach // length)]
@@ -384,14 +390,16 @@ class Run:
         longest = round((settings["longest"] or 1) * trained)
         halvings = {longest >> times for times in range(longest.bit_length())}
         paired = {other["length"] for other in self.rows if other["targets_sha256"] == row["targets_sha256"]}
-        return {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
+        reaches = {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
+        return {length for length in reaches if length >= trained}
 
     def compared(self, row: Row) -> Comparison:
         text, settings = self.stream(row["split"]), self.config["evaluation"]
         placed = placement(row["protocol"], text, self.reaches(row), settings)
         if placed.reach < row["length"]:
             sys.exit(f"the text here is too short for {row['protocol']} at {row['length']} tokens")
-        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], row["stride"] or 1)
+        trained = self.config["training"]["train_length"]
+        blocks = blocks_of(row["protocol"], placed, row["length"], settings["targets"], row["stride"] or 1, trained)
         sums, facts = nll_of_blocks(self.model, blocks, text.ids, row["window"]), [self.facts(text, b) for b in blocks]
         counts = np.array([fact["n_tokens"] for fact in facts])
         totals = {name: sum(fact[name] for fact in facts) for name in ("n_tokens", "n_bytes")}

@@ -30,6 +30,7 @@ class Truth:
     ngram: float | None = None  # what the best n-gram model has on the same targets
     paired: bool = False  # whether its blocks are known, too; rows of earlier versions lack them
     parameters: int = 0
+    used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
 
 
 SCHEMES = {
@@ -102,11 +103,12 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
     luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
     level, steeper = rng.normal(0, seed_sd), rng.normal(0, seed_sd)
     rows, lines = [], []
-    for ratio in RATIOS:
-        for window in [None] if ratio == 1 else [None, config.training.train_length]:
-            doublings = math.log2(ratio)
+    for ratio in RATIOS if truth.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS):
+        for window in [None] if ratio <= 1 else [None, config.training.train_length]:
+            doublings = max(0.0, math.log2(ratio))
             mean = truth.nll + luck + level
             mean += 0.002 * doublings if window else (truth.rise + steeper) * doublings
+            mean += 0.1 * max(0.0, math.log2((truth.used or 0.01) / (ratio * config.training.train_length)))
             per_block = mean + TEXT + rng.normal(0, 0.05 + 0.05 * doublings * (window is None), BLOCKS)
             row = _row(config, ratio, window, truth)
             if row["status"] == "ok":
@@ -127,11 +129,11 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
 _KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "targets_sha256")
 
 
-def _row(config: Config, ratio: int, window: int | None, truth: Truth) -> dict[str, Any]:
+def _row(config: Config, ratio: float, window: int | None, truth: Truth) -> dict[str, Any]:
     undefined = ratio > truth.last_ratio
     return {
         "protocol": "fixed_target",
-        "length": ratio * config.training.train_length,
+        "length": round(ratio * config.training.train_length),
         "length_ratio": float(ratio),
         "stride": None,
         "window": window,

@@ -32,7 +32,7 @@ def task_config(template: Config, name: str = "copy", **options: Any) -> Config:
     """A configuration like the template's, of a task."""
     task = {"name": name, "shortest": 4, "longest": LONGEST, **options}
     data = dataclasses.replace(template.data, name="problems", source="task", task=task)
-    evaluation = dataclasses.replace(template.evaluation, protocols=("problems",))
+    evaluation = dataclasses.replace(template.evaluation, protocols=("problems",), ratios=(1, 2, 4, 8))
     return dataclasses.replace(template, study="fake", data=data, evaluation=evaluation)
 
 

@@ -825,7 +825,7 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
     assert load_saved(Path(folder) / "config.yaml").evaluation.ratios == (1, 2)  # what was asked at training stays
     capsys.readouterr()
     for override, message in {
-        "length=3": "from the training length 16 on",
+        "length=0": "length is 0: expected lengths in tokens, such as 8,32",
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
         "protocol=fixed": "evaluation.protocols is 'fixed'",
         "split=tset": "did you mean 'test'?",
@@ -850,8 +850,8 @@ def test_evaluate_takes_several_runs_a_study_and_a_glob(capsys: pytest.CaptureFi
         for name in names:
             assert length in {row.length for row in evaluation_rows(Path("outputs/demo") / name)}
     capsys.readouterr()
-    assert posbench("evaluate", "outputs/demo", "length=3") == 2
-    assert "from the training length 16 on" in error_line(capsys)
+    assert posbench("evaluate", "outputs/demo", "length=0") == 2
+    assert "length is 0: expected lengths in tokens" in error_line(capsys)
 
 
 @pytest.mark.full

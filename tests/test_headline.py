@@ -13,7 +13,7 @@ from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.evaluation import curve
 from posbench.evaluation.headline import check_objective, headline_of, objective
-from posbench.evaluation.levels import Reach, reach
+from posbench.evaluation.levels import Reach, reach, uses
 from posbench.report.comparison import load, summary
 from posbench.terminal import chart
 
@@ -48,7 +48,7 @@ def test_what_is_undefined_or_was_not_measured_is_none(template: Config, tmp_pat
     assert found["rise_4x"] is None and found["nll_4x"] is None and found["rise_16x"] is None
     assert found["rise_2x"] is not None and found["reach"] in (64, 128)
     nothing = headline_of(write_run(tmp_path / "b", configured(template, "rope", 0), None, status="failed"))
-    assert nothing == {"learned": None, "nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None}
+    assert nothing == {"learned": None, "nll_1x": None, "rise_4x": None, "rise_16x": None, "reach": None, "uses": None}
 
 
 def test_rows_of_other_targets_are_in_no_curve_and_said(
@@ -113,7 +113,7 @@ def test_an_unknown_objective_is_one_line_before_anything_is_made(
     monkeypatch.chdir(tmp_path)
     assert posbench("train", "objective=rise_6x", "tracking=none") == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: objective is 'rise_6x': did you mean 'rise_16x'? (choices: nll_1x, ")
+    assert said.startswith("error: objective is 'rise_6x': did you mean 'rise_16x'? (choices: nll_0.0625x, ")
     assert said.count("\n") == 1 and not list(tmp_path.iterdir())
     assert posbench("train", "objective=reech", "tracking=none") == 2
     assert "'reech': did you mean 'reach'? (choices: " in capsys.readouterr().err
@@ -164,3 +164,29 @@ def test_reach_ends_where_a_scheme_is_undefined_or_not_a_number() -> None:
 
 def test_reach_says_when_nothing_longer_was_measured() -> None:
     assert reach({128: 0.01, 256: 0.02}, 64) == Reach(256, longest_measured=True)
+
+
+# -- uses --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_used_is_the_shortest_length_from_which_on_nothing_more_is_gained() -> None:
+    assert uses({8: 0.3, 16: 0.021, 32: 0.02, 48: 0.0}, 64) == 32
+    assert uses({16: 0.01, 32: 0.03, 48: 0.01}, 64) == 48  # 16 does not count: 32 tokens cost more
+    assert uses({32: 0.01, 48: math.nan}, 64) == uses({48: None}, 64) == uses({48: 0.1}, 64) == 64
+    assert uses({}, 64) is None
+
+
+def test_a_run_and_its_report_say_how_much_context_is_used(
+    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Less than 24 tokens cost something; a run that has not learned uses nothing that counts."""
+    for seed in range(5):
+        folder = write_run(tmp_path, configured(template, "rope", seed), Truth(3.6, 0.1, used=24), seed_sd=0.0)
+    used = headline_of(folder)["uses"]
+    assert used in (32, 48)  # by chance
+    (of_report,) = summary.summarise(*load.groups([load.read(one) for one in tmp_path.iterdir()]))
+    assert of_report.uses == 32 and [point.ratio for point in of_report.plain.points][:2] == [0.125, 0.25]
+    curve.print_curves(folder)
+    assert f"Uses {used} of its 64 tokens" in " ".join(capsys.readouterr().out.split())
+    gated = write_run(tmp_path / "no", configured(template, "rope", 0), Truth(3.6, 0.1, used=24, ngram=3.5))
+    assert headline_of(gated)["uses"] is None

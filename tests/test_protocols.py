@@ -91,6 +91,18 @@ def test_blocks_are_dealt_to_documents_in_turn_whatever_their_length(blocks: int
     assert places.tolist() == [(2 * j + 1) * 93 // (2 * counts[0]) for j in range(counts[0])]
 
 
+def test_below_the_training_length_the_same_targets_have_more_than_half_of_the_window_before_them() -> None:
+    split, lengths = split_of(500, 700), [1, 2, 5, 16, 24, 48, 64, 256]
+    plan = protocols.plan("fixed_target", split, lengths, 12, 20, "doc", train_length=64)
+    of = {length: targets_of(plan[length]) for length in lengths}
+    assert len({targets.sha256(split) for targets in of.values()}) == 1
+    assert {length: int(of[length].context.min()) for length in lengths} == {
+        1: 1, 2: 2, 5: 4, 16: 11, 24: 13, 48: 37, 64: 53, 256: 245,
+    }  # fmt: skip
+    for length, targets in of.items():
+        assert targets.context.max() == length and 2 * targets.context.min() > length
+
+
 def test_a_single_length_can_be_scored_on_the_targets_of_a_longer_one(split: TokenSplit) -> None:
     whole = plan_of("fixed_target", split)[64]
     alone = protocols.plan("fixed_target", split, [64], 8, 40, "concat", longest=256)[64]

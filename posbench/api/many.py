@@ -36,7 +36,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         Besides what tells the runs apart: `learned`, yes, no or not resolved, as of `LoadedRun.learned`, empty where it
         is not known; `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the same target tokens, at
         so many training lengths and above 1x; `reach`, the longest context in tokens up to which the rise is at most
-        0.05, by its upper bound, empty for a run that has not learned; `seconds` of training; `folder`. Where runs on
+        0.05, by its upper bound, empty for a run that has not learned; `uses`, the shortest context in tokens whose
+        nll is within 0.02 of `nll_1x`, by the same bound; `seconds` of training; `folder`. Where runs on
         tasks are among them: `task`, `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .., shares at so many times
         the longest trained problem; their `nll_1x` is of the answers' tokens.
 
@@ -113,7 +114,7 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
 
 
 def _measure_order(name: str) -> tuple[int, float]:
-    """nll by length, then rises by length, then the reach; of tasks the steps to the gate, and answers by length."""
+    """nll by length, rises by length, then reach and use; of tasks the steps to the gate, and answers by length."""
     kind, _, ratio = name.rpartition("_") if name.endswith("x") else (name, "", "")
-    order = ("nll", "rise", "reach", "steps_to_gate", "accuracy", "exact_match")
+    order = ("nll", "rise", "reach", "uses", "steps_to_gate", "accuracy", "exact_match")
     return order.index(kind), float(ratio.rstrip("x") or 0)

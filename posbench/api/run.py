@@ -73,9 +73,10 @@ class LoadedRun:
 
     @functools.cached_property
     def headline(self) -> Headline:
-        """The run in a few values: `learned`, `nll_1x` .. and `rise_4x` .. (nats per token), `reach` (tokens).
+        """The run in a few values: `learned`, `nll_1x` .. and `rise_4x` .. (nats per token), `reach` and `uses`.
 
-        `reach` is None for a run that has not learned. Of a run on a task: `learned`, `steps_to_gate`, `accuracy_1x` ..
+        The last two are lengths in tokens, and None for a run that has not learned. Of a run on a task: `learned`,
+        `steps_to_gate`, `accuracy_1x` ..
         and `exact_match_1x` .. (shares).
         """
         return self.data.headline

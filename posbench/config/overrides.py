@@ -205,7 +205,7 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
     refuse_twice(given)
     refuse_both(given)
     if evaluation["longest"] is None:
-        evaluation["longest"] = config.evaluation.ratios[-1]
+        evaluation["longest"] = max(1.0, config.evaluation.ratios[-1])
     settings = validate(EvaluationConfig, evaluation, "evaluation")
     where = validate(RuntimeConfig, runtime, "runtime")
     dataclasses.replace(config, evaluation=settings)  # checks it against the training length
@@ -220,11 +220,11 @@ def ratios(lengths: list[Any], train_length: int) -> tuple[float, ...]:
     """Lengths in tokens as multiples of the training length, each once, ascending.
 
     Raises:
-        UserError: not whole numbers from the training length on.
+        UserError: not whole numbers from 1 on.
     """
-    if not lengths or not all(type(length) is int and length >= train_length for length in lengths):
+    if not lengths or not all(type(length) is int and length >= 1 for length in lengths):
         told = ",".join(map(str, lengths))
-        raise UserError(f"length is {told}: expected lengths in tokens, from the training length {train_length} on")
+        raise UserError(f"length is {told}: expected lengths in tokens, such as {train_length // 2},{2 * train_length}")
     return tuple(length / train_length for length in sorted(set(lengths)))
 
 

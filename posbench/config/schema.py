@@ -178,7 +178,7 @@ class EvaluationConfig:
     """Which rows an evaluation has. Nothing here makes another run."""
 
     protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position", "problems"], ...]
-    ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending, from 1 on
+    ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending
     offsets: tuple[int, ...] = ()  # problems: also with positions that begin there, in tokens
     longest: float | None = None  # context that all targets have before them, in training lengths; None = last ratio
     windowed: bool  # also with attention cut to the training length
@@ -201,8 +201,8 @@ class EvaluationConfig:
         at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets")
         at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
-        if not ratios or ratios != sorted(set(ratios)) or not all(1 <= ratio < math.inf for ratio in ratios):
-            raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers from 1 on, such as [1, 2, 4]")
+        if not ratios or ratios != sorted(set(ratios)) or not all(0 < ratio < math.inf for ratio in ratios):
+            raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")
         if (furthest := max(ratios[-1], self.longest or 1)) > LONGEST:
             raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
@@ -300,6 +300,9 @@ class Config:
                     f"evaluation.protocols has {protocol}, for text, but data '{name}' is a task: expected "
                     "evaluation=problems, which experiment=tasks brings"
                 )
+        if self.data.task is not None and asked.ratios[0] < 1:
+            told = f"evaluation.ratios is {list(asked.ratios)}: lengths of problems are longest trained ones"
+            raise UserError(f"{told}, expected numbers from 1 on, such as [1, 2, 4]")
         if self.data.task is not None and asked.tasks:
             told = f"evaluation.tasks is {list(asked.tasks)}: probes are of text"
             raise UserError(f"{told}, and data '{name}' is a task: expected []")

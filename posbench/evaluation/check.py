@@ -11,7 +11,7 @@ from posbench.encodings.base import Encoding
 from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation import probes
-from posbench.evaluation.plan import lengths_of
+from posbench.evaluation.plan import from_training_on
 from posbench.evaluation.variants import parse_choice
 from posbench.run_folder.folder import load_config
 
@@ -44,6 +44,6 @@ def _extend(encoding: Encoding, config: Config) -> None:
     train_length = config.training.train_length
     for text in config.evaluation.extensions:
         method, options = parse_choice(text)
-        for length in lengths_of(config.evaluation, train_length):
+        for length in from_training_on(config.evaluation, train_length):
             with contextlib.suppress(Undefined):
                 methods.extended(encoding, method, length, train_length, **options)

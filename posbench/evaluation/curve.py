@@ -9,7 +9,7 @@ from rich.table import Table
 
 from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.evaluation import answer_curve, choices, intervals
-from posbench.evaluation.levels import Levels
+from posbench.evaluation.levels import USES_LIMIT, Levels
 from posbench.run_folder.folder import load_any_config
 from posbench.run_folder.rows import (
     EvaluationRow,
@@ -62,7 +62,7 @@ def print_curves(folder: Path, split: str | None = None) -> None:
 
 def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:
     """What is printed of a run on text below its table."""
-    yield from [*_not_learned(folder, rows, config), *_not_joined(rows)]
+    yield from [*_not_learned(folder, rows, config), *_used(folder, rows, config), *_not_joined(rows)]
     joined, plain = on_shared_targets(rows), not console.carries_unicode(out)
     series = [
         chart.Series(name, _points(joined, name), signs[plain], style) for name, (*signs, style) in SERIES.items()
@@ -104,6 +104,14 @@ def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> 
     row = levels.at_one.row
     reader = f"an n-gram model of order {row.ngram_order or 2}"
     return [f"{said}: {row.nll:.3f} nats at 1x, {reader} has {row.ngram_nll:.3f} on the same targets."]
+
+
+def _used(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
+    length, used = config.training.train_length, Levels.of(folder, config, rows).headline["uses"]
+    if used is None:
+        return []
+    of_all = f"{used:g} of its {length}" if used != length else f"all of its {length}"
+    return [f"Uses {of_all} tokens: less context costs more than {USES_LIMIT:g} nats per token, by the upper bound."]
 
 
 def _left_out(rows: list[EvaluationRow]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The results of a run on text: whether it has learned, nll at the training length, its rise beyond, how far it holds.
+"""The results of a run on text: whether it has learned, nll at the training length, its rise, how much context it uses.
 
 All of it is of `fixed_target`, on the same target tokens at every length, without an extension, for the newest
 checkpoint. A value that is missing or undefined is None. `answers` has the results of a run on a task.
@@ -26,6 +26,7 @@ from posbench.run_folder.rows import (
 )
 
 REACH_LIMIT = 0.05  # nats per token above the loss at the training length
+USES_LIMIT = 0.02  # the same, for what less context costs
 ALWAYS = (4, 16)  # training lengths whose rise is named even where it was not measured
 
 
@@ -37,7 +38,7 @@ class Levels(Measure):
     train_length: int
 
     protocol: ClassVar = "fixed_target"
-    main: ClassVar = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach")  # of the headline
+    main: ClassVar = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # of the headline
     columns: ClassVar = (  # of rows: those that come first in a table
         "protocol", "length", "length_ratio", "nll", "ci_low", "ci_high", "learned", "perplexity", "extension",
         "status",
@@ -54,7 +55,8 @@ class Levels(Measure):
     @staticmethod
     def objectives(ratios: Sequence[str]) -> list[str]:
         known = [f"{value}_{ratio}" for value in ("nll", "rise") for ratio in ratios]
-        return [*(name for name in known if name != "rise_1x"), "reach"]
+        rises_from_1x_on = [name for name in known if not name.startswith(("rise_0", "rise_1x"))]
+        return [*rises_from_1x_on, "reach", *(["uses"] if any(ratio.startswith("0") for ratio in ratios) else [])]
 
     @staticmethod
     def order(row: EvaluationRow) -> tuple[Any, ...]:
@@ -75,18 +77,21 @@ class Levels(Measure):
 
         `learned`: the gate. `nll_1x`, `nll_<r>x`: nats per token at r training lengths. `rise_<r>x`: that less
         `nll_1x`. `reach`: the longest context in tokens up to which the rise is at most `REACH_LIMIT`, by its
-        one-sided upper 95 % bound over documents; None where the gate is known and not passed.
+        one-sided upper 95 % bound over documents; `uses`: the shortest context in tokens whose nll is within
+        `USES_LIMIT` of `nll_1x`, by the same bound. Both are None where the gate is known and not passed.
         """
         ratios = {length: f"{length / self.train_length:g}x" for kind, length in sorted(self.at) if kind == PLAIN}
-        longer = [length for length in ratios if length > self.train_length]
+        longer, shorter = ([n for n in ratios if n > self.train_length], [n for n in ratios if n < self.train_length])
         gate = self.learned
         named: Headline = {"learned": gate, "nll_1x": None, **{f"rise_{ratio}x": None for ratio in ALWAYS}}
         nlls = {f"nll_{ratio}": _value(self.nll(PLAIN, length)) for length, ratio in ratios.items()}
         rises = {length: self.rise(PLAIN, length) for length in longer}
         risen = {f"rise_{ratios[length]}": _value(contrast) for length, contrast in rises.items()}
         upper = {length: _upper(contrast) for length, contrast in rises.items()}
-        known = nlls.get("nll_1x") is not None and longer and may_claim(gate)
-        return {**named, **nlls, **risen, "reach": reach(upper, self.train_length).length if known else None}
+        lost = {length: _upper(self.rise(PLAIN, length)) for length in shorter}
+        known = nlls.get("nll_1x") is not None and may_claim(gate)
+        held = reach(upper, self.train_length).length if known and longer else None
+        return {**named, **nlls, **risen, "reach": held, "uses": uses(lost, self.train_length) if known else None}
 
     @property
     def at_one(self) -> "Level | None":
@@ -243,3 +248,21 @@ def reach(upper: Mapping[int, float | None], train_length: int, limit: float = R
             return Reach(held, longest_measured=False)
         held = length
     return Reach(held, longest_measured=True)
+
+
+def uses(upper: Mapping[int, float | None], train_length: int, limit: float = USES_LIMIT) -> int | None:
+    """The shortest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `limit`, as of all up to L.
+
+    Args:
+        upper: that bound for every measured length below the training length L.
+
+    Returns:
+        None if there is no such length.
+    """
+    used = train_length if upper else None
+    for length in sorted(upper, reverse=True):
+        bound = upper[length]
+        if bound is None or not bound <= limit:
+            break
+        used = length
+    return used

@@ -56,32 +56,42 @@ class Measurement:
 
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
-    """The lengths to evaluate, in tokens."""
-    return [round(ratio * train_length) for ratio in settings.ratios]
+    """The lengths to evaluate, in tokens, ascending."""
+    return sorted({max(1, round(ratio * train_length)) for ratio in settings.ratios})
+
+
+def from_training_on(settings: EvaluationConfig, train_length: int) -> list[int]:
+    """The lengths to evaluate with every variant, probe and protocol, in tokens, ascending."""
+    return [length for length in lengths_of(settings, train_length) if length >= train_length]
 
 
 def measurements(settings: EvaluationConfig, split: TokenSplit, train_length: int) -> list[Measurement]:
-    """All rows that the settings ask for: by protocol, then by task; in each the plain ones come first."""
-    lengths = lengths_of(settings, train_length)
+    """All rows that the settings ask for: by protocol, then by task; in each the plain ones come first.
+
+    Below the training length there is `fixed_target` alone, as trained.
+    """
+    every = lengths_of(settings, train_length)
+    lengths = from_training_on(settings, train_length)
     longest = round((settings.longest or 1) * train_length)
     stride = settings.stride or max(1, train_length // 2)
 
     @functools.cache  # rows with equal windows share their forward passes
     def planned(protocol: str, targets: int, every: tuple[int, ...]) -> dict[int, tuple[Windows, ...]]:
         return protocols.plan(
-            protocol, split, list(every), targets, settings.blocks, settings.documents, stride, longest
+            protocol, split, list(every), targets, settings.blocks, settings.documents, stride, longest, train_length
         )
 
     def plan(protocol: str, targets: int = settings.targets, *more: int) -> dict[int, tuple[Windows, ...]]:
-        return planned(protocol, targets, tuple(sorted({*lengths, *more})))
+        return planned(protocol, targets, tuple(sorted({*(every if protocol == "fixed_target" else lengths), *more})))
 
     rows: list[Measurement] = []
     for protocol in settings.protocols:
         if protocol == "fixed_target":
-            for variant, length in varied(settings, lengths, train_length):
+            below = [(AS_TRAINED, length) for length in every if length < train_length]
+            for variant, length in [*below, *varied(settings, lengths, train_length)]:
                 rows.append(Measurement(protocol, length, Forward(plan(protocol)[length], variant)))
         elif protocol == "per_position":
-            rows += _by_position(plan("nonoverlap", settings.targets, max(longest, lengths[-1])))
+            rows += _by_position(plan("nonoverlap", settings.targets, max(longest, every[-1])))
         else:
             step = stride if protocol == "sliding" else None
             rows += [Measurement(protocol, length, Forward(plan(protocol)[length]), stride=step) for length in lengths]

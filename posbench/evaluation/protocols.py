@@ -1,7 +1,8 @@
 """Which tokens are scored, and with how much context: the definition of every evaluation protocol.
 
 `fixed_target` (headline): the same target tokens at every context length C; a window of C tokens ends at its targets,
-so only the context differs. Differences between lengths are paired by target.
+so only the context differs. Differences between lengths are paired by target. Below the training length a block of
+targets is scored in parts, each at the end of a window of its own, so that every target has more than C / 2 tokens.
 `nonoverlap` (what papers print): a span of text cut into windows of C tokens, all C predictions scored. Early tokens
 of a window have little context, so its perplexity falls with C for any encoding that merely does not break.
 `sliding`: the first window of a span scores all its C predictions, each later one begins S tokens further and scores
@@ -86,6 +87,7 @@ def plan(
     documents: str,
     stride: int = 1,
     longest: int = 1,
+    train_length: int = 1,
 ) -> dict[int, tuple[Windows, ...]]:
     """Windows of a protocol for every length, none where the text is too short for `MIN_BLOCKS` blocks.
 
@@ -102,10 +104,11 @@ def plan(
         documents: doc, concat, or auto = doc where that gives enough blocks at the longest length, else concat.
         stride: tokens that each window of `sliding` adds.
         longest: length that the targets shall allow, although it is not evaluated.
+        train_length: tokens; windows of `fixed_target` that are shorter score a part of a block.
     """
     choices: list[Boundaries] = ["doc", "concat"] if documents == "auto" else [documents]  # type: ignore[list-item]
     halvings = {longest >> times for times in range(longest.bit_length())}
-    for reach in sorted({*lengths, *halvings}, reverse=True):
+    for reach in sorted((c for c in {*lengths, *halvings} if c >= train_length), reverse=True):
         for boundaries in choices:
             ends = _ends(split, boundaries)
             if protocol == "fixed_target":
@@ -118,7 +121,8 @@ def plan(
             planned: dict[int, tuple[Windows, ...]] = dict.fromkeys(lengths, ())
             for length in (c for c in lengths if c <= reach):
                 if protocol == "fixed_target":
-                    planned[length] = (_before(firsts, length, targets, boundaries),)
+                    scored = targets if length >= train_length else _part(targets, length)
+                    planned[length] = (_before(firsts, length, targets, scored, boundaries),)
                 elif protocol == "sliding":
                     planned[length] = _slide(firsts, length, 2 * reach, stride, boundaries)
                 else:
@@ -175,8 +179,14 @@ def _evenly(n: int, chosen: int) -> Integers:
     return (2 * np.arange(chosen, dtype=np.int64) + 1) * n // (2 * max(1, chosen))
 
 
-def _before(firsts: Integers, length: int, targets: int, boundaries: Boundaries) -> Windows:
-    return Windows(length, min(targets, length), firsts + targets - 1 - length, np.arange(len(firsts)), boundaries)
+def _part(targets: int, length: int) -> int:
+    """The most targets that a short window scores: they divide a block evenly, and are half of the window at most."""
+    return next(part for part in range(min(targets, max(1, length // 2)), 0, -1) if targets % part == 0)
+
+
+def _before(firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries) -> Windows:
+    ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
+    return Windows(length, scored, ends - 1 - length, np.repeat(np.arange(len(firsts)), targets // scored), boundaries)
 
 
 def _tile(firsts: Integers, length: int, per_span: int, boundaries: Boundaries) -> Windows:

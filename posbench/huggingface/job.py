@@ -27,7 +27,7 @@ from posbench.errors import PosbenchError, RunFailed, Stopped, Undefined, UserEr
 from posbench.evaluation import curve, probes
 from posbench.evaluation.evaluate import Evaluation, describe
 from posbench.evaluation.job import evaluated
-from posbench.evaluation.plan import lengths_of, measurements
+from posbench.evaluation.plan import from_training_on, lengths_of, measurements
 from posbench.huggingface import building, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
@@ -282,7 +282,7 @@ def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
     for text in asked.settings.tasks:
         probes.of(text, [], asked.settings.targets, asked.train_length)
     for text in asked.settings.extensions:
-        for length in lengths_of(asked.settings, asked.train_length):
+        for length in from_training_on(asked.settings, asked.train_length):
             with contextlib.suppress(Undefined):
                 extension_of(checkpoint, config, text, length, asked.train_length)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from posbench.evaluation.levels import REACH_LIMIT
+from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
@@ -12,7 +12,12 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     """Two to four sentences from the verdicts of a group; schemes that have not learned are only named."""
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
-    sentences = [_held(ranked, group.train_length), *_against(group, ranked), few_seeds(one.n_done for one in ranked)]
+    sentences = [
+        _held(ranked, group.train_length),
+        _used(ranked, group.train_length),
+        *_against(group, ranked),
+        few_seeds(one.n_done for one in ranked),
+    ]
     for gate, why in (
         ("no", "an n-gram model has no more nats at 1x"),
         ("not resolved", "at 1x they are not resolved from an n-gram model"),
@@ -42,6 +47,20 @@ def _held(ranked: list[Summary], train_length: int) -> str:
             parts.append(f"{_listed(names)} {'holds' if alone else 'hold'} to {tokens}{so_far}")
     means = f" (a rise of at most {REACH_LIMIT:g} nats per token, by its upper bound)" if longest > train_length else ""
     return f"{'; '.join(parts)}{means}." if parts and longest > train_length else ""
+
+
+def _used(ranked: list[Summary], train_length: int) -> str:
+    """A sentence on how much of its training length each scheme uses, the most first."""
+    by_use: dict[int, list[str]] = {}
+    for one in ranked:
+        if one.uses is not None:
+            by_use.setdefault(one.uses, []).append(one.scheme.label)
+    parts = [
+        f"{_listed(names)} {'uses' if len(names) == 1 else 'use'} {f'{n:,}' if n < train_length else 'all'}"
+        for n, names in sorted(by_use.items(), reverse=True)
+    ]
+    means = f"less context costs more than {USES_LIMIT:g} nats per token, by the upper bound"
+    return f"Of the {train_length:,} tokens of training, {'; '.join(parts)} ({means})." if parts else ""
 
 
 def _against(group: Group, ranked: list[Summary]) -> list[str]:

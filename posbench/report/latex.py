@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from posbench.errors import UserError, did_you_mean
-from posbench.evaluation.levels import REACH_LIMIT
+from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report import tables
 from posbench.report.comparison import summary
 from posbench.report.comparison.load import Group
@@ -59,6 +59,11 @@ _NAMED = {
         tables.reach,
         f"reach: tokens of context to which the rise, by its upper bound, is at most {REACH_LIMIT:g}",
         "farthest",
+    ),
+    "uses": Column(
+        "uses",
+        lambda one: Value("" if one.uses is None else str(one.uses)),
+        f"uses: shortest context within {USES_LIMIT:g} of that at the training length, by its upper bound",
     ),
     "against_nll_1x": Column(
         f"nll vs. {_REFERENCE}", lambda one: tables.signed(one.endpoints.nll if one.endpoints else None), _AGAINST

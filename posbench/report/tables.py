@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
-from posbench.evaluation.levels import REACH_LIMIT
+from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report.comparison import rates, statistics, summary
 from posbench.report.comparison.load import Failure, Group, RunData
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
@@ -132,20 +132,32 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
 
 def _beyond(group: Group, summaries: list[Summary]) -> Table:
     ratios = _ratios(summaries)
-    columns = ["scheme", "nll at 1x", *(f"{ratio:g}x" for ratio in ratios), "learned", "reach"]
+    columns = ["scheme", "nll at 1x", *(f"{ratio:g}x" for ratio in ratios), "learned", "reach", "uses"]
     rows = []
     for one in summaries:
         by_ratio = {point.ratio: point for point in one.plain.points}
         rises = [rise(by_ratio.get(ratio)) for ratio in ratios]
         level = decimal(one.nll.mean if one.nll else None)
-        rows.append([Value(one.scheme.label), level, *rises, learned(one), reach(one)])
+        rows.append(
+            [
+                Value(one.scheme.label),
+                level,
+                *rises,
+                learned(one),
+                reach(one),
+                Value("" if one.uses is None else str(one.uses), one.uses),
+            ]
+        )
     gated = "; empty for a scheme that has not learned" if any(one.learned for one in summaries) else ""
-    least = "; ≥ where nothing longer was measured" if any("≥" in row[-1].text for row in rows) else ""
+    least = "; ≥ where nothing longer was measured" if any("≥" in row[-2].text for row in rows) else ""
+    used = f" uses: shortest context within {USES_LIMIT:g} of the training length, by the same bound."
     note = (
         f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. "
         f"{_signs(rows)}reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % "
-        f"bound, as are all shorter ones{least}{gated}."
+        f"bound, as are all shorter ones{least}{gated}.{used if any(one.uses for one in summaries) else ''}"
     )
+    if not any(one.uses for one in summaries):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     kept = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else ratios[-1] if ratios else None
     spare = tuple(at for at, ratio in enumerate(ratios, start=2) if ratio != kept)
     return Table("Beyond the training length", columns, rows, note, spare)

@@ -192,6 +192,7 @@ class Summary:
     gate: Gate | None  # None where no run knows it
     bits_per_byte: float | None
     reach: Reach | None
+    uses: int | None  # tokens of the training length
     slope: Interval | None
     unseen: Interval | None
     gain: Interval | None  # NLL(L) - NLL(longest)
@@ -238,6 +239,8 @@ def summarise(group: Group, least: float = LEAST) -> list[Summary]:
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
+    shorter = [length for length in lengths if length < train_length]
+    from_one_on = [length for length in lengths if length >= train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
@@ -254,8 +257,9 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         nll_of_checkpoints=text_interval(base),
         gate=known,
         bits_per_byte=_bits_per_byte(scheme),
-        reach=_reach(scheme, longer, train_length) if base and may_claim else None,
-        slope=interval(per_seed(scheme, slope(lengths))) if len(lengths) >= 2 else None,
+        reach=levels.reach(_uppers(scheme, longer), train_length) if base and may_claim else None,
+        uses=levels.uses(_uppers(scheme, shorter), train_length) if base and may_claim else None,
+        slope=interval(per_seed(scheme, slope(from_one_on))) if len(from_one_on) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
         gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
@@ -287,15 +291,15 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
     return Curve(kind, points)
 
 
-def _reach(scheme: Scheme, longer: list[int], train_length: int) -> Reach:
-    """From one-sided bounds of the rise."""
+def _uppers(scheme: Scheme, lengths: list[int]) -> dict[int, float | None]:
+    """One-sided upper bounds of nll above that at the training length."""
     uppers: dict[int, float | None] = {}
-    for length in longer:
+    for length in lengths:
         values = per_seed(scheme, rise(PLAIN, length))
         found = interval(values)
         # Undefined or failed in some seed: it does not hold there.
         uppers[length] = found.upper if found and len(values) == len(scheme.by_seed) else None
-    return levels.reach(uppers, train_length)
+    return uppers
 
 
 def gate(scheme: Scheme) -> Gate | None:
