@@ -426,7 +426,7 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
         (block,) = read_jsonl(run.folder / "evaluation_blocks.jsonl")
     assert " ".join(line) == (
         "protocol length length_ratio stride window extension extension_options task problem_length offset split "
-        "documents checkpoint_step status reason dtype n_tokens n_bytes n_blocks n_documents mean_context nll "
+        "documents checkpoint_step tokens status reason dtype n_tokens n_bytes n_blocks n_documents mean_context nll "
         "perplexity bits_per_byte accuracy chance exact_match ci_low ci_high ci_over ngram_nll ngram_order "
         "targets_sha256 seconds peak_memory_bytes"
     )

@@ -296,6 +296,31 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
         ]
 
 
+def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    per_step = config.training.tokens_per_step
+    evaluation = dataclasses.replace(config.evaluation, at_tokens=(4 * per_step, 9 * per_step + 1))
+    asked = dataclasses.replace(config, evaluation=evaluation)
+    train(config, tmp_path / "plain", [])
+    train(asked, tmp_path / "whole", [])
+    stop_after(6, asked, tmp_path / "cut", monkeypatch)
+    train(asked, tmp_path / "cut", [])
+
+    def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
+        rows = [EvaluationRow.from_json(line) for line in read_jsonl(folder / "evaluation.jsonl")]
+        return [(row.curve_name, row.length, row.checkpoint_step, row.tokens, row.nll) for row in rows if row]
+
+    assert weights_sha256(tmp_path / "plain") == weights_sha256(tmp_path / "whole") == weights_sha256(tmp_path / "cut")
+    assert numbers(tmp_path / "whole") == numbers(tmp_path / "cut")
+    by_step = {step: tokens for name, _, step, tokens, _ in numbers(tmp_path / "whole") if name == "fixed_target"}
+    assert by_step == {step: step * per_step for step in (4, 9, STEPS)}
+    assert {name for name, _, step, *_ in numbers(tmp_path / "whole") if step < STEPS} == {"fixed_target"}
+    assert headline_of(tmp_path / "whole") == headline_of(tmp_path / "plain")
+    train(dataclasses.replace(config, evaluation=evaluation), tmp_path / "plain", [])
+    assert "no rows on the way for steps 4, 9" in caplog.text
+
+
 def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ class EvaluationConfig:
 
     protocols: tuple[Literal["fixed_target", "nonoverlap", "sliding", "per_position", "problems"], ...]
     ratios: tuple[float, ...]  # lengths, in training lengths or longest trained problems; ascending
+    at_tokens: tuple[int, ...] = ()  # also on the way, after so many trained tokens: fixed_target as trained; ascending
     offsets: tuple[int, ...] = ()  # problems: also with positions that begin there, in tokens
     longest: float | None = None  # context that all targets have before them, in training lengths; None = last ratio
     windowed: bool  # also with attention cut to the training length
@@ -198,13 +199,16 @@ class EvaluationConfig:
         within(1, MOST, self, "evaluation", "targets", "blocks", "batch_tokens", "stride")
         within(1, math.inf, self, "evaluation", "longest")  # its bound stands below
         within(0, MOST, self, "evaluation", "sinks")
-        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets")
+        at_most_entries(MOST_LENGTHS, self, "evaluation", "ratios", "offsets", "at_tokens")
         at_most_entries(MOST_VARIANTS, self, "evaluation", "extensions", "tasks")
         ratios = list(self.ratios)
         if not ratios or ratios != sorted(set(ratios)) or not all(0 < ratio < math.inf for ratio in ratios):
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")
         if (furthest := max(ratios[-1], self.longest or 1)) > LONGEST:
             raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
+        if list(self.at_tokens) != sorted(set(self.at_tokens)) or not all(tokens >= 1 for tokens in self.at_tokens):
+            told = f"evaluation.at_tokens is {list(self.at_tokens)}"
+            raise UserError(f"{told}: expected ascending numbers of tokens, such as [500000, 1000000]")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
             raise UserError(f"evaluation.protocols is {list(self.protocols)}: expected at least one, each once")
         if not all(1 <= offset <= LONGEST for offset in self.offsets):
@@ -300,6 +304,12 @@ class Config:
                     f"evaluation.protocols has {protocol}, for text, but data '{name}' is a task: expected "
                     "evaluation=problems, which experiment=tasks brings"
                 )
+        if self.data.task is not None and asked.at_tokens:
+            told = f"evaluation.at_tokens is {list(asked.at_tokens)}: data '{name}' is a task"
+            raise UserError(f"{told}, expected [] (validate_every_steps measures it on the way)")
+        if asked.at_tokens and asked.at_tokens[-1] > self.training.tokens:
+            told = f"evaluation.at_tokens ends at {asked.at_tokens[-1]:,}"
+            raise UserError(f"{told}: expected at most training.tokens, {self.training.tokens:,}")
         if self.data.task is not None and asked.ratios[0] < 1:
             told = f"evaluation.ratios is {list(asked.ratios)}: lengths of problems are longest trained ones"
             raise UserError(f"{told}, expected numbers from 1 on, such as [1, 2, 4]")

@@ -40,6 +40,7 @@ class AnyEvaluation:
 
     settings: EvaluationConfig
     checkpoint_step: int
+    tokens: int | None = None  # that the model was trained on; None: not known
     dtype: str  # what the model runs in, for the rows: bf16, fp32
     device: torch.device  # whose memory is measured
     world: World = dataclasses.field(default_factory=World)  # the processes that share the forward passes
@@ -55,7 +56,12 @@ class AnyEvaluation:
     def row(self, **columns: Any) -> EvaluationRow:
         """A row that has yet to be computed."""
         return EvaluationRow(
-            split=self.settings.split, checkpoint_step=self.checkpoint_step, status="ok", dtype=self.dtype, **columns
+            split=self.settings.split,
+            checkpoint_step=self.checkpoint_step,
+            tokens=self.tokens,
+            status="ok",
+            dtype=self.dtype,
+            **columns,
         )
 
 

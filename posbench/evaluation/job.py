@@ -155,6 +155,16 @@ def evaluate_into(
     return n_rows
 
 
+def on_the_way(config: Config) -> dict[int, Config]:
+    """By number of updates, what is evaluated then: `fixed_target` as trained, at all lengths."""
+    asked, training = config.evaluation, config.training
+    settings = dataclasses.replace(
+        asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=(), reference=None
+    )
+    steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
+    return {step: dataclasses.replace(config, evaluation=settings) for step in steps if 0 < step < training.steps}
+
+
 def evaluation_of(
     name: str, model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
 ) -> AnyEvaluation:
@@ -168,7 +178,7 @@ def evaluation_of(
     dtype = machine.resolve_precision(precision, device)
     subject = TrainedGPT(model.eval(), name, config.training.train_length, device, dtype, config.seed)
     both: dict[str, Any] = {"settings": settings, "checkpoint_step": step, "dtype": machine.dtype_name(dtype)}
-    both |= {"subject": subject, "device": device, "world": world}
+    both |= {"subject": subject, "device": device, "world": world, "tokens": step * config.training.tokens_per_step}
     if isinstance(tokens, TaskData):
         return TaskEvaluation(**both, task=tokens.task)
     return Evaluation(

@@ -61,6 +61,7 @@ class EvaluationRow:
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
+    tokens: int | None = None  # that the checkpoint was trained on; rows of earlier versions, models of others: None
     status: str  # ok, undefined, too_short, failed
     reason: str | None = None  # of a status that is not ok; of a selection of tokens, by whom
     dtype: str | None = None

@@ -176,7 +176,7 @@ class Session:
             self._run.define_metric(name, hidden=True, summary="none")
         self._show(_TRAINING)
         for row in evaluation_rows(target.folder):
-            self._show(curve_values(row))
+            self._show(self._values(row))
 
     def metrics(self, row: Mapping[str, Any]) -> bool:
         """Send a row of `metrics.jsonl` unless W&B has it already; return whether it was sent."""
@@ -191,11 +191,16 @@ class Session:
 
     def curve(self, row: EvaluationRow, line: int) -> None:
         """Send a row of `evaluation.jsonl` and its line number, from 1; leave out what is undefined."""
-        values = curve_values(row)
+        values = self._values(row)
         if line <= self.line or not values:
             return
         self._show(values)
         self._log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
+
+    def _values(self, row: EvaluationRow) -> dict[str, Any]:
+        """The values of a row to log; those of a row on the way are curves of their own."""
+        is_last = row.tokens is None or row.checkpoint_step >= self._config.training.steps
+        return curve_values(row, "eval" if is_last else f"eval/{row.tokens} tokens")
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self._rows += 1
@@ -297,11 +302,11 @@ class Session:
         self._run.log_artifact(artifact)
 
 
-def curve_values(row: EvaluationRow) -> dict[str, Any]:
+def curve_values(row: EvaluationRow, of: str = "eval") -> dict[str, Any]:
     """The values of a row to log; empty if it is undefined."""
     if row.status != "ok":
         return {}
-    return {f"eval/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
+    return {f"{of}/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
 
 
 def defined(row: Mapping[str, Any]) -> dict[str, Any]:

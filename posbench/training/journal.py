@@ -61,6 +61,10 @@ class Journal:
     def save(self, step: int, learner: Learner) -> None:
         """Write a checkpoint."""
 
+    def pause(self) -> contextlib.AbstractContextManager[object]:
+        """Count nothing as training while this lasts."""
+        return contextlib.nullcontext()
+
     def finish(self, learner: Learner) -> None:
         """Record what training took."""
 
@@ -139,6 +143,15 @@ class RunJournal(Journal):
         }
         checkpoint.save(self.run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
         self.run.update_attempt(steps=step - self.first)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        wall, cpu = time.monotonic(), self.spent.world.cpu_seconds()
+        yield
+        seconds = time.monotonic() - wall
+        self.spent.wall_from += seconds
+        self.spent.cpu_from += self.spent.world.cpu_seconds() - cpu
+        self.speed.since += seconds
 
     def finish(self, learner: Learner) -> None:
         memory = self.spent.most_memory(learner.device)

@@ -5,11 +5,12 @@ is missing. Batches, initial weights and random positions are pure functions of 
 bit-identical to an uninterrupted one on a CPU with the same number of threads.
 """
 
+import collections
 import contextlib
 import logging
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -25,7 +26,7 @@ from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of
+from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of, on_the_way
 from posbench.evaluation.sync import send
 from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
@@ -98,11 +99,20 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             tokenizer_sha256=tokens.tokenizer.sha256,
             parameters=parameter_counts(model),
         )
+
+        def evaluate(step: int, asked: Config) -> None:
+            logger.info("after %s tokens of training:", f"{step * config.training.tokens_per_step:,}")
+            evaluate_into(run, tracker, model, tokens, asked, step, device, world)
+
         for remark in [*model.encoding.remarks(), *task.remarks(config)]:
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             learner = learner_for(model, config, device, dtype, world)
-            step = _fit(learner, batches, tokens, config, RunJournal(run, tracker, config.training, where))
+            journal = RunJournal(run, tracker, config.training, where)
+            step = _fit(learner, batches, tokens, config, journal, evaluate)
+        if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
+            told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
+            logger.warning(told, ", ".join(map(str, sorted(passed))))
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
         run.finish("done")
         if config.runtime.clean:
@@ -132,11 +142,15 @@ def train_beside(config: Config, world: World) -> None:
         tokens = prepare(config.data, config.runtime.cache)
         batches = tokens.batches(config.training, config.seed)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
+
+        def evaluate(step: int, asked: Config) -> None:
+            evaluation = evaluation_of("", model, tokens, asked, step, device, world)
+            collections.deque(evaluated(evaluation, world.from_first()), maxlen=0)
+
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
-            step = _fit(learner_for(model, config, device, dtype, world), batches, tokens, config, Journal())
-        asked = evaluation_of("", model, tokens, config, step, device, world)
-        for _ in evaluated(asked, world.from_first()):
-            pass
+            learner = learner_for(model, config, device, dtype, world)
+            step = _fit(learner, batches, tokens, config, Journal(), evaluate)
+        evaluate(step, config)
 
 
 def _tell_the_agent(config: Config, run: Run) -> None:
@@ -184,16 +198,21 @@ def _fit(
     tokens: Tokens | TaskData,
     config: Config,
     journal: Journal,
+    evaluate: Callable[[int, Config], object],
 ) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all.
 
     All processes of a run make these calls in this order. The journal writes everything down.
+
+    Args:
+        evaluate: called on the way with the updates made so far, and with what to evaluate then.
     """
     training, runtime = config.training, config.runtime
     total, world = training.steps, learner.world
     step = journal.resume(learner)
     if step == total:
         return total
+    evaluations = on_the_way(config)
     every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
     launched: list[Outcome] = []  # and not yet read: on a CUDA device the newest, while the host prepares the next
     ahead = int(learner.device.type == "cuda")
@@ -214,13 +233,16 @@ def _fit(
             launched.append(begin_update(learner, batches.batch(step), step, rate))
             step += 1
             stopped = world.stopped_by()
-            wanted = stopped or any(due(number, step, total) for number in every)
+            wanted = stopped or step in evaluations or any(due(number, step, total) for number in every)
             loss, norm = read(0 if wanted else ahead)
             if due(runtime.log_every_steps, step, total):
                 journal.log_update(step, loss, norm, rate)
             if due(runtime.validate_every_steps, step, total):
                 validation = validate(learner, tokens, training)
                 journal.log(step, {f"validation/{name}": value for name, value in validation.items()})
+            if step in evaluations:  # before a checkpoint, from which a resumed run would not come back here
+                with journal.pause():
+                    evaluate(step, evaluations[step])
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 journal.save(step, learner)
             if stopped and step < total:
