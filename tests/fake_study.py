@@ -31,6 +31,7 @@ class Truth:
     paired: bool = False  # whether its blocks are known, too; rows of earlier versions lack them
     parameters: int = 0
     used: int | None = None  # tokens of context; below it each halving costs 0.1 nats. None: nothing below 1x
+    earlier: tuple["Truth", ...] = ()  # on the way, after one million tokens each
 
 
 SCHEMES = {
@@ -103,25 +104,35 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
     luck = np.random.default_rng(config.seed).normal(0, 0.02)  # of the seed, whatever the scheme: pairs cancel it
     level, steeper = rng.normal(0, seed_sd), rng.normal(0, seed_sd)
     rows, lines = [], []
-    for ratio in RATIOS if truth.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS):
-        for window in [None] if ratio <= 1 else [None, config.training.train_length]:
-            doublings = max(0.0, math.log2(ratio))
-            mean = truth.nll + luck + level
-            mean += 0.002 * doublings if window else (truth.rise + steeper) * doublings
-            mean += 0.1 * max(0.0, math.log2((truth.used or 0.01) / (ratio * config.training.train_length)))
-            per_block = mean + TEXT + rng.normal(0, 0.05 + 0.05 * doublings * (window is None), BLOCKS)
-            row = _row(config, ratio, window, truth)
-            if row["status"] == "ok":
-                sums = per_block * TARGETS
-                row |= _numbers(sums) | {"ngram_nll": truth.ngram}
-                key = {name: row[name] for name in _KEY}
-                known = {"n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
-                of_ngram = _ngram_sums(truth)
-                lines += [
-                    {**key, "block": n, "document": n, "nll_sum": float(s), "ngram_sum": of_ngram[n], **known}
-                    for n, s in enumerate(sums)
-                ]
-            rows.append(row)
+    stages = [*truth.earlier, truth]
+    places = [
+        (stage, ratio, window)
+        for stage, one in enumerate(stages, 1)
+        for ratio in (RATIOS if one.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS))
+        for window in ([None] if ratio <= 1 or one is not truth else [None, config.training.train_length])
+    ]
+    for stage, ratio, window in places:
+        truth = stages[stage - 1]
+        doublings = max(0.0, math.log2(ratio))
+        mean = truth.nll + luck + level
+        mean += 0.002 * doublings if window else (truth.rise + steeper) * doublings
+        mean += 0.1 * max(0.0, math.log2((truth.used or 0.01) / (ratio * config.training.train_length)))
+        noise = 0.01 if truth.used is not None and ratio <= 1 else 0.05 + 0.05 * doublings * (window is None)
+        per_block = mean + TEXT + rng.normal(0, noise, BLOCKS)
+        row = _row(config, ratio, window, truth)
+        if len(stages) > 1:
+            row |= {"tokens": stage * 1_000_000, "checkpoint_step": 12 - len(stages) + stage}
+        if row["status"] == "ok":
+            sums = per_block * TARGETS
+            row |= _numbers(sums) | {"ngram_nll": truth.ngram}
+            key = {name: row[name] for name in _KEY}
+            known = {"n_tokens": TARGETS, "n_bytes": 3 * TARGETS}
+            of_ngram = _ngram_sums(truth)
+            lines += [
+                {**key, "block": n, "document": n, "nll_sum": float(s), "ngram_sum": of_ngram[n], **known}
+                for n, s in enumerate(sums)
+            ]
+        rows.append(row)
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "evaluation_blocks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -17,7 +17,7 @@ from posbench import report
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.report import chart, figures, tables, text
+from posbench.report import chart, figures, on_the_way, tables, text
 from posbench.report.answer import answer
 from posbench.report.comparison import load, summary
 from posbench.run_folder import finding
@@ -615,6 +615,34 @@ def test_the_pages_policy_allows_its_one_script_and_style_and_nothing_else(writt
     html = html.replace(chart.script(), "")  # libraries, which name what they never fetch
     assert not re.search(r"\son\w+\s*=|\sstyle\s*=|\ssrc\s*=|\shref\s*=|@import|url\(", html)
     assert not re.search("https?://", html.replace("https://vega.github.io/schema", ""))
+
+
+def test_what_was_measured_on_the_way_is_a_table_and_a_chart_over_tokens(template: Config, tmp_path: Path) -> None:
+    """rope begins to read at two million tokens, none never does and has not learned at first."""
+    reads = Truth(3.2, 0.3, used=48, earlier=(Truth(3.9, 0.1, used=16), Truth(3.4, 0.2, used=40)))
+    blind = Truth(3.6, 0.1, used=16, ngram=3.7, earlier=(Truth(4.1, 0.0, used=16, ngram=3.7), Truth(3.8, 0.1, used=16)))
+    folder = write_study(tmp_path / "fake", template, {"rope": reads, "none": blind}, seeds=2)
+    report.main([folder])
+    (group,) = load.groups([load.read(path.parent) for path in folder.glob("*/run.json")])
+    summaries = summary.summarise(group)
+    over, begun = on_the_way.over_training(group, summaries)
+    rows = {(row[0].text, row[1].text): [value.text for value in row[2:]] for row in over.rows}
+    assert list(rows) == [(name, f"{n}M") for name in ("none", "rope") for n in (1, 2, 3)]
+    assert float(rows["rope", "1M"][2]) == pytest.approx(3.9, abs=0.05) and rows["none", "1M"][1] == "0/2"
+    assert {one.label: [rows[one.label, f"{n}M"][4] for n in (1, 2, 3)] for one in group.schemes}["none"][0] == ""
+    assert {row[0].text: [value.text for value in row[1:]] for row in begun.rows} == {
+        "rope": ["2M"] * 2,
+        "none": [""] * 2,
+    }
+    page = (folder / "report" / "index.html").read_text().replace(chart.script(), "")
+    shown = [
+        json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    ]
+    points = {(row["curve"], row["view"], row["ratio"]): row["value"] for row in shown[1]["data"]["values"]}
+    assert points["rope", "uses", 3_000_000] >= 48 and points["rope", "nll_1x", 1_000_000] == pytest.approx(
+        3.9, abs=0.05
+    )
+    assert "Over training" in page and "Over training" in (folder / "report" / "report.md").read_text()
 
 
 @pytest.mark.full

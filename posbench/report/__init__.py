@@ -155,18 +155,21 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
 
 def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Section":
     """The part of a report on text: levels and rises of nll."""
-    from posbench.report import captions, figures, latex, page, tables
+    from posbench.report import captions, figures, latex, on_the_way, page, tables
     from posbench.report.answer import answer
     from posbench.report.comparison import summary
 
     least = summary.LEAST if wanted.least is None else wanted.least
     summaries = summary.summarise(group, least)
     shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
+    more += on_the_way.over_training(group, summaries)
     caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     behind = " ".join([caption, *notes])
     data = page.curves(group, summaries, figures.baseline(group, summaries))
-    part = page.Part(heading, answer(group, summaries), caption, [*shown, *more], notes, data)
+    over_training = on_the_way.curves(group, summaries)
+    said = answer(group, summaries)
+    part = page.Part(heading, said, caption, [*shown, *more], notes, data, over_training=over_training)
     table = latex.table(group, summaries, wanted.columns, title, behind)
     return page.Section(
         part, len(shown), table, figures.save(group, summaries, place), "Curves of nll by context length"

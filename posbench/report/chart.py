@@ -62,7 +62,7 @@ class Axes:
     views: dict[str, str]  # a view's name, and the word for it
     value: str
     length: str
-    trained: str
+    trained: str | None  # what the line at 1x says; None: there is none, and lengths are no multiples
     scale: float = 1.0  # of values
 
 
@@ -75,7 +75,8 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
         "x": {
             "field": "ratio", "type": "quantitative", "title": axes.length,
             "scale": {"type": "log", "base": 2, "nice": False, "padding": 16},
-            "axis": {"values": sorted(ticks), "labelExpr": _tick_labels(ticks), "labelOverlap": True, "grid": True},
+            "axis": {"values": sorted(ticks), "labelExpr": _tick_labels(ticks, axes), "labelOverlap": True,
+                     "grid": True},
         },
         "y": {
             "field": "value", "type": "quantitative", "title": axes.value,
@@ -84,12 +85,15 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
     }  # fmt: skip
     seen = {"condition": {"param": "only", "value": 1}, "value": 0.08}
     own = {"color": _colours(series), "opacity": seen}
-    layers: list[dict[str, Any]] = [
+    at_one: list[dict[str, Any]] = [
         {"mark": {"type": "rule", "strokeDash": [2, 3], "color": "var(--text)", "aria": False},
          "data": {"values": [{"ratio": 1}]}, "encoding": {"x": position["x"]}},
         {"mark": {"type": "text", "align": "left", "baseline": "top", "dx": 5, "dy": 2, "color": "var(--text)"},
          "data": {"values": [{"ratio": 1, "said": axes.trained}]},
          "encoding": {"x": position["x"], "y": {"value": 0}, "text": {"field": "said"}}},
+    ]  # fmt: skip
+    layers: list[dict[str, Any]] = [
+        *(at_one if axes.trained else []),
         {"transform": [{"filter": "datum.line"}],
          "mark": {"type": "line", "clip": True, "aria": False},
          "encoding": {**position, **own, "detail": {"field": "seed"},
@@ -113,7 +117,7 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
     if any(row["low"] is not None for row in rows) and sum(one.is_on for one in series) <= _MOST_BANDS:
         shade = {"condition": {"param": "only", "value": 0.14}, "value": 0}
         edges = {"y": {**position["y"], "field": "low"}, "y2": {"field": "high"}}
-        layers.insert(2, {
+        layers.insert(len(layers) - 3, {
             "transform": [{"filter": "isValid(datum.low)"}],
             "mark": {"type": "area", "clip": True, "aria": False},
             "encoding": {**position, **own, **edges, "opacity": shade},
@@ -161,7 +165,8 @@ def _rows(one: Series, view: str, dots: list[Dot], axes: Axes) -> list[dict[str,
     found = []
     for dot in dots:
         value, *ends = (axes.scale * number for number in (dot.value, *(dot.interval or ())))
-        at = f"{dot.ratio:g}x" if dot.length is None else f"{dot.length} tokens ({dot.ratio:g}x)"
+        multiple = f" ({dot.ratio:g}x)" if axes.trained else ""
+        at = f"{dot.ratio:g}x" if dot.length is None else f"{dot.length:,} tokens{multiple}"
         seed = "" if dot.seed is None else ", one seed" if dot.learned else ", one seed, not learned"
         said = f"{value:.4g} (95 %: {ends[0]:.4g} to {ends[1]:.4g})" if ends else f"{value:.4g}"
         stops = dot.ratio == last and one.undefined_at
@@ -188,8 +193,10 @@ def _limits(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
     return {name: {"expr": text} for name, text in found.items()}
 
 
-def _tick_labels(ticks: dict[float, int | None]) -> str:
+def _tick_labels(ticks: dict[float, int | None], axes: Axes) -> str:
     """An expression for a tick's label: the length, and below it the multiple."""
+    if not axes.trained:
+        return "format(datum.value, '.2~s')"
     return (
         "".join(
             f"datum.value == {ratio!r} ? ['{'' if length is None else length}', '{ratio:g}x'] : "

@@ -43,6 +43,7 @@ class Part:
     notes: list[str]
     chart: Markup  # its specification
     on_task: bool = False
+    over_training: Markup | None = None  # the specification of a second chart
 
 
 @dataclasses.dataclass(frozen=True)

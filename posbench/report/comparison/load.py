@@ -5,6 +5,7 @@ one encoding with equal options are a `Scheme`, told apart by seed. Folders may 
 """
 
 import dataclasses
+import functools
 import json
 import re
 from collections import defaultdict
@@ -51,6 +52,17 @@ class RunData:
     def levels(self) -> Levels:
         """Its results on text; none of a run on a task."""
         return self.results if isinstance(self.results, Levels) else Levels({}, self.config.training.train_length)
+
+    @functools.cached_property
+    def on_the_way(self) -> dict[int, Levels]:
+        """Its results on text by the tokens trained on, the last among them; empty for rows of earlier versions."""
+        own: dict[int, list[EvaluationRow]] = defaultdict(list)
+        for row in self.rows:
+            if row.tokens is not None and isinstance(self.results, Levels):
+                own[row.tokens].append(row)
+        return (
+            {tokens: Levels.of(self.folder, self.config, rows) for tokens, rows in own.items()} if len(own) > 1 else {}
+        )
 
     @property
     def answers(self) -> Answers:

@@ -1,0 +1,92 @@
+"""Level, rise and use of context over the tokens trained on, of runs with `evaluation.at_tokens`."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from posbench.evaluation.levels import USES_LIMIT
+from posbench.evaluation.measure import Headline
+from posbench.report import chart, families, page, styles, tables
+from posbench.report.chart import Axes, Dot, Series
+from posbench.report.comparison.load import Group, Scheme
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary
+from posbench.report.tables import Table, Value
+
+_RISE = f"rise_{ENDPOINT_RATIO}x"
+_VIEWS = {"nll_1x": "level at 1x", _RISE: f"rise at {ENDPOINT_RATIO}x", "uses": "context used, tokens"}
+Measured = dict[int, dict[int, Headline]]  # tokens trained on -> seed -> values
+
+
+def measured(scheme: Scheme) -> Measured:
+    """What was measured of a scheme, by tokens; empty if nothing was on the way."""
+    found: Measured = {}
+    for seed, run in scheme.by_seed.items():
+        for tokens, levels in run.on_the_way.items():
+            found.setdefault(tokens, {})[seed] = levels.headline
+    return dict(sorted(found.items())) if len(found) > 1 else {}
+
+
+def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
+    """The values by tokens, and when each seed begins to read."""
+    known = {one.scheme.label: found for one in summaries if (found := measured(one.scheme))}
+    if not known:
+        return []
+    rows, read = [], []
+    for label, found in known.items():
+        for tokens, by_seed in found.items():
+            level, rise, used = (_over_seeds(by_seed, name) for name in _VIEWS)
+            gates = [gate for one in by_seed.values() if (gate := one["learned"])]
+            cells = [tables.decimal(level), tables.decimal(rise), tables.whole(used)]
+            of_all = Value(f"{gates.count('yes')}/{len(gates)}" if gates else "")
+            rows.append([Value(label), tables.short(tokens), Value(str(len(by_seed)), len(by_seed)), of_all, *cells])
+        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+        read.append([Value(label), *(tables.short(reads_from(found, seed, group.train_length)) for seed in seeds)])
+    note = (
+        f"Means over seeds; uses: the median over seeds of the shortest context within {USES_LIMIT:g} nats of the "
+        "training length, by its upper bound over documents, of runs that have learned by then."
+    )
+    columns = ["scheme", "tokens", "runs", "learned", "nll at 1x", f"rise at {ENDPOINT_RATIO}x", "uses"]
+    on_the_way = Table("Over training", columns, rows, note)
+    most = max(len(row) for row in read)
+    read = [[*row, *[Value("")] * (most - len(row))] for row in read]
+    every = sorted({seed for found in known.values() for by_seed in found.values() for seed in by_seed})
+    begun = f"Tokens trained on, of those measured, from which on a run uses at least half of {group.train_length}."
+    names = ["scheme", *(f"seed {seed}" for seed in every)]
+    return [on_the_way, Table("When a model begins to read", names, read, f"{begun} Empty: never.")]
+
+
+def reads_from(found: Measured, seed: int, train_length: int) -> int | None:
+    """The tokens from which on a seed uses at least half of its training length; None if it does not at the end."""
+    first = None
+    for tokens, by_seed in sorted(found.items(), reverse=True):
+        used = by_seed.get(seed, {}).get("uses")
+        if not isinstance(used, int) or 2 * used < train_length:
+            break
+        first = tokens
+    return first
+
+
+def curves(group: Group, summaries: Sequence[Summary]) -> Markup | None:
+    """The chart over tokens, as JSON that can stand inside a script element; None if nothing was measured."""
+    looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
+    series = []
+    for _, members in families.rows(list(summaries)):
+        for one in members:
+            found = measured(one.scheme)
+            dots = {name: _dots(found, name) for name in _VIEWS}
+            series.append(Series(one.scheme.label, looks[one.scheme.label], dots))
+    if not any(one.dots[name] for one in series for name in _VIEWS):
+        return None
+    return page.as_script_data(chart.spec(series, Axes(_VIEWS, "nats per token, or tokens", "tokens trained on", None)))
+
+
+def _dots(found: Measured, name: str) -> list[Dot]:
+    values = {tokens: _over_seeds(by_seed, name) for tokens, by_seed in found.items()}
+    return [Dot(tokens, tokens, value) for tokens, value in values.items() if value is not None]
+
+
+def _over_seeds(by_seed: dict[int, Headline], name: str) -> float | None:
+    numbers = [value for one in by_seed.values() if isinstance(value := one.get(name), int | float)]
+    middle: Callable[[list[float]], float] = np.median if name == "uses" else np.mean
+    return float(middle(numbers)) if numbers else None
