@@ -168,6 +168,44 @@ def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch:
     assert history.without_neutral({"a": {"b": {"c": 2}}}) == {"a": {"b": {"c": 2}}}
 
 
+NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
+# Overrides, the option whose default changed, at the former one, and the run's name from before: literals, as above.
+MOVED = [
+    (["encoding=fire"], "threshold=null", "fire-s0-14a2df1a"),
+    (["encoding=dape", "encoding.inner=fire"], "inner_options.threshold=null", "dape-s0-5e3f2aee"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "former", "name"), MOVED)
+def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(
+    overrides: list[str], former: str, name: str
+) -> None:
+    now, before = composed(*overrides), composed(*overrides, f"encoding.{former}")
+    assert run_id(before) == name != run_id(now)
+    saved = to_container(before)
+    option = former.partition("=")[0].rpartition(".")[2]
+    saved["encoding"].get("inner_options", {}).pop(option, None)  # files of before lack what was not given
+    assert from_container(saved) == before
+
+
+def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs() -> None:
+    now = composed("encoding=temperature", "encoding.inner=layered", NESTED)
+    first, second = now.encoding.options["inner_options"]["layers"]
+    assert first["threshold"] == second["inner_options"]["threshold"] == "quarter"
+    saved = to_container(now)
+    saved["encoding"]["inner_options"] = {"layers": [{"name": "fire"}, {"name": "dape", "inner": "fire"}]}
+    saved["encoding"]["inner_options"]["layers"][1]["inner_options"] = {}
+    before = from_container(saved)
+    first, second = before.encoding.options["inner_options"]["layers"]
+    assert first["threshold"] is None and second["inner_options"]["threshold"] is None
+    assert run_ids(before)[:2] == ("temperature-s0-32c64441", "temperature-s0-0598cb53")
+
+
+def test_an_inner_option_given_at_its_former_default_is_found_by_the_name_it_had() -> None:
+    config = composed("encoding=dape", "encoding.inner=fire", "encoding.inner_options.threshold=null")
+    assert run_ids(config) == ("dape-s0-5e3f2aee", "dape-s0-0acedac0", "dape-s0-17664b9c", "dape-s0-23b1d775")
+
+
 def test_a_run_is_found_by_its_old_name_where_it_stands_there(tmp_path: Path) -> None:
     config = load_saved(STORED)
     new, old = (tmp_path / name for name in run_ids(config))

@@ -302,6 +302,16 @@ def test_fire_worked_shares(i: int, j: int, share: float) -> None:
     assert actual.item() == pytest.approx(share, abs=1e-6)
 
 
+def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> None:
+    # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on 2048 tokens.
+    encoding = encodings.build("fire", Shape(64, 4, 2, 2048))
+    assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
+    *_, threshold = encoding.learned(slice(None))
+    assert threshold.tolist() == [512.0, 512.0]
+    *_, threshold = encodings.build("fire", Shape(64, 4, 2, 2048), {"threshold": None}).learned(slice(None))
+    assert threshold.tolist() == [2048.0, 2048.0]
+
+
 def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_in_values_and_gradients() -> None:
     encoding = build("fire")
     with torch.no_grad():
@@ -328,7 +338,7 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_in_values_and_
 
 
 def test_fire_depends_on_distance_alone_up_to_its_threshold_and_never_leaves_0_to_1() -> None:
-    encoding = build("fire")
+    encoding = build("fire", threshold=None)
     distance = torch.arange(5)[None, None].expand(1, 3, 5)
     near = encoding.share(distance, torch.tensor([[4, 30, 64]]), 0)
     torch.testing.assert_close(near[0, 0], near[0, 1], rtol=0, atol=0)

@@ -126,7 +126,7 @@ def test_daughter_and_called_keep_their_logit_under_relative_schemes_only(name: 
 
 
 def test_fire_keeps_it_up_to_its_threshold() -> None:
-    row = panels.moved(Scheme("fire"), PHRASE, ("daughter", "called"))
+    row = panels.moved(Scheme("fire", {"threshold": None}), PHRASE, ("daughter", "called"))
     assert row.stays_until is not None and row.stays_until <= 64 < row.stays_until + 5  # shifts are 4 or 5 apart
     assert panels.verdict(row).startswith("stays to 64")
 

@@ -33,6 +33,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from posbench import encodings
 from posbench.config import keys, size, task
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
+from posbench.config.history import written_out
 from posbench.config.identity import in_one_spelling, run_folder
 from posbench.config.overrides import (
     FILES,
@@ -186,7 +187,7 @@ def config_of(cfg: DictConfig, study: Path | None = None) -> Config:
     Raises:
         UserError: a value is missing or does not fit, or a key is given that the chosen source of text does not read.
     """
-    config = from_container(plain(cfg))
+    config = from_container(written_out(plain(cfg), encodings.options_of))
     refuse_unread(config.data)
     return in_one_spelling(dataclasses.replace(config, data=named(config.data)), study)
 

@@ -4,10 +4,14 @@ Adding a key to a configuration must neither rename nor orphan a run that alread
 stands in `ADDED` with its neutral value, the one that means what posbench did without the key. A run's identity leaves
 the key out where it has that value, and a saved configuration that lacks it is read as if it held it. The value belongs
 to the past: a new default in the YAML changes nothing here.
+
+A wrapper's configuration names only the options of its inner encoding that were given; the rest are defaults. If such a
+default changes, the same text means another run. So `FORMER` holds the default of before. A new configuration writes
+today's default out; a saved one that lacks the option is read with the former.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
@@ -18,6 +22,11 @@ ADDED: dict[str, Any] = {
     "encoding/canon.inner_options": {},
     "encoding/cca.inner": "none",
     "encoding/cca.inner_options": {},
+}
+
+# Options of inner encodings: the default of before. Every configuration of an encoding itself names all its options.
+FORMER: dict[str, Any] = {
+    "encoding/fire.threshold": None,
 }
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
@@ -37,12 +46,35 @@ def completed(container: Mapping[str, Any]) -> dict[str, Any]:
             section = section.setdefault(name, {}) if isinstance(section, dict) else None
         if isinstance(section, dict):  # what is no section is for the schema to refuse
             section.setdefault(path[-1], copy.deepcopy(neutral))
+    for name, options in _inner(whole.get("encoding")):
+        for option, former in _former(name).items():
+            options.setdefault(option, copy.deepcopy(former))
     return whole
 
 
-def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without the later keys that have their neutral values, nor sections that then hold nothing."""
+def written_out(container: Mapping[str, Any], defaults: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
+    """A new configuration, in which inner encodings name their options in `FORMER`, at today's defaults.
+
+    Args:
+        defaults: gives the options of an encoding with their defaults.
+    """
+    whole = copy.deepcopy(dict(container))
+    for name, options in _inner(whole.get("encoding")):
+        for option in _former(name):
+            options.setdefault(option, copy.deepcopy(defaults(name)[option]))
+    return whole
+
+
+def without_neutral(container: Mapping[str, Any], inner: bool = True) -> dict[str, Any]:
+    """The same without the later keys that have their neutral values, nor sections that then hold nothing.
+
+    Args:
+        inner: leave out the options of inner encodings that have their former defaults, too.
+    """
     rest = copy.deepcopy(dict(container))
+    for name, options in _inner(rest.get("encoding")) if inner else ():
+        for option, former in _former(name).items():
+            _drop(options, [option], former)
     for path, neutral in _added(rest):
         _drop(rest, path, neutral)
     return rest
@@ -70,3 +102,23 @@ def _added(container: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
             yield ["encoding", *key.removeprefix(chosen).split(".")], neutral
         elif not key.startswith("encoding/"):
             yield key.split("."), neutral
+
+
+def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and options of each encoding inside another, at any depth. The options can be changed in place."""
+    if not isinstance(encoding, dict):
+        return
+    layers = encoding.get("layers")
+    entries = [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
+    for name, options in [
+        (encoding.get("inner"), encoding.get("inner_options")),
+        *((entry.get("name"), entry) for entry in entries),
+    ]:
+        if isinstance(name, str) and isinstance(options, dict):
+            yield name, options
+            yield from _inner(options)
+
+
+def _former(name: str) -> dict[str, Any]:
+    start = f"encoding/{name}."
+    return {key.removeprefix(start): value for key, value in FORMER.items() if key.startswith(start)}

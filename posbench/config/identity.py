@@ -17,23 +17,28 @@ NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
 VERSIONS = (2, 1)  # of the digest, the current one first
 
 
-def run_id(config: Config, version: int = VERSIONS[0]) -> str:
+def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> str:
     """`<encoding>-s<seed>-<8 hex digits>`, the digits from everything that shapes the trained weights.
 
     Keys that came later count only where they are not neutral (`config.history`), so they rename no earlier run.
+
+    Args:
+        former: count options of inner encodings that have their former defaults. A run that was given one then has this
+            name.
     """
     left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
-    shaping = without_neutral(to_container(config))
+    shaping = without_neutral(to_container(config), inner=not former)
     identity = {key: _one_number(value) for key, value in shaping.items() if key not in left_out}
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def run_ids(config: Config | TrainedElsewhere) -> tuple[str, ...]:
-    """All names that the run has gone by, the current one first."""
+    """All names that the run has gone by, each once, the current one first."""
     if isinstance(config, TrainedElsewhere):
         return (config.id,)
-    return tuple(run_id(config, version) for version in VERSIONS)
+    names = [run_id(config, version, former) for former in (False, True) for version in VERSIONS]
+    return tuple(dict.fromkeys(names))
 
 
 def run_folder(config: Config, study: Path | None = None) -> Path:

@@ -152,7 +152,9 @@ def _label(one: Summary, curve: Curve) -> str:
 
 def _run(run: RunData) -> dict[str, Any]:
     record = run.record
-    plain = yaml.safe_dump(without_neutral(to_container(run.config)), sort_keys=False, allow_unicode=True)
+    config = to_container(run.config)
+    short = without_neutral(config) | {"encoding": config["encoding"]}  # its defaults may have changed since
+    plain = yaml.safe_dump(short, sort_keys=False, allow_unicode=True)
     versions, git = record.get("versions"), record.get("git")
     facts = {
         **(versions if isinstance(versions, dict) else {}),

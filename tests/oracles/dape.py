@@ -4,7 +4,7 @@ import importlib
 
 import torch
 
-_DEFAULTS = {"kerple_log": {}, "alibi": {"slopes": None}, "fire": {"threshold": None}, "fox": {"gate_bias": 0.0}}
+_DEFAULTS = {"kerple_log": {}, "alibi": {"slopes": None}, "fire": {"threshold": "quarter"}, "fox": {"gate_bias": 0.0}}
 DTYPE = torch.float64  # a leaky ReLU takes the other side of its bend for what fp32 rounds
 
 CASES = [

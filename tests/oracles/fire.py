@@ -2,7 +2,7 @@
 
 import torch
 
-CASES = [{}, {"threshold": 5.0}, {"threshold": 1000.0}]
+CASES = [{}, {"threshold": 5.0}, {"threshold": 1000.0}, {"threshold": None}]
 PARTLY_UNUSED = "hidden units that are off at every distance"
 
 
@@ -16,7 +16,8 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     first, first_bias, last, last_bias = (
         parameters[f"networks.{layer}.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias")
     )
-    threshold = (multiplier * (options["threshold"] or shape.train_length)).abs()
+    start = shape.train_length / 4 if options["threshold"] == "quarter" else options["threshold"] or shape.train_length
+    threshold = (multiplier * start).abs()
     batches = []
     for row in positions.tolist():
         lines = []
