@@ -173,6 +173,8 @@ NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inne
 MOVED = [
     (["encoding=fire"], "threshold=null", "fire-s0-14a2df1a"),
     (["encoding=dape", "encoding.inner=fire"], "inner_options.threshold=null", "dape-s0-5e3f2aee"),
+    (["encoding=t5"], "rate=1", "t5-s0-e27fce76"),
+    (["encoding=temperature", "encoding.inner=t5"], "inner_options.rate=1", "temperature-s0-ef7b668e"),
 ]
 
 

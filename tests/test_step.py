@@ -81,6 +81,24 @@ def test_the_optimizer_takes_torchs_steps_and_reads_its_state(tiny_config: Confi
     assert torch.equal(weights(ours), weights(theirs))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config, inside: bool) -> None:
+    encoding = EncodingConfig("temperature", {"inner": "t5"}) if inside else EncodingConfig("t5")
+    one = learner(dataclasses.replace(tiny_config, encoding=encoding))
+    before = [p.detach().clone() for p in one.model.parameters()]
+    update(one, batch(), 0, 1e-3)
+    # AdamW's first update moves a number by the rate, whatever its gradient; what has none stays.
+    farthest = {
+        name: float((p.detach() - old).abs().max())
+        for (name, p), old in zip(one.model.named_parameters(), before, strict=True)
+    }
+    table = "encoding.inners.0.table" if inside else "encoding.table"
+    assert farthest.pop(table) == pytest.approx(1e-2, rel=0.01)
+    assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)  # weight decay adds a little
+    slow = learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("t5", {"rate": 1.0})))
+    assert [len(each.optimizer.param_groups) for each in (one, slow)] == [3, 2]
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 def test_equal_parts_are_divided_by_their_number_to_the_bit(tiny_config: Config, parts: int) -> None:
     one, other = learner(tiny_config, accumulation=parts), learner(tiny_config)

@@ -14,8 +14,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+# Options that came later, whose default is not their neutral value: "encoding/<name>.option".
+_STARTS: dict[str, Any] = {
+    "encoding/t5.rate": 1.0,
+}
+
 # "section.key": neutral value. An option of an encoding is written "encoding/<name>.option".
 ADDED: dict[str, Any] = {
+    **_STARTS,
     "data.task": None,
     "data.offset": 0,
     "encoding/canon.inner": "none",
@@ -26,6 +32,7 @@ ADDED: dict[str, Any] = {
 
 # Options of inner encodings: the default of before. Every configuration of an encoding itself names all its options.
 FORMER: dict[str, Any] = {
+    **_STARTS,
     "encoding/fire.threshold": None,
 }
 

@@ -11,7 +11,8 @@ They may be fractional and need not be consecutive. The distance of a pair is qu
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import ClassVar, Self, TypeVar
 
 import torch
@@ -89,6 +90,7 @@ class Encoding(nn.Module):
     whole_positions: bool = False  # whether it refuses fractional positions
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
     hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
+    rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
         "logit_scale", "positions", "token_dim", "embed", "prepare", "rotate", "map_values", "map_outputs",

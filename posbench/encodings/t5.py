@@ -11,7 +11,12 @@ distances share the last one:
     bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))   otherwise
 
 This is the causal form of T5's decoder: keys after the query, visible only without a mask, share bucket 0. T5 leaves
-out the 1/sqrt(d); here it stays, as for every encoding. The table starts as T5's does: normal, deviation d_model^-1/2.
+out the 1/sqrt(d); here it stays, as for every encoding. E starts as T5's does: normal, deviation d_model^-1/2.
+
+AdamW moves every number by at most about the learning rate per update, whatever its gradient. T5 trained for a million
+updates. In a short training E stays small: in the demo's 488 updates no entry can move by more than 0.8. So E has a
+learning rate of its own, `rate` times that of other parameters; 1 is T5's. In the demo, seed 0, this lowers nats per
+token at the training length from 4.044 to 3.853, and at 8x from 4.493 to 4.001; a rate of 30 gives 3.769 and 3.795.
 
 Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
 arXiv:1910.10683, section 2.1.
@@ -29,14 +34,16 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class T5Bias(Encoding):
-    def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128) -> None:
+    def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128, rate: float = 10.0) -> None:
         super().__init__(shape)
         self.expect(num_buckets >= 2, "num_buckets", num_buckets, "at least 2")
         least = f"more than half of num_buckets, {num_buckets / 2:g}"
         self.expect(max_distance > num_buckets / 2, "max_distance", max_distance, least)
+        self.expect(rate > 0, "rate", rate, "a number above 0")
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
+        self.rates = {} if rate == 1 else {"table": rate}
 
     def remarks(self) -> list[str]:
         trained = self.shape.train_length

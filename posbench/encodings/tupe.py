@@ -33,7 +33,7 @@ class TUPE(Encoding):
         self.projection = nn.Linear(shape.d_model, 2 * shape.n_heads * shape.head_dim)  # Q and K
         nn.init.normal_(self.projection.weight, std=0.02)
         nn.init.zeros_(self.projection.bias)
-        self.relative = T5Bias(shape) if relative else None
+        self.relative = T5Bias(shape, rate=1.0) if relative else None
 
     @property
     def hooks(self) -> frozenset[str]:

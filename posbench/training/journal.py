@@ -214,9 +214,9 @@ def _took(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> bool:
         ]
         fit = all(value.shape == parameter.shape and value.dtype == parameter.dtype for parameter, value in averages)
         return fit and all(
-            group[name] == known[name]
+            group.get(name) == known.get(name)
             for group, known in zip(optimizer.param_groups, before, strict=True)
-            for name in ("betas", "eps", "weight_decay")
+            for name in ("betas", "eps", "weight_decay", "times")
         )
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return False

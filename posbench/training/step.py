@@ -53,13 +53,20 @@ class _AdamW(torch.optim.AdamW):
 
 
 def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters."""
+    """AdamW with weight decay on the model's matrices only: never on norms, nor on an encoding's parameters.
+
+    Parameters with a learning rate of their own (`Encoding.rates`) have groups of their own, `times` with the factor.
+    """
+    encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+    own = {one.get_parameter(name): times for one in encodings for name, times in one.rates.items()}
     matrices = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.startswith("encoding.")]
     others = [p for name, p in model.named_parameters() if p.dim() < 2 or name.startswith("encoding.")]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in others if p not in own], "weight_decay": 0.0},
     ]
+    for times in sorted(set(own.values())):
+        groups.append({"params": [p for p in own if own[p] == times], "weight_decay": 0.0, "times": times})
     return _AdamW(
         [group for group in groups if group["params"]], lr=training.learning_rate, betas=training.betas, fused=True
     )
@@ -223,7 +230,7 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     if learner.world.size > 1:
         total = learner.world.add_up([p.grad for p in learner.model.parameters() if p.grad is not None], total)
     for group in learner.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("times", 1.0)
     return Outcome.of(step, rate, _step(learner, total))
 
 
