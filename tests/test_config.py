@@ -169,8 +169,14 @@ def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch:
 
 
 NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
-# Overrides, the option whose default changed, at the former one, and the run's name from before: literals, as above.
+# Overrides, the options whose default changed, at the former one, and the run's name from before: literals, as above.
 MOVED = [
+    (["encoding=selective_rope"], "rank=16 start=torch", "selective_rope-s0-e1063963"),
+    (
+        ["encoding=temperature", "encoding.inner=selective_rope"],
+        "inner_options.rank=16 inner_options.start=torch",
+        "temperature-s0-70a6b781",
+    ),
     (["encoding=fire"], "threshold=null", "fire-s0-14a2df1a"),
     (["encoding=dape", "encoding.inner=fire"], "inner_options.threshold=null", "dape-s0-5e3f2aee"),
     (["encoding=t5"], "rate=1", "t5-s0-e27fce76"),
@@ -182,11 +188,11 @@ MOVED = [
 def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(
     overrides: list[str], former: str, name: str
 ) -> None:
-    now, before = composed(*overrides), composed(*overrides, f"encoding.{former}")
+    now, before = composed(*overrides), composed(*overrides, *(f"encoding.{each}" for each in former.split()))
     assert run_id(before) == name != run_id(now)
     saved = to_container(before)
-    option = former.partition("=")[0].rpartition(".")[2]
-    saved["encoding"].get("inner_options", {}).pop(option, None)  # files of before lack what was not given
+    for each in former.split():  # files of before lack what was not given
+        saved["encoding"].get("inner_options", {}).pop(each.partition("=")[0].rpartition(".")[2], None)
     assert from_container(saved) == before
 
 

@@ -348,6 +348,24 @@ def test_fire_depends_on_distance_alone_up_to_its_threshold_and_never_leaves_0_t
     assert (far[0, 0, :5] - near[0, 0]).abs().max() > 0.01
 
 
+# -- Selective RoPE ---------------------------------------------------------------------------------------------------
+
+
+def test_selective_rope_starts_with_its_authors_small_weights_and_turns_hardly_anything() -> None:
+    shape = Shape(128, 4, 3, 64)
+    encoding = encodings.build("selective_rope", shape, {"gate": True})
+    sizes = {"down.0.weight": (32, 128), "up.0.weight": (64, 32), "convolution.0.weight": (64, 1, 4)}
+    for name, size in sizes.items():
+        weight = encoding.get_parameter(name)
+        assert weight.shape == size and float(weight.mean().abs()) < 0.005
+        assert float(weight.std()) == pytest.approx(0.02, rel=0.2)
+    assert not encoding.get_parameter("gate.0.bias").any()
+    q, k, x = torch.randn(1, 4, 64, 32), torch.randn(1, 4, 64, 32), torch.randn(1, 64, 128)
+    turned, _ = encoding.rotate(q, k, x, torch.arange(64)[None], 0)
+    far = encodings.build("selective_rope", shape, {"start": "torch"}).rotate(q, k, x, torch.arange(64)[None], 0)[0]
+    assert float((turned - q).abs().max()) < 0.05 < float((far - q).abs().max())
+
+
 # -- PaTH -------------------------------------------------------------------------------------------------------------
 
 

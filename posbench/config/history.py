@@ -16,6 +16,7 @@ from typing import Any
 
 # Options that came later, whose default is not their neutral value: "encoding/<name>.option".
 _STARTS: dict[str, Any] = {
+    "encoding/selective_rope.start": "torch",
     "encoding/t5.rate": 1.0,
 }
 
@@ -34,6 +35,7 @@ ADDED: dict[str, Any] = {
 FORMER: dict[str, Any] = {
     **_STARTS,
     "encoding/fire.threshold": None,
+    "encoding/selective_rope.rank": 16,
 }
 
 # "section.key" of sections that make no other run; a saved configuration that has one is read without it.
