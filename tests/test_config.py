@@ -171,6 +171,9 @@ def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch:
 NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
 # Overrides, the options whose default changed, at the former one, and the run's name from before: literals, as above.
 MOVED = [
+    (["encoding=dape"], "per_layer=false", "dape-s0-a4c0961b"),
+    (["encoding=dape_v2"], "per_layer=false", "dape_v2-s0-521b47e8"),
+    (["encoding=temperature", "encoding.inner=dape_v2"], "inner_options.per_layer=false", "temperature-s0-441b26e7"),
     (["encoding=selective_rope"], "rank=16 start=torch", "selective_rope-s0-e1063963"),
     (
         ["encoding=temperature", "encoding.inner=selective_rope"],
@@ -178,7 +181,7 @@ MOVED = [
         "temperature-s0-70a6b781",
     ),
     (["encoding=fire"], "threshold=null", "fire-s0-14a2df1a"),
-    (["encoding=dape", "encoding.inner=fire"], "inner_options.threshold=null", "dape-s0-5e3f2aee"),
+    (["encoding=dape", "encoding.inner=fire"], "per_layer=false inner_options.threshold=null", "dape-s0-5e3f2aee"),
     (["encoding=t5"], "rate=1", "t5-s0-e27fce76"),
     (["encoding=temperature", "encoding.inner=t5"], "inner_options.rate=1", "temperature-s0-ef7b668e"),
 ]
@@ -210,7 +213,8 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
 
 
 def test_an_inner_option_given_at_its_former_default_is_found_by_the_name_it_had() -> None:
-    config = composed("encoding=dape", "encoding.inner=fire", "encoding.inner_options.threshold=null")
+    former = ["encoding.per_layer=false", "encoding.inner_options.threshold=null"]
+    config = composed("encoding=dape", "encoding.inner=fire", *former)
     assert run_ids(config) == ("dape-s0-5e3f2aee", "dape-s0-0acedac0", "dape-s0-17664b9c", "dape-s0-23b1d775")
 
 

@@ -732,17 +732,30 @@ def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_fir
 # -- dape --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("per_layer", [True, False])
 @pytest.mark.parametrize("inner", ["kerple_log", "fire", "fox"])
-def test_dape_whose_network_says_nothing_is_the_encoding_inside(inner: str) -> None:
-    dape = schemes.build("dape", {"inner": inner}, SHAPE)
+def test_dape_whose_network_says_nothing_is_the_encoding_inside(inner: str, per_layer: bool) -> None:
+    dape = schemes.build("dape", {"inner": inner, "per_layer": per_layer}, SHAPE)
     with torch.no_grad():
         for key, parameter in dape.named_parameters():
             if key.startswith("networks.") and ".2." in key:
                 parameter.zero_()
     assert dape.hooks == {"prepare", "scores"}  # and nothing at the input or in positions
     q, k, v, x = inputs()
-    expected = attention(dape.inners[0], q, k, v, x, counting(), 2)
+    alone, layer = (dape.inners[2], 0) if per_layer else (dape.inners[0], 2)
+    expected = attention(alone, q, k, v, x, counting(), layer)
     torch.testing.assert_close(attention(dape, q, k, v, x, counting(), 2, consecutive=True), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["dape", "dape_v2"])
+def test_each_layer_of_dape_has_kerple_numbers_of_its_own_as_in_the_authors_code(name: str) -> None:
+    # uniform in 0 .. 2 and in 0 .. 1, per head
+    shape = dataclasses.replace(SHAPE, d_model=2048, n_heads=256)
+    inners = encodings.build(name, shape).inners
+    assert len(inners) == shape.n_layers
+    numbers = torch.stack([torch.stack([inner.r1 / 2, inner.r2]) for inner in inners])  # (layers, 2, heads)
+    assert numbers.unique().numel() > 0.99 * numbers.numel()
+    assert ((numbers >= 0) & (numbers < 1)).all() and (numbers.mean(-1) - 0.5).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("inner", ["rope", "shaw", "none", "cope", "randomized"])

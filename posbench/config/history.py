@@ -16,6 +16,8 @@ from typing import Any
 
 # Options that came later, whose default is not their neutral value: "encoding/<name>.option".
 _STARTS: dict[str, Any] = {
+    "encoding/dape.per_layer": False,
+    "encoding/dape_v2.per_layer": False,
     "encoding/selective_rope.start": "torch",
     "encoding/t5.rate": 1.0,
 }
@@ -78,11 +80,11 @@ def without_neutral(container: Mapping[str, Any], inner: bool = True) -> dict[st
     """The same without the later keys that have their neutral values, nor sections that then hold nothing.
 
     Args:
-        inner: leave out the options of inner encodings that have their former defaults, too.
+        inner: leave out the older options of inner encodings that have their former defaults, too.
     """
     rest = copy.deepcopy(dict(container))
-    for name, options in _inner(rest.get("encoding")) if inner else ():
-        for option, former in _former(name).items():
+    for name, options in _inner(rest.get("encoding")):
+        for option, former in _former(name, FORMER if inner else _STARTS).items():
             _drop(options, [option], former)
     for path, neutral in _added(rest):
         _drop(rest, path, neutral)
@@ -128,6 +130,7 @@ def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _inner(options)
 
 
-def _former(name: str) -> dict[str, Any]:
+def _former(name: str, known: Mapping[str, Any] = FORMER) -> dict[str, Any]:
+    """The former defaults of an encoding's options."""
     start = f"encoding/{name}."
-    return {key.removeprefix(start): value for key, value in FORMER.items() if key.startswith(start)}
+    return {key.removeprefix(start): value for key, value in known.items() if key.startswith(start)}

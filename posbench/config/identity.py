@@ -23,8 +23,8 @@ def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> 
     Keys that came later count only where they are not neutral (`config.history`), so they rename no earlier run.
 
     Args:
-        former: count options of inner encodings that have their former defaults. A run that was given one then has this
-            name.
+        former: count older options of inner encodings that have their former defaults. A run that was given one at that
+            time has this name.
     """
     left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
     shaping = without_neutral(to_container(config), inner=not former)

@@ -4,9 +4,10 @@ For each pair of query and key, a small network reads the logits and a static bi
 
     logits_ij = z_ij + b_ij + W2 · leaky_relu(W1 · [z_ij ; b_ij] + c1) + c2,   z_ij = q_i·k_j / sqrt(d)
 
-z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H. The bias b is the inner
-encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). With W2 = 0 and c2 = 0 this is
-the inner encoding.
+z and b are vectors over the heads. Each layer has its own network, 2H -> hidden -> H, and, as in the authors' code, an
+inner encoding of its own (`per_layer: false`: one for all layers, with what it shares among them). The bias b is the
+inner encoding's, unchanged (the authors' code makes the activation of an inner FIRE leaky). With W2 = 0 and c2 = 0 this
+is the inner encoding.
 
 Every pair runs through the network, so this costs many times as much as the inner encoding.
 
@@ -31,11 +32,18 @@ BIASES = frozenset({"prepare", "distance_bias", "bias", "additions"})  # the hoo
 
 class DAPE(Wrapper):
     def __init__(
-        self, shape: Shape, inner: str = "kerple_log", inner_options: dict[str, Any] = NO_OPTIONS, hidden: int = 32
+        self,
+        shape: Shape,
+        inner: str = "kerple_log",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        hidden: int = 32,
+        per_layer: bool = True,
     ) -> None:
         super().__init__(shape)
         self.expect(hidden >= 1, "hidden", hidden, "at least 1")
-        self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
+        one = dataclasses.replace(shape, n_layers=1)
+        shapes = [one] * shape.n_layers if per_layer else [shape]
+        self.adopt([build_inner(inner, each, inner_options, "encoding.inner_options") for each in shapes])
         found = self.inner_encodings[0].hooks
         if not (found <= BIASES and found & {"distance_bias", "bias"}):
             raise UserError(f"encoding.inner is '{inner}': expected one that only adds a bias, such as alibi")
@@ -52,7 +60,7 @@ class DAPE(Wrapper):
         return self, layer
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        inner, own_layer = self.inner_encodings[0].at(layer)
+        inner, own_layer = self._inner(layer)
         return inner.prepare(q, k, x, positions, own_layer)
 
     def scores(self, logits: Tensor, rows: Rows) -> Tensor:
@@ -62,9 +70,15 @@ class DAPE(Wrapper):
             adapted: Tensor = self.networks[rows.layer](seen)
             return logits + bias + adapted.movedim(-1, 1)
 
+    def _inner(self, layer: int) -> tuple[Encoding, int]:
+        """The inner encoding for a layer, and the layer's number within it."""
+        if len(self.inners) == 1:
+            return self.inner_encodings[0].at(layer)
+        return self.inner_encodings[layer].at(0)
+
     def _bias(self, rows: Rows) -> Tensor:
         """The bias of the inner encoding, broadcastable to (B, H, Tq, Tk)."""
-        inner, own_layer = self.inner_encodings[0].at(rows.layer)
+        inner, own_layer = self._inner(rows.layer)
         by_distance = inner.distance_bias(rows.distance, own_layer)
         if by_distance is not None:
             return by_distance.movedim(0, 1)

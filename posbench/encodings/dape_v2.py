@@ -37,8 +37,9 @@ class DAPEV2(DAPE):
         inner_options: dict[str, Any] = NO_OPTIONS,
         hidden: int = 32,
         kernel: int = 3,
+        per_layer: bool = True,
     ) -> None:
-        super().__init__(shape, inner, inner_options, hidden)
+        super().__init__(shape, inner, inner_options, hidden, per_layer)
         self.expect(kernel >= 1 and kernel % 2 == 1, "kernel", kernel, "an odd number of keys")
         self.reach = kernel // 2  # keys to either side
         self.networks = nn.ModuleList(

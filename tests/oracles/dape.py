@@ -1,5 +1,6 @@
 """Plain loops: the network run at every pair, on the bias that the oracle of the encoding inside gives."""
 
+import dataclasses
 import importlib
 
 import torch
@@ -12,6 +13,7 @@ CASES = [
     {"inner": "alibi", "hidden": 5},
     {"inner": "fire", "inner_options": {"threshold": 5.0}},
     {"inner": "fox"},
+    {"per_layer": False},
 ]
 PARTLY_UNUSED = "what shifts whole rows, the last constants; FIRE's hidden units that are off at every distance"
 
@@ -24,7 +26,12 @@ def parameter_count(shape, options):
 
 def inner_count(shape, options):
     inner = importlib.import_module(f"oracles.{options['inner']}")
-    return inner.parameter_count(shape, options["inner_options"]) if hasattr(inner, "parameter_count") else 0
+    if not hasattr(inner, "parameter_count"):
+        return 0
+    if not options["per_layer"]:
+        return inner.parameter_count(shape, options["inner_options"])
+    one = dataclasses.replace(shape, n_layers=1)
+    return shape.n_layers * inner.parameter_count(one, options["inner_options"])
 
 
 def reads_positions(options):
@@ -34,10 +41,11 @@ def reads_positions(options):
 def inner_bias(parameters, shape, options, q, k, v, x, positions, layer, causal):
     """The bias of the encoding inside, broadcastable to (B, H, T, T)."""
     inner = importlib.import_module(f"oracles.{options['inner']}")
-    inside = "inners.0."
+    inside = f"inners.{layer}." if options["per_layer"] else "inners.0."
     own = {key.removeprefix(inside): value for key, value in parameters.items() if key.startswith(inside)}
     given = _DEFAULTS[options["inner"]] | options["inner_options"]
-    bias = inner.reference(own, shape, given, q, k, v, x, positions, layer, causal)["bias"]
+    own_layer = 0 if options["per_layer"] else layer
+    bias = inner.reference(own, shape, given, q, k, v, x, positions, own_layer, causal)["bias"]
     if options["inner"] in ("alibi", "fox"):  # their oracles leave a constant per row open: theirs is 0 at the query
         bias = bias - bias.expand(*bias.shape[:-2], *q.shape[2:3] * 2).diagonal(dim1=-2, dim2=-1)[..., None]
     return bias
