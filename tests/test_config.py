@@ -171,6 +171,13 @@ def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch:
 NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
 # Overrides, the options whose default changed, at the former one, and the run's name from before: literals, as above.
 MOVED = [
+    (["encoding=path"], "silu=false start=torch", "path-s0-92e0d9a7"),
+    (["encoding=path_fox"], "silu=false start=torch", "path_fox-s0-51fb9274"),
+    (
+        ["encoding=canon", "encoding.inner=path"],
+        "inner_options.silu=false inner_options.start=torch",
+        "canon-s0-127c528d",
+    ),
     (["encoding=dape"], "per_layer=false", "dape-s0-a4c0961b"),
     (["encoding=dape_v2"], "per_layer=false", "dape_v2-s0-521b47e8"),
     (["encoding=temperature", "encoding.inner=dape_v2"], "inner_options.per_layer=false", "temperature-s0-441b26e7"),

@@ -1,6 +1,9 @@
 """What is particular to one scheme: worked numbers, limits in which it becomes another one, its own messages."""
 
+import ast
+import importlib.util
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -367,6 +370,27 @@ def test_selective_rope_starts_with_its_authors_small_weights_and_turns_hardly_a
 
 
 # -- PaTH -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["path", "path_fox"])
+def test_path_starts_as_in_its_authors_models(name: str) -> None:
+    # fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation 0.02, biases 0.
+    encoding = encodings.build(name, Shape(128, 4, 3, 64))
+    for part in ("down", "up", "convolution", "beta"):
+        weights = torch.cat([encoding.get_parameter(f"{part}.{layer}.weight").flatten() for layer in range(3)])
+        assert float(weights.std()) == pytest.approx(0.02, rel=0.1) and float(weights.mean().abs()) < 0.002
+        assert weights.unique().numel() > 0.99 * weights.numel()
+    assert not any(encoding.get_parameter(f"beta.{layer}.bias").any() for layer in range(3))
+    assert encoding.silu  # its layer leaves the activation of fla's convolution at the default
+    found = importlib.util.find_spec("fla")
+    if found and found.origin:
+        code = (Path(found.origin).parent / "modules/causal_conv1d/ops.py").read_text(encoding="utf-8")
+        (layer,) = [node for node in ast.walk(ast.parse(code)) if getattr(node, "name", "") == "ShortConvolution"]
+        assert "activation: str | None='silu'" in ast.unparse(layer)
+    torch.manual_seed(0)
+    former = encodings.build(name, Shape(128, 4, 3, 64), {"start": "torch"})
+    torch.manual_seed(0)
+    assert torch.equal(former.get_parameter("down.0.weight"), nn.Linear(128, 32, bias=False).weight)
 
 
 def path_by_products(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any
 
 # Options that came later, whose default is not their neutral value: "encoding/<name>.option".
 _STARTS: dict[str, Any] = {
+    "encoding/path.start": "torch",
+    "encoding/path_fox.start": "torch",
     "encoding/dape.per_layer": False,
     "encoding/dape_v2.per_layer": False,
     "encoding/selective_rope.start": "torch",
@@ -37,6 +39,8 @@ ADDED: dict[str, Any] = {
 FORMER: dict[str, Any] = {
     **_STARTS,
     "encoding/fire.threshold": None,
+    "encoding/path.silu": False,
+    "encoding/path_fox.silu": False,
     "encoding/selective_rope.rank": 16,
 }
 

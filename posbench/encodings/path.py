@@ -5,7 +5,7 @@ and each matrix depends on its token:
 
     logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),        H_t = I - beta_t w_t w_tᵀ
 
-w_t is a unit vector made from the layer's input (low rank 32, then a causal convolution over three tokens), and beta_t
+w_t is a unit vector made from the input (low rank 32, a causal convolution over three tokens, a SiLU), and beta_t
 = 2 sigmoid(.) lies in (0, 2) per head: 0 keeps the key, 1 projects w_t away, 2 reflects. Order is that of the tokens;
 position numbers are not used. Without a mask, a key after the query meets the empty product.
 
@@ -16,8 +16,8 @@ No product is ever formed. With Q, K, W, B = diag(beta) over the visible tokens,
 solved by blocks of keys from the right, since a key meets only the tokens to its right.
 
 Source: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations" (2025),
-arXiv:2505.16381. Without its forget gate, which `path_fox` has. The authors' layer puts a SiLU after the convolution:
-option `silu`.
+arXiv:2505.16381. Without its forget gate, which `path_fox` has. SiLU and start are those of the authors' layer in fla:
+weights normal with deviation 0.02. `silu: false` leaves the SiLU out, and `start: torch` gives torch's first weights.
 Beyond training length: defined everywhere; longer products than trained, of matrices that never enlarge a vector.
 Checked against: fla naive_path_attn, and the product of matrices in a plain loop.
 """
@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
@@ -37,7 +38,7 @@ EPS = 1e-12  # lower bound of the length in normalisation
 class PaTH(Encoding):
     additive_scores = True
 
-    def __init__(self, shape: Shape, rank: int = 32, silu: bool = False) -> None:
+    def __init__(self, shape: Shape, rank: int = 32, silu: bool = True, start: starts.Start = "normal") -> None:
         super().__init__(shape)
         self.expect(rank >= 1, "rank", rank, "at least 1")
         width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
@@ -46,6 +47,7 @@ class PaTH(Encoding):
         self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
         self.convolution = nn.ModuleList(nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers)
         self.beta = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
+        starts.start(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""

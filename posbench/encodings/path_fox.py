@@ -19,13 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.encodings import _start as starts
 from posbench.encodings.base import Rows, Shape
 from posbench.encodings.path import PaTH
 
 
 class PaTHFoX(PaTH):
-    def __init__(self, shape: Shape, rank: int = 32, silu: bool = False, gate_bias: float = 0.0) -> None:
-        super().__init__(shape, rank, silu)
+    def __init__(
+        self,
+        shape: Shape,
+        rank: int = 32,
+        silu: bool = True,
+        start: starts.Start = "normal",
+        gate_bias: float = 0.0,
+    ) -> None:
+        super().__init__(shape, rank, silu, start)
         self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")
         self.gate = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02)
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))

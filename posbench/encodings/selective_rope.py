@@ -21,18 +21,17 @@ Checked against: plain loops from the authors' description; with a bias alone, i
 """
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
+from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
 
 TOKENS = 4  # width of the convolution
-STD = 0.02  # of weights at the start
 
 
 class SelectiveRoPE(Encoding):
@@ -44,7 +43,7 @@ class SelectiveRoPE(Encoding):
         rank: int = 32,
         bias: bool = False,
         gate: bool = False,
-        start: Literal["normal", "torch"] = "normal",
+        start: starts.Start = "normal",
     ) -> None:
         super().__init__(shape)
         self.expect(1 < base < math.inf, "base", base, "a number above 1")
@@ -57,12 +56,7 @@ class SelectiveRoPE(Encoding):
         self.convolution = nn.ModuleList(nn.Conv1d(pairs, pairs, TOKENS, groups=pairs, bias=False) for _ in layers)
         self.constant = nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
         self.gate = nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers) if gate else None
-        if start == "normal":
-            for name, parameter in self.named_parameters():
-                if name.endswith(".weight"):
-                    nn.init.normal_(parameter, std=STD)
-                elif name.endswith(".bias"):
-                    nn.init.zeros_(parameter)
+        starts.start(self, start)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         if x is None:

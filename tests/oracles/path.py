@@ -4,7 +4,7 @@ import torch
 
 from oracles import third_party_file
 
-CASES = [{}, {"rank": 4, "silu": True}]
+CASES = [{}, {"rank": 4, "silu": False}]
 CAUSAL = (True,)
 
 

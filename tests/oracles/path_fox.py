@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from oracles import path
 
-CASES = [{}, {"rank": 4, "silu": True, "gate_bias": 2.0}]
+CASES = [{}, {"rank": 4, "silu": False, "gate_bias": 2.0}]
 CAUSAL = (True,)
 
 
