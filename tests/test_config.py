@@ -171,6 +171,8 @@ def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch:
 NESTED = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
 # Overrides, the options whose default changed, at the former one, and the run's name from before: literals, as above.
 MOVED = [
+    (["encoding=abacus"], "others=random", "abacus-s0-ad0f8de4"),
+    (["encoding=temperature", "encoding.inner=abacus"], "inner_options.others=random", "temperature-s0-97d16476"),
     (["encoding=path"], "silu=false start=torch", "path-s0-92e0d9a7"),
     (["encoding=path_fox"], "silu=false start=torch", "path_fox-s0-51fb9274"),
     (

@@ -441,6 +441,18 @@ def test_abacus_numbers_the_digits_of_each_number_and_in_training_begins_anywher
     assert remark.startswith("abacus: no token of the vocabulary is a digit by itself")
 
 
+def test_abacus_starts_as_the_encoding_inside_on_tokens_that_are_no_digits() -> None:
+    shape = dataclasses.replace(SHAPE, vocabulary=("a", "1", " 12"))
+    ids, x = torch.tensor([[0, 1, 1, 2, 0]]), torch.randn(1, 5, SHAPE.d_model)
+    added = encodings.build("abacus", shape).eval().embed(x, counting(5), ids) - x
+    assert not added[:, [0, 3, 4]].any() and added[:, [1, 2]].abs().sum(-1).min() > 0
+    torch.manual_seed(0)
+    zero = encodings.build("abacus", shape).table
+    torch.manual_seed(0)
+    drawn = encodings.build("abacus", shape, {"others": "random"}).table  # the authors'
+    assert torch.equal(zero[1:], drawn[1:]) and float(drawn[0].std()) == pytest.approx(shape.token_rms, rel=0.5)
+
+
 def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same() -> None:
     def drawn(seed: int) -> list[int]:
         with torch.random.fork_rng(devices=[]):

@@ -16,6 +16,7 @@ from typing import Any
 
 # Options that came later, whose default is not their neutral value: "encoding/<name>.option".
 _STARTS: dict[str, Any] = {
+    "encoding/abacus.others": "random",
     "encoding/path.start": "torch",
     "encoding/path_fox.start": "torch",
     "encoding/dape.per_layer": False,
