@@ -227,6 +227,12 @@ def test_an_inner_option_given_at_its_former_default_is_found_by_the_name_it_had
     assert run_ids(config) == ("dape-s0-5e3f2aee", "dape-s0-0acedac0", "dape-s0-17664b9c", "dape-s0-23b1d775")
 
 
+def test_a_later_option_that_changes_nothing_renames_no_run() -> None:
+    assert run_id(composed("encoding=liere")) == "liere-s0-ac9984cf"
+    assert run_id(composed("encoding=temperature", "encoding.inner=liere")) == "temperature-s0-94108e7a"
+    assert run_id(composed("encoding=liere", "encoding.block=8")) != "liere-s0-ac9984cf"
+
+
 def test_a_run_is_found_by_its_old_name_where_it_stands_there(tmp_path: Path) -> None:
     config = load_saved(STORED)
     new, old = (tmp_path / name for name in run_ids(config))

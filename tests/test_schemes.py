@@ -369,6 +369,21 @@ def test_selective_rope_starts_with_its_authors_small_weights_and_turns_hardly_a
     assert float((turned - q).abs().max()) < 0.05 < float((far - q).abs().max())
 
 
+# -- LieRE -------------------------------------------------------------------------------------------------------------
+
+
+def test_liere_in_blocks_of_8_as_in_the_authors_scripts_turns_each_block_by_itself() -> None:
+    encoding = build("liere", Shape(64, 2, 1, 16), block=8)
+    assert encoding.above.shape == (1, 2, 4, 28) and encoding.above.min() >= 0 and encoding.above.max() <= 2 * math.pi
+    q = torch.zeros(1, 2, 16, 32)
+    q[..., 8:16] = torch.randn(1, 2, 16, 8)
+    turned, _ = encoding.rotate(q, q, None, torch.arange(16)[None], 0)
+    assert not turned[..., :8].any() and not turned[..., 16:].any()
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
+    with pytest.raises(OptionError, match=r"^encoding.block is 5 for 'liere': expected a divisor of the 32 channels"):
+        build("liere", Shape(64, 2, 1, 16), block=5)
+
+
 # -- PaTH -------------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ ADDED: dict[str, Any] = {
     "encoding/canon.inner_options": {},
     "encoding/cca.inner": "none",
     "encoding/cca.inner_options": {},
+    "encoding/liere.block": None,
 }
 
 # Options of inner encodings: the default of before. Every configuration of an encoding itself names all its options.

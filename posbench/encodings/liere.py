@@ -10,7 +10,8 @@ d(d-1)/2 numbers above the diagonal of A start uniform between 0 and 2π. Positi
 authors' in lengths of an image: L tokens have the angles of L patches, and longer texts go beyond these.
 
 Source: Ostmeier et al., "LieRE: Lie Rotational Positional Encodings" (2024), arXiv:2406.10322, and the authors' code,
-in one dimension; a matrix per layer and head is what its scripts for ImageNet ask for.
+in one dimension. The paper's matrices are dense, as here; a matrix per layer and head is what its scripts for ImageNet
+ask for. These also give A blocks of 8 channels along its diagonal (`block: 8`), which cost less and turn less freely.
 Beyond training length: defined everywhere; slow planes reach angles never seen in training.
 Checked against: torch's matrix exponential at each position.
 """
@@ -24,7 +25,10 @@ from posbench.encodings.base import Shape
 
 
 class LieRE(Skew):
-    def __init__(self, shape: Shape, per_head: bool = True) -> None:
-        super().__init__(shape, shape.head_dim, shape.n_heads if per_head else 1)
+    def __init__(self, shape: Shape, per_head: bool = True, block: int | None = None) -> None:
+        super().__init__(shape, shape.head_dim if block is None else max(1, block), shape.n_heads if per_head else 1)
+        fits = block is None or (block >= 2 and shape.head_dim % block == 0)
+        expected = f"a divisor of the {shape.head_dim} channels of a head, at least 2, or null for all of them"
+        self.expect(fits, "block", block, expected)
         with torch.no_grad():
             self.above.uniform_(0, 2 * math.pi)
