@@ -6,8 +6,9 @@ pairs of channels, at learned speeds:
     f_p = base^(-2p/d) · exp(alpha_lp / c),   alpha_lp = 0 at first, for layer l and pair p
 
 It starts as RoPE. The divisor c makes the optimizer's steps on log frequencies c times smaller. The authors' code
-learns c·ln f_p itself, which shifts the parameter only, and turns the other way round, which changes no logit. Their
-norm of queries and keys is left out.
+learns c·ln f_p itself, which shifts the parameter only, and turns the other way round. That changes the logits of given
+q and k, but not what can be learned: with one channel of each pair negated, they are the same. Their norm of queries
+and keys is left out.
 
 Source: Zhang et al., "Group Representational Position Encoding" (2025), arXiv:2512.07805, section 3, without the planes
 that are learned; c is that of the authors' code.
