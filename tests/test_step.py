@@ -23,6 +23,7 @@ from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.kernels.fused import fusible, fusing
 from posbench.model.gpt import GPT, build
 from posbench.processes import World
+from posbench.training import journal
 from posbench.training.compilation import is_compiled
 from posbench.training.step import Learner, LossScale, begin_update, learner_for, update
 
@@ -97,6 +98,22 @@ def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config, inside: bo
     assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)  # weight decay adds a little
     slow = learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("t5", {"rate": 1.0})))
     assert [len(each.optimizer.param_groups) for each in (one, slow)] == [3, 2]
+
+
+def test_a_resumed_table_keeps_its_rate_and_a_state_of_another_rate_is_refused(tiny_config: Config) -> None:
+    def of(**options: float) -> Learner:
+        return learner(dataclasses.replace(tiny_config, encoding=EncodingConfig("t5", dict(options))))
+
+    whole, first, second = of(), of(), of()
+    trained(whole, 4)
+    trained(first, 2)
+    second.model.load_state_dict(first.model.state_dict())
+    assert journal._took(second.optimizer, first.optimizer.state_dict())
+    for step in (2, 3):
+        update(second, batch(step), step, 1e-2)
+    assert torch.equal(weights(second), weights(whole))
+    assert not journal._took(of(rate=3.0).optimizer, first.optimizer.state_dict())
+    assert not journal._took(of(rate=1.0).optimizer, first.optimizer.state_dict())
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
