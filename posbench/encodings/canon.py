@@ -3,9 +3,12 @@
     a'_t = a_t + sum over s = 0 .. width-1 of w_s a_(t-s),   for a in q, k and v; every channel has its own weights w
 
 Order enters because the query, key and value of a token depend on the tokens before it. Farther keys have no order
-unless the option `inner` names another encoding, which then gets the convolved q, k and v. A Canon layer at this place
-("B") has the convolution on q, k and v; Inkling has it on k and v only: option `convolved`. Both have further ones
-elsewhere in the block, and position codes beside them.
+unless the option `inner` names another encoding, which then gets the convolved q, k and v.
+
+This is the second of the author's four places in a block, Canon-B. The others are outside of attention, where an
+encoding has no part: A on the attention's input, C on the feed-forward part's input, and D within that part. His full
+Canon models have all four, with RoPE or without. What is measured here says how B alone does. Inkling has the
+convolution on k and v only: option `convolved`.
 
 Source: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers" (2025),
 arXiv:2512.17351. The weights start as those of torch's Conv1d, as in the author's code.
