@@ -47,4 +47,5 @@ def test_two_groups_are_seen_and_one_group_is_not() -> None:
     assert two_groups([0.02, 0.03, 0.9, 0.95, 0.97])
     assert not two_groups([0.2, 0.3, 0.4, 0.5, 0.6])
     assert not two_groups([0.001, 0.002, 0.05, 0.051])  # apart, by less than matters
-    assert not two_groups([0.1, 0.1, 0.1, 0.1, 0.9])  # one that lies apart is not a group
+    assert two_groups([0.80, 0.83, 0.84, 0.88, 1.26])  # one against the rest: the published sinusoids
+    assert not two_groups([0.80, 0.83, 0.84, 0.88, 1.02])  # farther from the rest than its range, by less than twice

@@ -75,16 +75,18 @@ def permutation(first: Sequence[float], second: Sequence[float]) -> Exact:
 # -- planning ----------------------------------------------------------------------------------------------------------
 
 
-def needed(sd: float, difference: float) -> int:
-    """Seeds, or documents, to find a difference with 80 % power at the 5 % level, by a two-sided t-test.
+def needed(sd: float, difference: float, level: float = 0.05) -> int:
+    """Seeds, or documents, to find a difference with 80 % power by a two-sided t-test at this level.
 
-    n = ((t(.975) + t(.80)) sd / difference)^2 with n - 1 degrees of freedom; `sd` is the SD of one seed or document in
-    the tested measure; for a paired difference, the SD of the differences.
+    n = ((t(1 - level / 2) + t(.80)) sd / difference)^2 with n - 1 degrees of freedom; `sd` is the SD of one seed or
+    document in the tested measure; for a paired difference, the SD of the differences.
     """
     from scipy import special
 
-    n = max(2, math.floor((2.8 * sd / difference) ** 2))  # z(.975) + z(.80) = 2.8
-    while n < ((special.stdtrit(n - 1, 0.975) + special.stdtrit(n - 1, 0.80)) * sd / difference) ** 2:
+    share = 1 - level / 2
+    z = float(special.ndtri(share) + special.ndtri(0.80))
+    n = max(2, math.floor((z * sd / difference) ** 2))
+    while n < ((special.stdtrit(n - 1, share) + special.stdtrit(n - 1, 0.80)) * sd / difference) ** 2:
         n += 1
     return n
 
@@ -95,13 +97,17 @@ def needed(sd: float, difference: float) -> int:
 def two_groups(values: Sequence[float], least_gap: float = 0.1) -> bool:
     """Whether outcomes fall into two groups, which a mean would hide; then points are shown instead.
 
-    The criterion: the widest gap between neighbours is at least half of the range and at least `least_gap`, with two
-    values or more on either side. It is a hint to look at the points and no test: five normal values with a spread much
-    larger than `least_gap` meet it one time in six, ten values one in a hundred.
+    The widest gap between neighbours is at least `least_gap`. With two values or more on either side it is at least
+    half of the range; with one value on a side, at least twice the range of the rest. It is a hint to look at the
+    points and no test: of five normal values with a spread much larger than `least_gap` one set in six meets the first
+    and one in thirteen the second, of ten values one in a hundred and one in a thousand.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if len(ordered) < 4:
         return False
     gaps = np.diff(ordered)
-    widest = int(gaps[1:-1].argmax()) + 1  # two values on either side
-    return bool(gaps[widest] >= max(least_gap, 0.5 * (ordered[-1] - ordered[0])))
+    widest, whole = gaps.max(), ordered[-1] - ordered[0]
+    if widest < least_gap:
+        return False
+    alone = bool(gaps.argmax() in (0, len(gaps) - 1) and widest >= 2 * (whole - widest))
+    return alone or bool(gaps[1:-1].max() >= max(least_gap, 0.5 * whole))
