@@ -210,7 +210,7 @@ def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
     ActionChains(opened).move_to_element_with_offset(spot, -6, 4).perform()  # near it
     WebDriverWait(opened, 5).until(lambda there: there.find_elements("css selector", "#vg-tooltip-element.visible"))
     said = opened.find_element("css selector", "#vg-tooltip-element").text
-    assert re.fullmatch(r"of sinusoidal\nat 1,024 tokens \(16x\)\nis 5\.\d+ \(95 %: 4\.\d+ to 5\.\d+\)", said)
+    assert re.fullmatch(r"of sinusoidal\nat 1,024 tokens \(16x\)\nis 5\.\d+ \(range of seeds: 5\.\d+ to 5\.\d+\)", said)
 
 
 def test_what_would_flatten_the_others_leaves_the_picture_and_many_curves_have_no_bands(

@@ -40,6 +40,8 @@ class Interval:
     seeds: int
     units: int = 0  # of text; 0: the interval is for this very text
     kind: Units | None = None  # of those units
+    each: tuple[float, ...] = ()  # the mean of every seed, where there are several
+    text: tuple[float, float] = (0.0, 0.0)  # parts of the squared error: over units of text, and of what is left
 
     @property
     def over(self) -> str:
@@ -58,12 +60,16 @@ class Interval:
     @property
     def half(self) -> float:
         """Half of the interval's width."""
-        return _quantile(self.df, 0.975) * self.error if self.error else 0.0
+        return self.half_at(0.05)
 
     @property
     def upper(self) -> float:
         """One-sided upper 95 % bound."""
-        return self.mean + (_quantile(self.df, 0.95) * self.error if self.error else 0.0)
+        return self.mean + self.half_at(0.1)
+
+    def half_at(self, level: float) -> float:
+        """Half of the width of the two-sided interval that misses with this probability."""
+        return _quantile(self.df, 1 - level / 2) * self.error if self.error else 0.0
 
     @property
     def difference_p(self) -> float:
@@ -75,7 +81,7 @@ class Interval:
         return self._below(abs(self.mean) - margin)
 
     def negated(self) -> "Interval":
-        return dataclasses.replace(self, mean=-self.mean)
+        return dataclasses.replace(self, mean=-self.mean, each=tuple(-value for value in self.each))
 
     def _below(self, distance: float) -> float:
         """Probability of a t-value below a distance in nats."""
@@ -176,7 +182,7 @@ def over_seeds(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         raise ValueError("an interval over seeds needs at least two of them")
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(float(np.mean(values)), error, len(values) - 1, len(values))
+    return Interval(float(np.mean(values)), error, len(values) - 1, len(values), each=tuple(map(float, values)))
 
 
 def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
@@ -201,14 +207,19 @@ def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
     mean, residuals = _linearised(sums, counts)
     of_seed, of_unit = residuals.mean(1), residuals.mean(0)
     left = residuals - of_seed[:, None] - of_unit + residuals.mean()
-    df_seeds, df_units = n_seeds - 1, n_units - 1
-    seeds = float(of_seed.var(ddof=1)) / n_seeds
     units = float(of_unit.var(ddof=1)) / n_units
-    both = float((left**2).sum()) / (df_seeds * df_units) / (n_seeds * n_units)
-    variance = max(seeds + units - both, seeds, units)
-    spread = seeds**2 / df_seeds + units**2 / df_units
-    df = variance**2 / spread if spread else df_seeds
-    return Interval(mean, math.sqrt(variance), df, n_seeds, n_units, kind)
+    both = float((left**2).sum()) / ((n_seeds - 1) * (n_units - 1)) / (n_seeds * n_units)
+    values = tuple((mean + of_seed).tolist())
+    found = Interval(mean, 0.0, 0.0, n_seeds, n_units, kind, each=values, text=(units, both))
+    return with_seed_variance(found, float(of_seed.var(ddof=1)), n_seeds - 1)
+
+
+def with_seed_variance(found: Interval, variance: float, df: float) -> Interval:
+    """The interval over seeds, or seeds and text, if single seeds have this variance, known with `df`."""
+    seeds, (units, both), df_units = variance / found.seeds, found.text, max(1, found.units - 1)
+    total = max(seeds + units - both, seeds, units)
+    spread = seeds**2 / df + units**2 / df_units
+    return dataclasses.replace(found, error=math.sqrt(total), df=total**2 / spread if spread else df)
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:

@@ -9,9 +9,12 @@ from posbench.config.external import TrainedElsewhere
 from posbench.errors import PosbenchError, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from posbench.report.comparison.load import Group, RunData
+    from posbench.report.comparison.looks import Look
     from posbench.report.page import Section
     from posbench.show.properties import Properties
 
@@ -22,6 +25,7 @@ class Wanted:
 
     least: float | None = None  # nats per token; a smaller difference is not called better or worse
     columns: str | None = None  # columns of the LaTeX table, comma-separated
+    earlier: "Sequence[Look]" = ()  # the looks of earlier reports
 
 
 def main(
@@ -36,7 +40,7 @@ def main(
     Args:
         paths: run folders, study folders, globs.
         out: folder for the files; default: `report` in the study's folder.
-        least: nats per token; a smaller difference is not called better or worse. None: `summary.LEAST`.
+        least: nats per token; a smaller difference is not called better or worse. None: `claims.LEAST`.
         columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
@@ -112,7 +116,7 @@ def _write(
 ) -> None:
     """Write all files of a report; print the main tables."""
     from posbench.report import csv_files, page, tables, text
-    from posbench.report.comparison import load
+    from posbench.report.comparison import load, looks
 
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
@@ -125,6 +129,7 @@ def _write(
     pieces = [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
     sections: list[Section] = []
+    wanted = dataclasses.replace(wanted, earlier=looks.read(folder / looks.NAME))
     for number, (group, heading) in enumerate(zip(groups, _headings(groups), strict=True), start=1):
         place = folder if number == 1 else folder / f"set-{number}"
         made = _group(group, heading, place, folder, wanted)
@@ -136,6 +141,9 @@ def _write(
     pieces += [text.markdown_table(failed)] if failed.rows else []
     text.write(folder / "report.md", "\n".join(pieces))
     csv_files.write(folder, groups, runs)
+    own = [look for group in groups if group.task is None for look in looks.at(group)]
+    if own:
+        looks.write(folder / looks.NAME, [*wanted.earlier, *own])
     parts, about = [made.part for made in sections], tables.properties(measured)
     text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, about, failed, runs))
 
@@ -157,13 +165,13 @@ def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Sect
     """The part of a report on text: levels and rises of nll."""
     from posbench.report import captions, figures, latex, on_the_way, page, tables
     from posbench.report.answer import answer
-    from posbench.report.comparison import summary
+    from posbench.report.comparison import claims, summary
 
-    least = summary.LEAST if wanted.least is None else wanted.least
-    summaries = summary.summarise(group, least)
+    least = claims.LEAST if wanted.least is None else wanted.least
+    summaries = summary.summarise(group, least, wanted.earlier)
     shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
     more += on_the_way.over_training(group, summaries)
-    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group)
+    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, wanted.earlier)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     behind = " ".join([caption, *notes])
     data = page.curves(group, summaries, figures.baseline(group, summaries))

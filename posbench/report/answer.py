@@ -3,13 +3,17 @@
 from collections.abc import Iterable, Sequence
 
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
+from posbench.report.comparison.claims import MARGIN
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, MARGIN, Summary
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary
 
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:
-    """Two to four sentences from the verdicts of a group; schemes that have not learned are only named."""
+    """A few sentences from the words of a group; schemes that have not learned are only named.
+
+    They speak of the primary figures alone: how far schemes hold, nll at the training length, the rise at 4x.
+    """
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
     sentences = [
@@ -17,6 +21,7 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
         _used(ranked, group.train_length),
         *_against(group, ranked),
         few_seeds(one.n_done for one in ranked),
+        _two_groups(ranked),
     ]
     for gate, why in (
         ("no", "an n-gram model has no more nats at 1x"),
@@ -27,65 +32,92 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
 
 
 def _held(ranked: list[Summary], train_length: int) -> str:
-    """A sentence on how far each scheme holds, the farthest first."""
-    by_reach: dict[tuple[bool, int], list[str]] = {}
+    """A sentence on how far each scheme holds, the farthest first; then what breaks, then what is not resolved."""
+    longest = max((p.length for one in ranked for p in one.plain.points if p.nll is not None), default=train_length)
+    said: dict[tuple[int, int], list[str]] = {}  # order of the part -> labels
     for one in ranked:
         assert one.reach is not None
-        undefined = one.reach.length == train_length and one.plain.undefined_at is not None
-        by_reach.setdefault((undefined, one.reach.length), []).append(one.scheme.label)
-    longest = max((p.length for one in ranked for p in one.plain.points if p.nll is not None), default=train_length)
+        reach, undefined = one.reach, one.plain.undefined_at
+        if reach.length > train_length:
+            said.setdefault((0, -reach.length), []).append(one.scheme.label)
+        if reach.breaks:
+            said.setdefault((1, reach.breaks), []).append(one.scheme.label)
+        if reach.length == train_length and undefined is not None and reach.resolved and reach.breaks is None:
+            said.setdefault((2, train_length), []).append(one.scheme.label)
+        elif not reach.resolved:
+            said.setdefault((3, reach.length), []).append(one.scheme.label)
     parts = []
-    for (undefined, length), names in sorted(by_reach.items(), key=lambda item: (item[0][0], -item[0][1])):
-        alone = len(names) == 1
-        if undefined:
-            parts.append(f"{_listed(names)} {'is' if alone else 'are'} undefined beyond {length:,}")
-        elif length == train_length < longest:
-            parts.append(f"{_listed(names)} {'does' if alone else 'do'} not hold beyond the {length:,} of training")
-        elif length > train_length:
-            tokens = f"{length:,} tokens, {length / train_length:g} times the training length"
-            so_far = ", the longest measured" if length == longest else ""
-            parts.append(f"{_listed(names)} {'holds' if alone else 'hold'} to {tokens}{so_far}")
-    means = f" (a rise of at most {REACH_LIMIT:g} nats per token, by its upper bound)" if longest > train_length else ""
+    for (kind, number), names in sorted(said.items()):
+        length, alone = abs(number), len(names) == 1
+        times = f"{length:,} tokens, {length / train_length:g} times the training length"
+        so_far = ", the longest measured" if length == longest else ""
+        open_after = f"{'is' if alone else 'are'} not resolved beyond {length:,}"
+        words = (
+            f"{'holds' if alone else 'hold'} to {times}{so_far}",
+            f"{'breaks' if alone else 'break'} at {times}",
+            f"{'is' if alone else 'are'} undefined beyond {length:,}",
+            open_after,
+        )
+        parts.append(f"{_listed(names)} {words[kind]}")
+    means = f" (a rise of at most, or above, {REACH_LIMIT:g} nats per token, by joint bounds)"
     return f"{'; '.join(parts)}{means}." if parts and longest > train_length else ""
 
 
 def _used(ranked: list[Summary], train_length: int) -> str:
-    """A sentence on how much of its training length each scheme uses, the most first."""
+    """A sentence on the schemes that need less than the training length, the most first."""
     by_use: dict[int, list[str]] = {}
     for one in ranked:
-        if one.uses is not None:
+        if one.uses is not None and one.uses < train_length:
             by_use.setdefault(one.uses, []).append(one.scheme.label)
     parts = [
-        f"{_listed(names)} {'uses' if len(names) == 1 else 'use'} {f'{n:,}' if n < train_length else 'all'}"
+        f"{_listed(names)} {'needs' if len(names) == 1 else 'need'} at most {n:,}"
         for n, names in sorted(by_use.items(), reverse=True)
     ]
-    means = f"less context costs more than {USES_LIMIT:g} nats per token, by the upper bound"
+    means = f"with so many, nll is higher by at most {USES_LIMIT:g} nats per token, by joint bounds"
     return f"Of the {train_length:,} tokens of training, {'; '.join(parts)} ({means})." if parts else ""
 
 
 def _against(group: Group, ranked: list[Summary]) -> list[str]:
-    """Sentences on the training length, and on what is not resolved."""
+    """Sentences on the two endpoints, and on what is not resolved."""
     found = {one.scheme.label: one.endpoints for one in ranked if one.endpoints and one.endpoints.verdict.at_one}
     if group.reference is None or not found:
         return []
     costs: dict[str, list[str]] = {"better": [], "worse": [], "equivalent": [], "small": []}
+    rises: dict[str, list[str]] = {"better": [], "less": [], "worse": [], "small": []}
     unresolved: dict[str, list[str]] = {"1x": [], f"{ENDPOINT_RATIO}x": []}
     for label, one in found.items():
         at_one, beyond = one.verdict.at_one, one.verdict.beyond
-        if one.nll and at_one in costs:
-            by = "" if at_one == "equivalent" else f" by {abs(one.nll.mean):.3f}"
-            costs[at_one].append(f"{label}{by}")
-        for where, settled, interval in zip(unresolved, (at_one, beyond), (one.nll, one.rise), strict=True):
-            if settled == "open" and interval:
-                unresolved[where].append(f"{label} ({interval.mean:+.3f} ± {interval.half:.3f})")
-    words = {"equivalent": f"equivalent within {MARGIN:g}", "small": "different by too little to matter"}
-    said = [f"{words.get(kind, kind)}: {_listed(labels)}" for kind, labels in costs.items() if labels]
+        for words, word, interval in ((costs, at_one, one.nll), (rises, beyond, one.rise)):
+            if interval and word in words:
+                by = "" if word in ("equivalent", "small") else f" by {abs(interval.mean):.3f}"
+                words[word].append(f"{label}{by}")
+        for where, settled, bounds in zip(unresolved, (at_one, beyond), (one.nll_bounds, one.rise_bounds), strict=True):
+            if settled == "open" and bounds:
+                unresolved[where].append(f"{label} ({bounds.low:+.3f} to {bounds.high:+.3f})")
+    at_one_words = {"equivalent": f"equivalent within {MARGIN:g}", "small": "different by too little to matter"}
+    beyond_words = {
+        "better": "extrapolates better",
+        "less": "rises less",
+        "worse": "extrapolates worse",
+        "small": "different by too little to matter",
+    }
     open_at = [f"at {where} {_listed(labels)}" for where, labels in unresolved.items() if labels]
-    against = f"Against {group.reference.label} at {group.train_length:,} tokens, in nats per token, "
+    against = f"Against {group.reference.label}"
     return [
-        f"{against}{'; '.join(said)}." if said else "",
+        _words(f"{against} at {group.train_length:,} tokens, in nats per token", costs, at_one_words),
+        _words(f"{against}, in the rise at {ENDPOINT_RATIO}x", rises, beyond_words),
         f"Not resolved, which is not equal: {'; '.join(open_at)}." if open_at else "",
     ]
+
+
+def _words(about: str, said: dict[str, list[str]], words: dict[str, str]) -> str:
+    parts = [f"{words.get(kind, kind)}: {_listed(labels)}" for kind, labels in said.items() if labels]
+    return f"{about}, {'; '.join(parts)}." if parts else ""
+
+
+def _two_groups(ranked: list[Summary]) -> str:
+    names = [one.scheme.label for one in ranked if one.bimodal]
+    return f"Seeds in two groups, so that a mean says little (see the points): {_listed(names)}." if names else ""
 
 
 def few_seeds(of_each: Iterable[int]) -> str:
@@ -95,7 +127,7 @@ def few_seeds(of_each: Iterable[int]) -> str:
         return ""
     if seeds == 1:
         return f"With one seed this speaks for these checkpoints only; a verdict takes {SEEDS_FOR_A_CLAIM} seeds."
-    return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}."
+    return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}. For rises take ten."
 
 
 def _unlearned(unlearned: list[Summary], why: str) -> str:

@@ -1,5 +1,6 @@
 """The captions of a set of runs: the data behind the figures, and notes for the reader."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from posbench.config.external import ModelElsewhere, TrainedElsewhere
@@ -7,10 +8,13 @@ from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
-from posbench.report.comparison import load, rates
+from posbench.report.comparison import load, looks, rates
+from posbench.report.comparison.claims import ALPHA, SPENT
 from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing
-from posbench.report.comparison.summary import Summary
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
+from posbench.report.comparison.summary import SeedRange, Summary
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # most commands that are all listed
@@ -77,14 +81,26 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
     banded = "; ".join(words for words, there in bands.items() if there)
     few = f"; the page draws them for up to {families.MOST_TOGETHER} curves at a time" if families_apart else ""
     said = "; ".join(words for words, there in marks.items() if there)
+    ranges = any(isinstance(point.rise, SeedRange) or isinstance(point.band, SeedRange) for point in points)
+    instead = f", the range of seeds where they are fewer than {SEEDS_FOR_A_CLAIM}" if ranges else ""
     return [
-        *([f"Bands: 95 %, {banded}{few}."] if banded else []),
+        *([f"Bands: 95 %, {banded}{instead}{few}."] if banded else []),
         *([f"{said[:1].upper()}{said[1:]}."] if said else []),
     ]
 
 
-def notes_on_text(group: Group) -> list[str]:
+def notes_on_text(group: Group, earlier: Sequence[Look] = ()) -> list[str]:
     notes = []
+    again: dict[int, list[str]] = {}
+    for look in looks.at(group):
+        if (number := looks.number(look, earlier)) > 1:
+            again.setdefault(number, []).append(look.scheme)
+    for number, labels in sorted(again.items()):
+        notes.append(
+            f"Look {number}, since seeds changed after an earlier report: {', '.join(labels)}. Their words go by joint "
+            f"bounds with a chance of error of {ALPHA * SPENT * (1 - SPENT) ** (number - 1):g}, the first look's by "
+            f"{ALPHA * SPENT:g}: adding seeds until a word pleases would find one by luck."
+        )
     blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
     documents = next((documents_of(one) for one in blocks if one), None)
     if documents and documents.warning:

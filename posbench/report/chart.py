@@ -41,6 +41,7 @@ class Dot:
     seed: int | None = None  # None: over seeds
     learned: bool = True
     is_joined: bool = True  # by a line to its neighbours
+    between: str = "95 %"  # what the interval is: of that level, or the range of seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _rows(one: Series, view: str, dots: list[Dot], axes: Axes) -> list[dict[str,
         multiple = f" ({dot.ratio:g}x)" if axes.trained else ""
         at = f"{dot.ratio:g}x" if dot.length is None else f"{dot.length:,} tokens{multiple}"
         seed = "" if dot.seed is None else ", one seed" if dot.learned else ", one seed, not learned"
-        said = f"{value:.4g} (95 %: {ends[0]:.4g} to {ends[1]:.4g})" if ends else f"{value:.4g}"
+        said = f"{value:.4g} ({dot.between}: {ends[0]:.4g} to {ends[1]:.4g})" if ends else f"{value:.4g}"
         stops = dot.ratio == last and one.undefined_at
         found.append({
             "view": view, "curve": one.label, "on": one.is_on, "ratio": dot.ratio, "value": value,

@@ -57,7 +57,8 @@ _NAMED = {
     "reach": Column(
         "reach",
         tables.reach,
-        f"reach: tokens of context to which the rise, by its upper bound, is at most {REACH_LIMIT:g}",
+        f"reach: tokens of context to which the rise, by its upper joint bound, is at most {REACH_LIMIT:g} (?: not "
+        "resolved whether farther)",
         "farthest",
     ),
     "uses": Column(
@@ -243,6 +244,7 @@ def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: 
     sentences = [
         f"Trained at {group.train_length} tokens, {counted}; {meanings}.",
         f"±: half of a 95 % interval over {over}." if any("±" in text for text in texts) else "",
+        "[lowest, highest]: range of seeds." if any("[" in text for text in texts) else "",
         f"{FEW}: fewer than {SEEDS_FOR_A_CLAIM} seeds, {ONE}: one checkpoint." if not alike else "",
         "Bold: the best, and what a paired 95 % interval does not tell from it."
         if any(one.bold for one in shown)

@@ -22,7 +22,7 @@ from posbench.evaluation.intervals import Interval
 from posbench.report import chart, families, lines, styles
 from posbench.report.chart import Axes, Dot, Series
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.summary import Curve, Point, Summary
+from posbench.report.comparison.summary import Curve, Point, SeedRange, Summary
 from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
 from posbench.run_folder.redaction import redact
@@ -141,7 +141,10 @@ def _with_start(one: Summary, curve: Curve) -> list[Point]:
 
 def _dot(point: Point, value: float | None, interval: Interval | None) -> Dot:
     assert value is not None
-    return Dot(point.ratio, point.length, value, (interval.low, interval.high) if interval else None)
+    if interval is None:
+        return Dot(point.ratio, point.length, value)
+    between = "range of seeds" if isinstance(interval, SeedRange) else "95 %"
+    return Dot(point.ratio, point.length, value, (interval.low, interval.high), between=between)
 
 
 def _label(one: Summary, curve: Curve) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison import rates, statistics, summary
-from posbench.report.comparison.load import Failure, Group, RunData
+from posbench.report.comparison import claims, rates, statistics, summary
+from posbench.report.comparison.claims import LEAST, MARGIN, Bounds
+from posbench.report.comparison.load import Failure, Group, RunData, Scheme
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, LEAST, MARGIN, Point, Summary
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Point, SeedRange, Summary
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 from posbench.show.properties import PROPERTIES, Measured, Properties
@@ -21,6 +22,8 @@ FEW, ONE = "†", "‡"
 # The meaning of each sign in a cell.
 SIGNS = {
     "±": "± is half of a paired 95 % interval over seeds and documents: other seeds, other text",
+    "[": "[lowest, highest]: range of seeds, where they are fewer than "
+    f"{SEEDS_FOR_A_CLAIM} or in two groups, which an interval would hide",
     FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
     ONE: f"{ONE} one checkpoint, over documents: it speaks for that checkpoint only",
 }
@@ -151,10 +154,12 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
     gated = "; empty for a scheme that has not learned" if any(one.learned for one in summaries) else ""
     least = "; ≥ where nothing longer was measured" if any("≥" in row[-2].text for row in rows) else ""
     used = f" uses: shortest context within {USES_LIMIT:g} of the training length, by the same bound."
+    least += "; ? where it is not resolved whether it holds further" if any("?" in row[-2].text for row in rows) else ""
     note = (
         f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. "
-        f"{_signs(rows)}reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its one-sided 95 % "
-        f"bound, as are all shorter ones{least}{gated}.{used if any(one.uses for one in summaries) else ''}"
+        f"{_signs(rows)}reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its upper joint "
+        f"bound, as are all shorter ones; from fewer than {SEEDS_FOR_A_CLAIM} seeds of these very checkpoints"
+        f"{least}{gated}.{used if any(one.uses for one in summaries) else ''}"
     )
     if not any(one.uses for one in summaries):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
@@ -166,30 +171,43 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
 def _against(group: Group, summaries: list[Summary], least: float) -> Table:
     reference = group.reference
     assert reference is not None
-    columns = ["scheme", "nll at 1x", "p differs", "p within", f"rise at {ENDPOINT_RATIO}x", "p differs", "verdict"]
+    columns = ["scheme", "nll at 1x", "jointly", f"rise at {ENDPOINT_RATIO}x", "jointly", "verdict"]
     rows = [
         [
             Value(one.scheme.label),
             signed(found.nll),
-            p_value(found.nll_p),
-            p_value(found.equivalence_p),
+            bounds(found.nll_bounds),
             signed(found.rise),
-            p_value(found.rise_p),
+            bounds(found.rise_bounds),
             Value(found.verdict.text + _runs_missing(one)),
         ]
         for one in summaries
         if (found := one.endpoints)
     ]
     note = (
-        f"Differences from {reference.label}, paired by seed and target; below 0 is better. ± is half of one 95 % "
-        "interval over seeds and documents. p differs: t-test; p within: two one-sided t-tests for a difference of "
-        f"less than {MARGIN:g}; all p of this table are adjusted together (Holm), and the verdicts go by them. Better "
-        f"and worse take a difference of at least {least:g} nats; 'extrapolates better' also asks that nll at 1x is "
-        f"not worse by {summary.NOT_WORSE:g}; not resolved is not equal. These two endpoints are primary, all else is "
-        f"exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
+        f"Differences from {reference.label}, paired by seed and target; below 0 is better. {_signs(rows)}Jointly: "
+        "intervals that all hold at once in 95 of 100 reports on the schemes that a sweep names, with those of how far "
+        f"schemes hold; verdicts go by them. Equivalent: within {MARGIN:g}; differs by less: within {least:g}. Better "
+        f"and worse take a whole interval on one side of 0 and an estimate of at least {least:g} nats; 'extrapolates "
+        f"better' also one of nll at 1x below {claims.NOT_WORSE:g}; not resolved is not equal. These endpoints are "
+        f"primary, all else is exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds.{_luck(summaries, reference)}"
     )
-    spare = (3, 2, 5, 1)  # the p-values behind the verdict, and the level
+    spare = (2, 4, 1)  # the bounds behind the verdict, and the level
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
+
+
+def _luck(summaries: list[Summary], reference: Scheme) -> str:
+    """How much the reference varies over seeds, which moves every row of a comparison."""
+    one = next(one for one in summaries if one.scheme is reference)
+    found = [one.nll_on_text, one.rise_on_text]
+    each = [(sd, known.seeds) for known in found if known and (sd := sd_of_seeds(known)) is not None]
+    if len(each) < len(found):
+        return ""
+    spread = " and ".join(f"{sd:.3f}" for sd, _ in each)
+    return (
+        f" The luck of {reference.label}'s own {each[0][1]} seeds is in every row: SD of a seed {spread}, of nll at 1x "
+        f"and of the rise at {ENDPOINT_RATIO}x."
+    )
 
 
 def _exploratory(summaries: list[Summary]) -> Table:
@@ -201,7 +219,7 @@ def _exploratory(summaries: list[Summary]) -> Table:
             level(one.unseen),
             signed(one.gain),
             signed(one.above_windowed),
-            Value("two groups: see the points" if one.bimodal else ""),
+            Value("seeds in two groups: see the points" if one.bimodal else ""),
         ]
         for one in summaries
     ]
@@ -210,7 +228,7 @@ def _exploratory(summaries: list[Summary]) -> Table:
         "training; context gain: nll at the training length less that at the longest; above windowed: nll at the "
         "longest less that of the same model with attention narrowed to the training length. Two groups: the widest "
         f"gap between seeds' rises at {ENDPOINT_RATIO}x is at least 0.1 and half of their range, with two or more on "
-        "either side. Exploratory: no p-values, no adjustment."
+        "either side, or one seed lies twice as far from the rest as the rest spreads. Exploratory: no adjustment."
     )
     return Table("Exploratory", columns, rows, note)
 
@@ -230,19 +248,25 @@ def _precision(group: Group, summaries: list[Summary], least: float) -> Table:
                 Value(one.scheme.label),
                 *(decimal(interval.half if interval else None) for interval in each),
                 decimal(seed, 4),
-                whole(None if seed is None else statistics.needed(seed, least)),
+                _needed(seed, least, found.level),
                 decimal(document, 4),
-                whole(None if document is None else statistics.needed(document, least)),
+                _needed(document, least, found.level),
             ]
         )
     reference = group.reference.label if group.reference else ""
     note = (
         f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a 95 % interval: "
-        "over seeds, for this very text; over documents, for these very checkpoints; over both, for the verdicts. "
-        f"Needed: seeds on this text, or documents for these checkpoints, to find a difference of {least:g} nats with "
-        "80 % power at the 5 % level, n = ((t.975 + t.80) SD / difference)²."
+        "over seeds, for this very text; over documents, for these very checkpoints; over both, which may be narrower "
+        "than over seeds alone, since it has more degrees of freedom. Needed: seeds on this text, or documents for "
+        f"these checkpoints, to find a difference of {least:g} nats with 80 % power at the level of the verdicts, "
+        "n = ((t(1 - level / 2) + t.80) SD / difference)². Seeds do not shrink what documents add, nor documents what "
+        "seeds add. For rises ten seeds are recommended."
     )
     return Table("Precision, and what more of it takes", columns, rows, note)
+
+
+def _needed(sd: float | None, least: float, level: float | None) -> Value:
+    return whole(None if sd is None or level is None else statistics.needed(sd, least, level))
 
 
 def _extensions(group: Group, summaries: list[Summary]) -> Table:
@@ -394,13 +418,29 @@ def p_value(p: float | None) -> Value:
 
 def signed(found: Interval | None) -> Value:
     """A difference with its half width."""
-    if found is None:
-        return Value("")
-    return Value(f"{round(found.mean, 3) + 0.0:+.3f} ±{found.half:.3f}{_mark(found)}", found.mean)
+    return _with_width(found, "+")
 
 
 def level(found: Interval | None) -> Value:
-    return Value("") if found is None else Value(f"{found.mean:.3f} ±{found.half:.3f}{_mark(found)}", found.mean)
+    return _with_width(found, "")
+
+
+def _with_width(found: Interval | None, sign: str) -> Value:
+    """A mean with half of its interval, or with the range of seeds."""
+    if found is None:
+        return Value("")
+    spread = f"±{found.half:.3f}"
+    if isinstance(found, SeedRange):
+        spread = f"[{_decimals(found.low, '')}, {_decimals(found.high, '')}]"
+    return Value(f"{_decimals(found.mean, sign)} {spread}{_mark(found)}", found.mean)
+
+
+def _decimals(value: float, sign: str) -> str:
+    return f"{round(value, 3) + 0.0:{sign}.3f}"
+
+
+def bounds(found: Bounds | None) -> Value:
+    return Value("") if found is None else Value(f"{_decimals(found.low, '+')} to {_decimals(found.high, '+')}")
 
 
 def runs_ended(one: Summary) -> Value:
@@ -479,8 +519,9 @@ def reach(one: Summary) -> Value:
     if one.reach is None:
         return Value("")
     at_least = "≥ " if one.reach.longest_measured else ""
+    further = "" if one.reach.resolved else "?"
     mark = ONE if one.n_done == 1 else FEW if one.n_done < SEEDS_FOR_A_CLAIM else ""
-    return Value(f"{at_least}{one.reach.length}{mark}", one.reach.length)
+    return Value(f"{at_least}{one.reach.length}{further}{mark}", one.reach.length)
 
 
 def _runs_missing(one: Summary) -> str:

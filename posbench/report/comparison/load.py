@@ -295,6 +295,50 @@ def commands(runs: list[RunData]) -> list[str]:
     return [command for command in dict.fromkeys(found) if command]
 
 
+def families(group: Group) -> list[tuple[set[str], int]]:
+    """The schemes that one sweep named, by label, and how many it named with the reference.
+
+    Verdicts are joint over a family, so that they do not depend on what else lies in the folder. Schemes that no sweep
+    named are one family. A scheme that several sweeps named belongs to the one that named most.
+    """
+    named: dict[str, set[str]] = defaultdict(set)  # command -> labels
+    lost: dict[str, int] = defaultdict(int)
+    labels = {run.folder: scheme.label for scheme in group.schemes for run in scheme.runs}
+    for study in studies(group.runs):
+        cells = [cell for cell in listed(study / "sweep.json", "cells") if isinstance(cell.get("command"), str)]
+        own = {json.dumps(_split(cell)[1]) for cell in cells if study / str(cell.get("id")) in labels}
+        missing: dict[str, set[str]] = defaultdict(set)
+        there: dict[str, set[str]] = defaultdict(set)
+        for cell in cells:
+            label = labels.get(study / str(cell.get("id")))
+            scheme, rest = map(json.dumps, _split(cell))
+            if label is not None:
+                named[cell["command"]].add(label)
+                there[cell["command"]].add(scheme)
+            elif rest in own:
+                missing[cell["command"]].add(scheme)
+        for command, schemes in missing.items():
+            lost[command] += len(schemes - there[command])
+    found: list[tuple[set[str], int]] = []
+    taken: set[str] = set()
+    reference = {group.reference.label} if group.reference else set()
+    size = {command: len(each | reference) + lost[command] for command, each in named.items()}
+    for command in sorted(named, key=lambda one: (-size[one], one)):
+        found.append((named[command] - taken, size[command]))
+        taken |= named[command]
+    if alone := {one.label for one in group.schemes} - taken:
+        found.append((alone, len(alone | reference)))
+    return found
+
+
+def _split(cell: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The overrides of a sweep's cell that make the scheme, and all others but the seed."""
+    given = cell.get("overrides")
+    overrides = sorted(str(one) for one in given) if isinstance(given, list) else []
+    scheme = [one for one in overrides if one.startswith(("encoding", *_SCHEME_KEYS))]
+    return scheme, [one for one in overrides if one not in scheme and not one.startswith("seed=")]
+
+
 def studies(runs: list[RunData]) -> list[Path]:
     """The folders that the runs lie in."""
     return sorted({run.folder.parent for run in runs})

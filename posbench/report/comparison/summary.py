@@ -1,38 +1,30 @@
 """The summary of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
 
-With two seeds or more an interval is over seeds and documents; with one it is over documents and speaks for that
-checkpoint only. Two endpoints per scheme against `rope` are primary: nll at the training length and the rise of nll at
-4x. The p-values that verdicts rest on (difference at 1x, equivalence at 1x, difference of the rise) are adjusted all
-together (Holm), over schemes and endpoints. So the chance is at most one in twenty that a table calls any scheme
-different from `rope`, or equivalent, that is not. Two words rest on more than an adjusted p-value, and are wrong more
-often where the truth is near their limit: "differs by less than ..." also on a mean, "extrapolates better" also on an
-unadjusted bound of nll at 1x.
+An interval is over seeds and documents, of one checkpoint over documents alone. Words go by joint bounds (`claims`) of
+the primary figures: nll at the training length and the rise of nll at 4x against the reference, and how far each scheme
+holds. All else is exploratory.
 """
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Interval
-from posbench.evaluation.levels import Contrast, Reach, weighted
+from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
 from posbench.evaluation.measure import Learned
-from posbench.report.comparison import statistics
+from posbench.report.comparison import claims, load, looks, statistics
+from posbench.report.comparison.claims import LEAST, MARGIN, AtOne, Beyond, Bounds, Reach
 from posbench.report.comparison.load import Group, RunData, Scheme
+from posbench.report.comparison.looks import Look
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.run_folder.rows import PLAIN, WINDOWED
 
-MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
-NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating
 ENDPOINT_RATIO = 4
-LEAST = 0.02  # nats per token: less is not called better or worse, and planning figures are for it
-ALPHA = 0.05
 
-Beyond = Literal["better", "less", "worse", "small", "open"]
 BEYOND: dict[Beyond, str] = {
     "better": "extrapolates better",
     "less": "rises less",
@@ -40,7 +32,6 @@ BEYOND: dict[Beyond, str] = {
     "small": "differs by less than {least} at {ratio}",
     "open": "not resolved at {ratio}",
 }
-AtOne = Literal["equivalent", "better", "worse", "small", "open"]
 AT_ONE: dict[AtOne, str] = {
     "equivalent": "equivalent within {margin} at 1x",
     "better": "better at 1x",
@@ -60,11 +51,43 @@ def per_seed(scheme: Scheme, measure: PerRun) -> PerSeed:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
+@dataclasses.dataclass(frozen=True)
+class SeedRange(Interval):
+    """Of seeds that a t-interval misleads about: fewer than `SEEDS_FOR_A_CLAIM`, or in two groups.
+
+    A seed that deviates makes such intervals miss far more often than they say (scripts/words.py seeds). So the lowest
+    and the highest seed stand in place of a 95 % interval.
+    """
+
+    @property
+    def low(self) -> float:
+        return min(self.each)
+
+    @property
+    def high(self) -> float:
+        return max(self.each)
+
+    @property
+    def half(self) -> float:
+        return math.nan
+
+
+def _shown(found: Interval | None) -> Interval | None:
+    if found is None or len(found.each) < 2:
+        return found
+    few = len(found.each) < SEEDS_FOR_A_CLAIM or statistics.two_groups(found.each)
+    return SeedRange(**vars(found)) if few else found
+
+
 def interval(values: PerSeed) -> Interval | None:
     """The figures of a scheme, over seeds and documents; of one checkpoint, over documents.
 
     Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
     """
+    return _shown(_interval(values))
+
+
+def _interval(values: PerSeed) -> Interval | None:
     blocks = [one.blocks for one in values.values() if one.blocks is not None]
     if len(values) == 1:
         return intervals.over_text(blocks[0]) if blocks else None
@@ -77,7 +100,7 @@ def interval(values: PerSeed) -> Interval | None:
 
 def seed_interval(values: PerSeed) -> Interval | None:
     """Over seeds, on this very text; None with one seed."""
-    return intervals.over_seeds([one.value for one in values.values()]) if len(values) >= 2 else None
+    return _shown(intervals.over_seeds([one.value for one in values.values()])) if len(values) >= 2 else None
 
 
 def text_interval(values: PerSeed) -> Interval | None:
@@ -150,15 +173,15 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """A scheme against the reference, paired by seed and block. p-values are adjusted, all of a group together."""
+    """A scheme against the reference, paired by seed and block. Words go by the joint bounds."""
 
     nll: Interval | None  # difference of nll at the training length
     rise: Interval | None  # difference of the rise at 4x
     rise_on_text: Interval | None  # the same over seeds only, on this very text
     rise_of_checkpoints: Interval | None  # the same over documents only, for these very checkpoints
-    nll_p: float | None  # "no difference at 1x"
-    equivalence_p: float | None  # "a difference of MARGIN or more at 1x"
-    rise_p: float | None  # "no difference of the rise"
+    nll_bounds: Bounds | None  # None without a verdict
+    rise_bounds: Bounds | None
+    level: float | None  # of each of these bounds
     verdict: "Verdict"
 
 
@@ -191,14 +214,15 @@ class Summary:
     nll_of_checkpoints: Interval | None  # over documents only
     gate: Gate | None  # None where no run knows it
     bits_per_byte: float | None
-    reach: Reach | None
-    uses: int | None  # tokens of the training length
     slope: Interval | None
     unseen: Interval | None
     gain: Interval | None  # NLL(L) - NLL(longest)
     above_windowed: Interval | None  # at the longest
     bimodal: bool
+    rise_on_text: Interval | None  # at 4x, over seeds only
     endpoints: Endpoints | None = None
+    reach: Reach | None = None  # None where it has not learned
+    uses: int | None = None  # tokens of the training length
 
     @property
     def plain(self) -> Curve:
@@ -223,31 +247,38 @@ class Summary:
         return speed(self.scheme)
 
 
-def summarise(group: Group, least: float = LEAST) -> list[Summary]:
+def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) -> list[Summary]:
     """One summary per scheme: the one that rises least at the longest length first, then what has not learned.
 
     What has no run that is done comes last.
 
     Args:
         least: nats per token; a smaller difference is not called better or worse.
+        earlier: looks at these schemes by earlier reports.
     """
     lengths = sorted({length for run in group.runs for kind, length in run.levels.at if kind == PLAIN})
     found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
-    verdicts = endpoints(group, least)
-    return [dataclasses.replace(one, endpoints=verdicts.get(one.scheme.label)) for one in sorted(found, key=_rank)]
+    against, far = _judged(group, least, earlier)
+    found = [
+        dataclasses.replace(
+            one,
+            endpoints=against.get(one.scheme.label),
+            reach=far.reach.get(one.scheme.label),
+            uses=far.uses.get(one.scheme.label),
+        )
+        for one in found
+    ]
+    return sorted(found, key=_rank)
 
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
-    shorter = [length for length in lengths if length < train_length]
     from_one_on = [length for length in lengths if length >= train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
     longest = longer[-1] if longer else None
-    known = gate(scheme)
-    may_claim = levels.may_claim(known.learned if known else None)
     return Summary(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
@@ -255,15 +286,14 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         nll=interval(base),
         nll_on_text=seed_interval(base),
         nll_of_checkpoints=text_interval(base),
-        gate=known,
+        gate=gate(scheme),
         bits_per_byte=_bits_per_byte(scheme),
-        reach=levels.reach(_uppers(scheme, longer), train_length) if base and may_claim else None,
-        uses=levels.uses(_uppers(scheme, shorter), train_length) if base and may_claim else None,
         slope=interval(per_seed(scheme, slope(from_one_on))) if len(from_one_on) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
         gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
-        bimodal=statistics.two_groups([one.value for one in at_four.values()]),
+        bimodal=_apart(at_four),
+        rise_on_text=seed_interval(at_four),
     )
 
 
@@ -289,17 +319,6 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
             )
         )
     return Curve(kind, points)
-
-
-def _uppers(scheme: Scheme, lengths: list[int]) -> dict[int, float | None]:
-    """One-sided upper bounds of nll above that at the training length."""
-    uppers: dict[int, float | None] = {}
-    for length in lengths:
-        values = per_seed(scheme, rise(PLAIN, length))
-        found = interval(values)
-        # Undefined or failed in some seed: it does not hold there.
-        uppers[length] = found.upper if found and len(values) == len(scheme.by_seed) else None
-    return uppers
 
 
 def gate(scheme: Scheme) -> Gate | None:
@@ -341,47 +360,130 @@ def _rank(one: Summary) -> tuple[bool, bool, float, str]:
     return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
 
 
+# -- words -------------------------------------------------------------------------------------------------------------
+
+Pair = tuple[PerSeed, PerSeed]  # differences from the reference: of nll at the training length, of the rise at 4x
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What joint intervals say of the schemes of a set, by label."""
+
+    at_one: dict[str, Bounds]
+    beyond: dict[str, Bounds]
+    words: dict[str, tuple[AtOne, Beyond]]
+    reach: dict[str, Reach]
+    uses: dict[str, int | None]
+    levels: dict[str, float]  # of each interval
+
+    def level_of(self, label: str) -> float | None:
+        return self.levels.get(label) if label in self.words else None
+
+
+def judge(
+    pairs: Mapping[str, Pair],
+    rises: Mapping[str, Mapping[int, PerSeed]],
+    train_length: int,
+    least: float = LEAST,
+    schemes: int = 0,
+    looks: Mapping[str, int] | None = None,
+) -> Judged:
+    """The words of a set of schemes.
+
+    Args:
+        pairs: by label, of the schemes that are compared with the reference and have `SEEDS_FOR_A_CLAIM` seeds.
+        rises: by label and length but the training length, of every scheme; empty where the scheme is undefined.
+        schemes: number that the sweep named, with the reference, if it is more than there are here.
+        looks: by label, how often its seeds were looked at, this report included; 1 where nothing is said.
+    """
+    schemes = max(schemes, len(rises))
+    lengths = sorted({length for each in rises.values() for length in each})
+    # Two differences of each from the reference, and of each its rises at longer lengths and at shorter ones.
+    intervals_of_all = 2 * (schemes - 1) + schemes * len({length > train_length for length in lengths})
+    levels_of = {label: claims.level(intervals_of_all, (looks or {}).get(label, 1)) for label in rises}
+
+    def joint(values: Mapping[str, PerSeed]) -> dict[str, Bounds]:
+        found = {label: one for label, each in values.items() if (one := _of_claim(each)) is not None}
+        apart = {label for label, each in values.items() if _apart(each)}
+        alike = claims.moderated({label: one for label, one in found.items() if label not in apart})
+        return {label: claims.bounds(alike.get(label, one), levels_of[label]) for label, one in found.items()}
+
+    at_one = joint({label: pair[0] for label, pair in pairs.items()})
+    beyond = joint({label: pair[1] for label, pair in pairs.items()})
+    words = {
+        label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
+        for label in pairs
+        if label in at_one and label in beyond
+    }
+    by_length = {length: joint({label: each.get(length, {}) for label, each in rises.items()}) for length in lengths}
+    rise_of = {label: {length: by_length[length].get(label) for length in each} for label, each in rises.items()}
+    reach = {
+        label: claims.reach({n: found for n, found in each.items() if n > train_length}, train_length, REACH_LIMIT)
+        for label, each in rise_of.items()
+    }
+    shorter = {
+        label: {n: found.high if found else None for n, found in each.items() if n < train_length}
+        for label, each in rise_of.items()
+    }
+    uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
+    return Judged(at_one, beyond, words, reach, uses, levels_of)
+
+
+def _of_claim(values: PerSeed) -> Interval | None:
+    """Over seeds and documents; of fewer seeds than a claim takes over documents, for these very checkpoints."""
+    return interval(values) if len(values) >= SEEDS_FOR_A_CLAIM else text_interval(values)
+
+
+def _apart(values: PerSeed) -> bool:
+    return statistics.two_groups([one.value for one in values.values()])
+
+
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
 
 
-def endpoints(group: Group, least: float = LEAST) -> dict[str, Endpoints]:
-    """Label -> the scheme against the reference; empty without one."""
-    reference = group.reference
-    if reference is None:
-        return {}
-    length = group.train_length
+@dataclasses.dataclass(frozen=True)
+class Far:
+    """How far schemes hold, and how much of the training length they use, by label."""
+
+    reach: dict[str, Reach]
+    uses: dict[str, int | None]
+
+
+def _judged(group: Group, least: float, earlier: Sequence[Look]) -> tuple[dict[str, Endpoints], Far]:
+    """Label -> the scheme against the reference, and how far it holds; each family of schemes on its own."""
+    length, reference = group.train_length, group.reference
     base, risen = nll(PLAIN, length), rise(PLAIN, ENDPOINT_RATIO * length)
-    pairs = {
-        one.label: (paired(one, reference, base), paired(one, reference, risen))
-        for one in group.schemes
-        if one is not reference
-    }
+    others = [one for one in group.schemes if reference is not None and one is not reference]
+    pairs = {one.label: (paired(one, reference, base), paired(one, reference, risen)) for one in others if reference}
     gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
     unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
-    tested = {} if reference.label in unlearned else {k: pair for k, pair in pairs.items() if k not in unlearned}
-    raw = {(label, name): p for label, pair in tested.items() for name, p in _tests(*pair).items()}
-    adjusted = dict(zip(raw, statistics.holm(list(raw.values())), strict=True))
-    found = {}
-    for scheme in (one for one in group.schemes if one is not reference):
-        at_one, beyond = pairs[scheme.label]
-        p_values = {name: adjusted.get((scheme.label, name)) for name in ("nll_p", "equivalence_p", "rise_p")}
-        made = Endpoints(
-            interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond), **p_values,
-            verdict=Verdict(""),
-        )  # fmt: skip
-        verdict = _verdict(scheme, reference, unlearned, made, length, least)
-        found[scheme.label] = dataclasses.replace(made, verdict=verdict)
-    return found
+    why = {one.label: _no_verdict(one, reference, unlearned, pairs[one.label], length) for one in others if reference}
+    looks_of = {one.label: looks.number(looks.of(one, reference), earlier) for one in group.schemes}
+    found: dict[str, Endpoints] = {}
+    far = Far({}, {})
+    for labels, number in load.families(group):
+        schemes = [one for one in group.schemes if one.label in labels]
+        ranked = [one for one in schemes if one.label not in unlearned and per_seed(one, base)]
+        rises = {one.label: _rises(one, length) for one in ranked}
+        tested = {one.label: pairs[one.label] for one in schemes if one in others and not why[one.label]}
+        judged = judge(tested, rises, length, least, number, looks_of)
+        far.reach.update(judged.reach)
+        far.uses.update(judged.uses)
+        for one in (one for one in schemes if one in others):
+            at_one, beyond = pairs[one.label]
+            found[one.label] = Endpoints(
+                interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond),
+                judged.at_one.get(one.label), judged.beyond.get(one.label), judged.level_of(one.label),
+                _verdict(judged.words[one.label], least) if one.label in judged.words else Verdict(why[one.label]),
+            )  # fmt: skip
+    return found, far
 
 
-def _tests(at_one: PerSeed, beyond: PerSeed) -> dict[str, float]:
-    """The tests that a verdict rests on, of what two seeds or more have; not adjusted."""
-    found = {}
-    if len(at_one) >= 2 and (one := interval(at_one)):
-        found = {"nll_p": one.difference_p, "equivalence_p": one.equivalence_p(MARGIN)}
-    if len(beyond) >= 2 and (one := interval(beyond)):
-        found["rise_p"] = one.difference_p
-    return found
+def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed]:
+    """nll against the training length, by every other length; empty where undefined or failed in some seed."""
+    measured = sorted({at for run in scheme.by_seed.values() for kind, at in run.levels.at if kind == PLAIN})
+    found = {length: per_seed(scheme, rise(PLAIN, length)) for length in measured if length != train_length}
+    return {length: each if len(each) == len(scheme.by_seed) else {} for length, each in found.items()}
 
 
 def paired(scheme: Scheme, reference: Scheme, measure: PerRun) -> PerSeed:
@@ -403,45 +505,27 @@ def _targets(run: RunData) -> object:
     return None if level is None else (level.targets, level.row.dtype)
 
 
-def _verdict(
-    scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], found: Endpoints, train_length: int, least: float
-) -> Verdict:
-    """From the two endpoints; what seeds and documents do not settle is said to be open."""
+def _no_verdict(scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], pair: Pair, train_length: int) -> str:
+    """Why a scheme has no verdict; empty if it has one."""
     if not scheme.by_seed:
-        return Verdict("no run is done")
+        return "no run is done"
     if gate := unlearned.get(scheme.label):
-        return Verdict("not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked")
+        return "not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked"
     if gate := unlearned.get(reference.label):
         label = reference.label
-        return Verdict(f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved")
+        return f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved"
     far = [run.levels.at.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in far):
-        return Verdict(f"undefined at {ENDPOINT_RATIO}x")
-    if found.rise is None or found.nll is None:
-        return Verdict(f"not paired with {reference.label}: no verdict")
-    if found.rise.seeds < SEEDS_FOR_A_CLAIM:
-        said = "one checkpoint" if found.rise.seeds == 1 else f"{found.rise.seeds} seeds"
-        return Verdict(f"{said}: no verdict")
-    beyond, at_one = _beyond(found.rise, found, least), _at_one(found.nll, found, least)
-    words = {"least": f"{least:g}", "margin": f"{MARGIN:g}", "ratio": f"{ENDPOINT_RATIO}x"}
-    return Verdict("; ".join([BEYOND[beyond].format(**words), AT_ONE[at_one].format(**words)]), beyond, at_one)
+        return f"undefined at {ENDPOINT_RATIO}x"
+    seeds = min(len(values) for values in pair)
+    if not seeds or any(interval(values) is None for values in pair):
+        return f"not paired with {reference.label}: no verdict"
+    if seeds < SEEDS_FOR_A_CLAIM:
+        return f"{'one checkpoint' if seeds == 1 else f'{seeds} seeds'}: no verdict"
+    return ""
 
 
-def _beyond(rise: Interval, found: Endpoints, least: float) -> Beyond:
-    if found.rise_p is None or found.rise_p >= ALPHA:
-        return "open"
-    if abs(rise.mean) < least:
-        return "small"
-    if rise.mean > 0:
-        return "worse"
-    return "better" if found.nll and found.nll.upper < NOT_WORSE else "less"
-
-
-def _at_one(nll: Interval, found: Endpoints, least: float) -> AtOne:
-    if found.equivalence_p is not None and found.equivalence_p < ALPHA:
-        return "equivalent"
-    if found.nll_p is None or found.nll_p >= ALPHA:
-        return "open"
-    if abs(nll.mean) < least:
-        return "small"
-    return "worse" if nll.mean > 0 else "better"
+def _verdict(words: tuple[AtOne, Beyond], least: float) -> Verdict:
+    at_one, beyond = words
+    said = {"least": f"{least:g}", "margin": f"{MARGIN:g}", "ratio": f"{ENDPOINT_RATIO}x"}
+    return Verdict("; ".join([BEYOND[beyond].format(**said), AT_ONE[at_one].format(**said)]), beyond, at_one)
