@@ -244,3 +244,11 @@ def test_the_references_own_spread_is_said_and_seeds_are_planned_at_the_level_of
     assert n is not None and sd is not None
     t = stats.t.ppf(1 - level / 2, n - 1) + stats.t.ppf(0.8, n - 1)
     assert n - 2 <= (t * sd / claims.LEAST) ** 2 <= n
+
+
+def test_without_blocks_nothing_is_known_of_how_far_a_checkpoint_holds(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
+    next(folder.glob("rope-*/evaluation_blocks.jsonl")).unlink()
+    (rope,) = summary.summarise(group_of(folder))
+    assert rope.reach == claims.Reach(64, longest_measured=False, breaks=None, resolved=False)
+    assert tables.reach(rope).text == "64?‡"

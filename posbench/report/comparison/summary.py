@@ -416,7 +416,11 @@ def judge(
         if label in at_one and label in beyond
     }
     by_length = {length: joint({label: each.get(length, {}) for label, each in rises.items()}) for length in lengths}
-    rise_of = {label: {length: by_length[length].get(label) for length in each} for label, each in rises.items()}
+    unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
+    rise_of = {
+        label: {n: by_length[n].get(label, unknown) if values else None for n, values in each.items()}
+        for label, each in rises.items()
+    }
     reach = {
         label: claims.reach({n: found for n, found in each.items() if n > train_length}, train_length, REACH_LIMIT)
         for label, each in rise_of.items()
