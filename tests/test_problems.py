@@ -194,9 +194,15 @@ def test_a_row_worked_by_hand() -> None:
     row, blocks = asked(OneWrong(), task, "evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]")[0]
     assert (row.length, row.problem_length, row.offset, row.n_blocks, row.n_tokens) == (6, 2, 0, 2, 6)
     assert (row.accuracy, row.exact_match, row.nll) == (5 / 6, 1 / 2, 8 / 6)
+    assert (row.n_distinct, row.chance, row.trivial) == (
+        2,
+        1 / 5,
+        4 / 6,
+    )  # four symbols and the separator; both strings fall
     assert [(one.nll_sum, one.n_tokens, one.n_correct) for one in blocks] == [(5.0, 3, 2), (3.0, 3, 3)]
     assert text.describe(row) == (
-        "problems_copy of length 2 (1x, 6 tokens): 83.3% of tokens right, 50.0% of problems, 1.3333 nats/token"
+        "problems_copy of length 2 (1x, 6 tokens): 83.3% of tokens right, 50.0% of problems, "
+        "66.7% of tokens by a trivial reader, 1.3333 nats/token"
     )
 
 

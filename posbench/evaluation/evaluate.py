@@ -125,6 +125,7 @@ def describe(row: EvaluationRow) -> str:
         return f"{where}: {row.status}, {row.reason}"
     if row.accuracy is not None and row.exact_match is not None:
         right = f"{row.accuracy:.1%} of tokens right, {row.exact_match:.1%} of problems"
+        right += "" if row.trivial is None else f", {row.trivial:.1%} of tokens by a trivial reader"
         return f"{where}: {right}, {row.nll:.4f} nats/token"
     if row.accuracy is not None and row.chance is not None:
         return f"{where}: {row.accuracy:.1%} right, by chance {row.chance:.1%}, {row.nll:.4f} nats/token"

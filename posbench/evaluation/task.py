@@ -114,7 +114,15 @@ def _described(evaluation: TaskEvaluation, measurement: Measurement, posed: Pose
         _, facts = _subject(evaluation, measurement, size)
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error))
-    return dataclasses.replace(row, extension_options=plain(facts), targets_sha256=data.sha256(problems))
+    labels, right = problems.ids[:, 1:], task.trivial(problems) == problems.ids[:, 1:]
+    return dataclasses.replace(
+        row,
+        n_distinct=len(np.unique(problems.ids, axis=0)),
+        chance=1 / len(np.unique(labels[problems.scored])),
+        trivial=float(right[problems.scored].mean()),
+        extension_options=plain(facts),
+        targets_sha256=data.sha256(problems),
+    )
 
 
 def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed, row: EvaluationRow) -> Measured:

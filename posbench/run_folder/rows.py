@@ -68,13 +68,15 @@ class EvaluationRow:
     n_tokens: int | None = None  # scored
     n_bytes: int | None = None  # of the original text of the scored tokens
     n_blocks: int | None = None
+    n_distinct: int | None = None  # of problems: how many of the blocks differ; rows of earlier versions: None
     n_documents: int | None = None  # that the blocks stand in
     mean_context: float | None = None  # tokens
     nll: float | None = None  # nats per token
     perplexity: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None  # of problems: share of the scored tokens that were the likeliest
-    chance: float | None = None  # of a choice among candidates: the accuracy of guessing
+    chance: float | None = None  # accuracy of guessing: among candidates, or among all answer tokens of these problems
+    trivial: float | None = None  # of problems: accuracy of the task's trivial reader on them
     exact_match: float | None = None  # share of the problems of which all were
     ci_low: float | None = None  # of nll, 95 %, for this checkpoint
     ci_high: float | None = None

@@ -41,7 +41,8 @@ _TRAINING = (
 _CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
 _TABLE = (
     "length", "length_ratio", "status", "nll", "ci_low", "ci_high", "perplexity", "bits_per_byte", "accuracy",
-    "chance", "exact_match", "ngram_nll", "ngram_order", "n_tokens", "n_documents", "split", "checkpoint_step",
+    "chance", "trivial", "exact_match", "ngram_nll", "ngram_order", "n_tokens", "n_distinct", "n_documents", "split",
+    "checkpoint_step",
 )  # fmt: skip
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _LINE = "eval/line"  # of evaluation.jsonl, from 1 on

@@ -48,6 +48,7 @@ class Task:
     least: ClassVar[int] = 1  # the shortest possible problem
     # Options that evaluation also tests with other values; such a row's task is called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
+    trivial_reader: ClassVar[str]  # what `trivial` does, in words that follow "a reader that"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -105,6 +106,16 @@ class Task:
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         """Draw the problems; `problems` has checked the length."""
+        raise NotImplementedError
+
+    def trivial(self, problems: Problems) -> Integers:
+        """What a trivial reader answers: the share it has right is the floor of a task, and often far above chance.
+
+        The reader sees the right answer tokens before the one it says, as a model does.
+
+        Returns:
+            (count, size) one token after each input; only those of scored tokens count.
+        """
         raise NotImplementedError
 
     def varied(self, **options: Any) -> Self:

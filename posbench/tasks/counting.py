@@ -13,10 +13,11 @@ any length: at 192 tokens one problem in 150 has a count above 24, which trainin
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered
+from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, answered
 
 _COUNTS, _DOT, _RESET, _NONE = 2, 3, 4, 5  # ids; the counts 0, 1 ... begin at _NONE
 
@@ -27,6 +28,8 @@ class Counting(Task):
     longest: int = 24
     reset: float = 0.1  # probability of a reset
     highest: int = 192  # the highest count with a token, and the longest problem
+
+    trivial_reader: ClassVar[str] = "always says 0"
 
     def __post_init__(self) -> None:
         self.expect(0 <= self.reset <= 1, "reset", "a probability from 0 to 1")
@@ -50,3 +53,6 @@ class Counting(Task):
         last = np.max(np.where(text == _RESET, np.arange(length), -1), axis=1, keepdims=True)
         counts = ((text == _COUNTS) & (np.arange(length) > last)).sum(axis=1, keepdims=True)
         return answered(text, _NONE + counts)
+
+    def trivial(self, problems: Problems) -> Integers:
+        return np.full(problems.scored.shape, _NONE)

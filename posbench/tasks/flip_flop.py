@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import SEPARATOR, Problems, Task
+from posbench.tasks._readers import tokens_before
+from posbench.tasks.base import SEPARATOR, Integers, Problems, Task
 
 _WRITE, _READ, _ZERO = 1, 2, 4  # ids
 
@@ -31,6 +32,7 @@ class FlipFlop(Task):
 
     least: ClassVar[int] = 2
     variants: ClassVar[tuple[str, ...]] = ("ignore=0.98", "ignore=0.1")
+    trivial_reader: ClassVar[str] = "repeats the nearest bit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,3 +58,6 @@ class FlipFlop(Task):
         scored = np.zeros((count, 2 * length), np.bool_)
         scored[:, 1::2] = read
         return Problems(ids, scored)
+
+    def trivial(self, problems: Problems) -> Integers:
+        return tokens_before(problems, 1)

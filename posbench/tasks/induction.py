@@ -16,7 +16,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import SEPARATOR, Problems, Task, ending
+from posbench.tasks._readers import commonest_left
+from posbench.tasks.base import SEPARATOR, Integers, Problems, Task, ending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Induction(Task):
     vocabulary: int = 16  # number of symbols, without the trigger
 
     least: ClassVar[int] = 2
+    trivial_reader: ClassVar[str] = "says the commonest symbol"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,3 +48,7 @@ class Induction(Task):
         ids[row, place] = ids[:, -2] = 1
         ids[:, -1] = ids[row, place + 1]
         return ending(ids, 1)
+
+    def trivial(self, problems: Problems) -> Integers:
+        text = problems.ids[:, 1:-2]
+        return commonest_left(problems, np.where(text > 1, text, 0))

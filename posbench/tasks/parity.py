@@ -12,10 +12,12 @@ Deviates: trained at lengths 2 to 16.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered
+from posbench.tasks._readers import tokens_before
+from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, answered
 
 _ZERO = 2  # id
 
@@ -24,6 +26,8 @@ _ZERO = 2  # id
 class Parity(Task):
     shortest: int = 2
     longest: int = 16
+
+    trivial_reader: ClassVar[str] = "repeats the last bit"
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -35,3 +39,6 @@ class Parity(Task):
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         bits = rng.integers(0, 2, (count, length))
         return answered(_ZERO + bits, _ZERO + bits.sum(axis=1, keepdims=True) % 2)
+
+    def trivial(self, problems: Problems) -> Integers:
+        return tokens_before(problems, 1)

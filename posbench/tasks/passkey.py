@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered
+from posbench.tasks._readers import LEFT_OVER, commonest_left
+from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, answered
 
 _KEY, _ZERO, _FILLER = 2, 3, 13  # ids
 
@@ -32,6 +33,7 @@ class Passkey(Task):
     depth: float | None = None  # place of the key among the fillers, from 0 to 1; null = uniformly drawn
 
     variants: ClassVar[tuple[str, ...]] = ("depth=0.0", "depth=0.25", "depth=0.5", "depth=0.75", "depth=1.0")
+    trivial_reader: ClassVar[str] = LEFT_OVER
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,3 +57,7 @@ class Passkey(Task):
         places = before + np.arange(1 + self.digits)
         np.put_along_axis(text, places, np.concatenate([np.full((count, 1), _KEY), key], axis=1), axis=1)
         return answered(text, key)
+
+    def trivial(self, problems: Problems) -> Integers:
+        text = problems.ids[:, 1 : -self.digits - 1]
+        return commonest_left(problems, np.where((text >= _ZERO) & (text < _FILLER), text, 0))

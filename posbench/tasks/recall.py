@@ -16,10 +16,11 @@ values instead of 4,096 each.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import SEPARATOR, Problems, Task, without_replacement
+from posbench.tasks.base import SEPARATOR, Integers, Problems, Task, without_replacement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Recall(Task):
     fillers: int = 16  # number of filler symbols
     slots: int = 2  # places of two tokens after the pairs, per pair
     power: float = 0.01  # how evenly the queries are spread; 1 = uniformly
+
+    trivial_reader: ClassVar[str] = "says the value of the first pair that was not asked yet"
 
     def __post_init__(self) -> None:
         for option in ("keys", "values", "fillers", "slots"):
@@ -67,3 +70,12 @@ class Recall(Task):
         scored = np.zeros((count, self.size(length)), np.bool_)
         np.put_along_axis(scored, asked, True, axis=1)
         return Problems(ids, scored)
+
+    def trivial(self, problems: Problems) -> Integers:
+        labels, pairs = problems.ids[:, 1:], problems.scored.shape[1] // (2 * (1 + self.slots))
+        values = problems.ids[:, 2 : 2 * pairs + 2 : 2]
+        rows, left, guesses = np.arange(len(values)), np.ones(values.shape, np.bool_), np.zeros_like(labels)
+        for t in range(2 * pairs, labels.shape[1]):
+            guesses[:, t] = values[rows, left.argmax(axis=1)]
+            left &= values != labels[:, t, None]  # the other tokens after the pairs are no values
+        return guesses

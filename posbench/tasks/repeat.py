@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import SEPARATOR, Problems, Task, ending
+from posbench.tasks._readers import LEFT_OVER, commonest_left
+from posbench.tasks.base import SEPARATOR, Integers, Problems, Task, ending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Repeat(Task):
     vocabulary: int = 32  # number of symbols
 
     least: ClassVar[int] = 2
+    trivial_reader: ClassVar[str] = LEFT_OVER
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,3 +47,7 @@ class Repeat(Task):
         others = (first + rng.integers(1, self.vocabulary, (count, length - 1))) % self.vocabulary
         string = 1 + np.concatenate([first, others], axis=1)
         return ending(np.concatenate([np.zeros_like(first), string, string], axis=1), length - 1)
+
+    def trivial(self, problems: Problems) -> Integers:
+        length = problems.scored.shape[1] // 2
+        return commonest_left(problems, problems.ids[:, 2 : length + 1])

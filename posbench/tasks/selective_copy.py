@@ -11,10 +11,12 @@ Deviates: 8 tokens among 8 to 32 blanks; the model reads each token of the answe
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
-from posbench.tasks.base import ANSWER, SEPARATOR, Problems, Task, answered, without_replacement
+from posbench.tasks._readers import LEFT_OVER, commonest_left
+from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, answered, without_replacement
 
 _BLANK, _SYMBOL = 2, 3  # ids
 
@@ -25,6 +27,8 @@ class SelectiveCopy(Task):
     longest: int = 32
     tokens: int = 8  # number of tokens among the blanks
     vocabulary: int = 16  # number of symbols, without the blank
+
+    trivial_reader: ClassVar[str] = LEFT_OVER
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,3 +48,7 @@ class SelectiveCopy(Task):
         places = np.sort(without_replacement(rng, length + self.tokens, self.tokens, count), axis=1)
         np.put_along_axis(text, places, answer, axis=1)
         return answered(text, answer)
+
+    def trivial(self, problems: Problems) -> Integers:
+        text = problems.ids[:, 1 : -self.tokens - 1]
+        return commonest_left(problems, np.where(text >= _SYMBOL, text, 0))

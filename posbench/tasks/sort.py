@@ -12,11 +12,13 @@ Deviates: 32 symbols and lengths 4 to 12, for models of 100,000 parameters.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
+from posbench.tasks._readers import tokens_before
 from posbench.tasks._strings import OfAString
-from posbench.tasks.base import Integers
+from posbench.tasks.base import Integers, Problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,5 +26,10 @@ class Sort(OfAString):
     shortest: int = 4
     longest: int = 12
 
+    trivial_reader: ClassVar[str] = "repeats the last token"
+
     def answer(self, string: Integers) -> Integers:
         return np.sort(string, axis=1)
+
+    def trivial(self, problems: Problems) -> Integers:
+        return tokens_before(problems, 0)
