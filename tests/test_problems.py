@@ -206,6 +206,13 @@ def test_a_row_worked_by_hand() -> None:
     )
 
 
+def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat() -> None:
+    rows = {row.problem_length: row for row, _ in asked(Knows(0.5), tasks.build("parity"))}
+    assert (rows[2].n_blocks, rows[2].n_distinct) == (32, 4)  # 00, 01, 10 and 11
+    assert (rows[2].ci_low, rows[2].ci_high, rows[2].ci_over) == (None, None, None)
+    assert rows[16].n_distinct == 32 and rows[16].ci_over == "problems"
+
+
 def test_what_does_not_exist_is_an_undefined_row() -> None:
     rows = [row for row, _ in asked(Knows(beyond=48), tasks.build("recall"), "evaluation.ratios=[1,1.25,16]")]
     said = {row.problem_length: (row.status, row.reason) for row in rows if not row.offset}

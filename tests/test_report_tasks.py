@@ -303,6 +303,23 @@ def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> N
     assert far.exact_interval == pytest.approx(clopper_pearson(90, PROBLEMS))
 
 
+@pytest.mark.parametrize(("distinct", "counted"), [(None, PROBLEMS), (PROBLEMS, PROBLEMS), (60, 60), (49, None)])
+def test_intervals_count_problems_that_differ_and_are_missing_if_most_repeat(
+    found: dict[str, Standing], distinct: int | None, counted: int | None
+) -> None:
+    known = found["alibi"].scheme.runs[0].answers.at
+    all_right, most = (
+        dataclasses.replace(one, row=dataclasses.replace(one.row, n_distinct=distinct))
+        for one in (known[TRAINED], known[Place("", 1.5, 0)])
+    )
+    if counted is None:
+        assert (all_right.interval, all_right.exact_interval, most.interval, most.exact_interval) == (None,) * 4
+    else:
+        assert all_right.interval == pytest.approx((0.025 ** (1 / counted), 1.0))
+        assert most.exact_interval == pytest.approx(clopper_pearson(round(0.9 * counted), counted))
+        assert most.interval is not None
+
+
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 

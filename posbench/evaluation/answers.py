@@ -71,27 +71,29 @@ class Answer:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % of the accuracy of this very checkpoint, over problems; None where they are not known.
+        """95 % of the accuracy of this very checkpoint, over problems; None if they are not known or mostly repeat.
 
-        The percentile bootstrap over problems, whose tokens are right or wrong together. Where all are right, or none
-        is, it would have no width; the bound is then that of the share of such problems (Clopper & Pearson).
+        The percentile bootstrap over problems, whose tokens are right or wrong together. If all tokens are right, or
+        none is, it has no width. The bound is then that of the share of such problems (`exact_interval`).
         """
         if self.correct is None or self.tokens is None or not 2 <= len(self.tokens) <= MOST_PROBLEMS:
             return None
-        if self.correct.sum() == self.tokens.sum():
-            return clopper_pearson(len(self.tokens), len(self.tokens))
-        if not self.correct.any():
-            return clopper_pearson(0, len(self.tokens))
+        if self.row.is_repetitive or self.correct.sum() in (0, self.tokens.sum()):
+            return self.exact_interval
         drawn = _resamples(len(self.tokens))
         low, high = np.quantile((drawn @ self.correct) / (drawn @ self.tokens), (0.025, 0.975))
         return float(low), float(high)
 
     @property
     def exact_interval(self) -> tuple[float, float] | None:
-        """95 % of the share of problems whose every token is right (Clopper & Pearson)."""
-        if self.correct is None or self.tokens is None:
+        """95 % of the share of problems whose every token is right (Clopper & Pearson).
+
+        It counts problems that differ: equal ones have equal answers. None if fewer than half of them differ.
+        """
+        if self.correct is None or self.tokens is None or self.row.is_repetitive:
             return None
-        return clopper_pearson(int((self.correct == self.tokens).sum()), len(self.tokens))
+        count = len(self.tokens) if self.row.n_distinct is None else min(self.row.n_distinct, len(self.tokens))
+        return clopper_pearson(round(count * float((self.correct == self.tokens).mean())), count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

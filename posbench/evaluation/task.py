@@ -132,6 +132,8 @@ def _measured(evaluation: TaskEvaluation, measurement: Measurement, posed: Posed
     check_finite(answers.nll)
     problem, at = np.nonzero(problems.scored)
     row, blocks = choices.answered(row, answers, problem)
+    if row.is_repetitive:
+        row = dataclasses.replace(row, ci_low=None, ci_high=None, ci_over=None)
     return dataclasses.replace(
         row,
         mean_context=float(measurement.variant.visible(at + 1).mean()),

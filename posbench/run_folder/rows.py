@@ -111,6 +111,11 @@ class EvaluationRow:
         return self.status == "ok" and self.nll is not None
 
     @property
+    def is_repetitive(self) -> bool:
+        """Whether fewer than half of its problems differ; then the row has no interval over problems."""
+        return self.n_distinct is not None and self.n_blocks is not None and 2 * self.n_distinct < self.n_blocks
+
+    @property
     def kind(self) -> str:
         """How the model was changed: plain, windowed, or an extension's name (sinks, too, which are windowed)."""
         return self.extension or (WINDOWED if self.window else PLAIN)
