@@ -87,6 +87,8 @@ def _place(
     correct = [TOKENS - wrong // PROBLEMS - (n < wrong % PROBLEMS) for n in range(PROBLEMS)]
     exact = sum(right == TOKENS for right in correct) / PROBLEMS
     row |= {"status": "ok", "n_tokens": PROBLEMS * TOKENS, "n_blocks": PROBLEMS, "nll": 2 * (1 - share)}
+    if task.startswith("passkey"):  # rows of other tasks are like those of earlier versions
+        row |= {"n_distinct": PROBLEMS, "chance": 0.1, "trivial": 0.66}
     row |= {"accuracy": sum(correct) / (PROBLEMS * TOKENS), "exact_match": exact}
     key = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step")
     shared = {name: row[name] for name in (*key, "problem_length", "offset", "targets_sha256")}

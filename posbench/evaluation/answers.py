@@ -65,6 +65,16 @@ class Answer:
         return _share(self.row.exact_match) if self.row.status == "ok" else None
 
     @property
+    def chance(self) -> float | None:
+        """Accuracy of guessing; None in rows of earlier versions."""
+        return _share(self.row.chance)
+
+    @property
+    def trivial(self) -> float | None:
+        """Accuracy of the task's trivial reader on these problems; None in rows of earlier versions."""
+        return _share(self.row.trivial)
+
+    @property
     def status(self) -> str:
         """The row's status; `failed` if it has no number."""
         return "failed" if self.row.status == "ok" and self.accuracy is None else self.row.status

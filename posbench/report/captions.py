@@ -169,7 +169,7 @@ def of_task(group: Group, found: list[Standing]) -> str:
         f"{_all(rows, 'n_blocks')} problems of each length, answered in {_all(rows, 'dtype')}.",
         f"{config.training.steps:,} steps of {config.training.batch_size * config.training.accumulation} problems, "
         f"{_trained_by(config, group)}.",
-        "Picture: a dot per seed, a line through the median of those that learned; "
+        "Picture: a dot per seed, a line through the median of all; "
         + ("hollow: did not learn; " if any(one.learned < one.seeds for one in found) else "")
         + f"thin line: the gate, {100 * GATE:g} %"
         + ("; stop sign: undefined." if any(one.undefined_at for one in found) else "."),

@@ -30,11 +30,11 @@ _PLACE = ["variant", "problem_length", "length_ratio", "offset", "kind", "status
 _SCHEME_COLUMNS = [
     "task", "set", "label", "encoding", "learned", "seeds", "learned_low", "learned_high", "steps_to_gate", "ranked",
     *_PLACE, "seeds_measured", "accuracy_median", "accuracy_min", "accuracy_max", "exact_match_median",
-    "exact_match_min", "exact_match_max",
+    "exact_match_min", "exact_match_max", "accuracy_median_of_learned", "chance", "trivial",
 ]  # fmt: skip
 _PROBLEM_COLUMNS = [
-    *_NAMES, "task", "set", "seed_learned", "steps_to_gate", *_PLACE, "n_problems", "accuracy", "accuracy_low",
-    "accuracy_high", "exact_match", "exact_match_low", "exact_match_high", "targets_sha256",
+    *_NAMES, "task", "set", "seed_learned", "steps_to_gate", *_PLACE, "n_problems", "n_distinct", "chance", "trivial",
+    "accuracy", "accuracy_low", "accuracy_high", "exact_match", "exact_match_low", "exact_match_high", "targets_sha256",
 ]  # fmt: skip
 
 
@@ -74,8 +74,11 @@ def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:
 
 
 def _spreads(one: Standing, at: At) -> dict[str, Any]:
-    """Of the learned seeds."""
-    found: dict[str, Any] = {"problem_length": at.problem_length, "seeds_measured": 0}
+    """Over all seeds."""
+    found: dict[str, Any] = {
+        "problem_length": at.problem_length, "seeds_measured": 0, "chance": at.chance, "trivial": at.trivial,
+        "accuracy_median_of_learned": at.of_learned.median if at.of_learned else None,
+    }  # fmt: skip
     for name in ("accuracy", "exact_match"):
         if spread := getattr(at, name):
             found |= {"seeds_measured": spread.seeds, f"{name}_median": spread.median}
@@ -102,6 +105,9 @@ def _measured(one: Answer) -> dict[str, Any]:
     return {
         "problem_length": one.row.problem_length,
         "n_problems": one.row.n_blocks,
+        "n_distinct": one.row.n_distinct,
+        "chance": one.chance,
+        "trivial": one.trivial,
         "accuracy": one.accuracy,
         "accuracy_low": interval[0],
         "accuracy_high": interval[1],

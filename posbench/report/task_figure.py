@@ -1,4 +1,4 @@
-"""A task as a picture: accuracy by problem length, one dot per seed, a line through the median of those that learned.
+"""A task as a picture: accuracy by problem length, one dot per seed, a line through the median of all.
 
 Two panels: answer tokens and whole answers. What has not learned is hollow and has no line; there are no bands, since
 seeds part in groups that a band would hide. Schemes stand a little beside each other, so that equal ones are seen.
@@ -63,6 +63,12 @@ def seeds(one: Standing, column: str) -> list[tuple[RunData, dict[float, float]]
     return [(run, shares) for run, shares in found if shares]
 
 
+def medians_of(one: Standing, column: str) -> dict[float, float]:
+    """Medians over all seeds by multiple of the longest trained problem, ascending, as the tables have them."""
+    spreads = {place.ratio: getattr(at, column) for place, at in sorted(one.at.items()) if place.as_trained}
+    return {ratio: found.median for ratio, found in spreads.items() if found}
+
+
 def lengths(found: Sequence[Standing]) -> dict[float, int | None]:
     """Problem lengths by their multiples of the longest trained one, ascending."""
     spots = [spot for one in found for run in one.scheme.runs for spot in run.answers.at.items()]
@@ -90,9 +96,7 @@ def _draw(group: Group, shown: list[Standing], kind: "type[Figure] | None") -> "
 def _drawn(one: Standing, column: str, look: Style, aside: float) -> Drawn:
     by_run = seeds(one, column)
     dots = [(ratio * 2**aside, share, bool(learned(run))) for run, shares in by_run for ratio, share in shares.items()]
-    counted = [shares for run, shares in by_run if learned(run) or not one.ranked]
-    ratios = sorted({ratio for shares in counted for ratio in shares})
-    medians = [(r * 2**aside, float(np.median([s[r] for s in counted if r in s]))) for r in ratios]
+    medians = [(ratio * 2**aside, median) for ratio, median in medians_of(one, column).items()]
     label = one.scheme.label if one.ranked else f"{one.scheme.label}, not learned"
     return Drawn(Line(label, look, medians, [], [], one.undefined_at, hollow=not one.ranked), dots)
 

@@ -1,8 +1,7 @@
-"""The chart of a task for the page: medians of learned seeds, and every seed a dot."""
+"""The chart of a task for the page: medians of all seeds, and every seed a dot."""
 
 from collections.abc import Sequence
 
-import numpy as np
 from markupsafe import Markup
 
 from posbench.report import chart, families, page, styles
@@ -10,7 +9,7 @@ from posbench.report.chart import Axes, Dot, Series
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import Standing, learned
 from posbench.report.styles import Style
-from posbench.report.task_figure import PANELS, lengths, seeds
+from posbench.report.task_figure import PANELS, lengths, medians_of, seeds
 from posbench.terminal.exits import one_line
 
 
@@ -28,12 +27,11 @@ def _series(one: Standing, look: Style, known: dict[float, int | None]) -> Serie
     label = one_line(one.scheme.label if one.ranked else f"{one.scheme.label}, not learned")
     dots: dict[str, list[Dot]] = {column: [] for column in PANELS}
     for column in PANELS:
-        by_run = seeds(one, column)
+        by_run, medians = seeds(one, column), medians_of(one, column)
         for ratio, length in known.items():
             values = [(shares[ratio], bool(learned(run))) for run, shares in by_run if ratio in shares]
-            counted = [share for share, taught in values if taught]
-            if one.ranked and counted:
-                dots[column].append(Dot(ratio, length, float(np.median(counted))))
+            if one.ranked and ratio in medians:
+                dots[column].append(Dot(ratio, length, medians[ratio]))
             dots[column] += [
                 Dot(ratio, length, share, None, seed, taught, is_joined=False)
                 for seed, (share, taught) in enumerate(values)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from posbench import tasks
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.answer import few_seeds
@@ -26,7 +27,7 @@ def main_tables(group: Group, found: list[Standing]) -> list[Table]:
 
 def more_tables(group: Group, found: list[Standing]) -> list[Table]:
     """The tables of the written report only."""
-    more = [_variants(found), _changed(found), _runs(found), *_learning_rates(group)]
+    more = [_of_learned(found), _variants(found), _changed(found), _runs(found), *_learning_rates(group)]
     return [table.filled() for table in more if table.rows]
 
 
@@ -55,7 +56,9 @@ def _beyond(ranked: list[Standing]) -> str:
             undefined = [one.scheme.label for one, spot in at if spot and spot.status == "undefined"]
             each = ", ".join(f"{label} {_percent(median)}" for median, label in known)
             none = f"; undefined there: {', '.join(undefined)}" if undefined else ""
-            return f"Tokens right at {ratio:g} times that length, median: {each}{none}."
+            trivial = next((spot.trivial for _, spot in at if spot and spot.trivial is not None), None)
+            floor = "" if trivial is None else f"; a trivial reader {_percent(trivial)}"
+            return f"Tokens right at {ratio:g} times that length, median over all seeds: {each}{none}{floor}."
     return ""
 
 
@@ -63,23 +66,26 @@ def _beyond(ranked: list[Standing]) -> str:
 
 
 def for_paper(found: list[Standing]) -> Table:
-    """Who learned, and token accuracy at the longest trained length and its doublings."""
+    """Who learned, token accuracy and whole answers at the longest trained length and its doublings."""
     places = [place for place in columns_of(found) if not place.offset and math.log2(place.ratio).is_integer()]
-    columns = ["scheme", "learned", *map(heading, places)]
+    columns = ["scheme", "learned", *_both_headings(places)]
     rows = []
     for one in found:
         count = Value(f"{one.learned}/{one.seeds}" if one.seeds else "")
-        rows.append([Value(one.scheme.label), count, *(accuracy(one, place) for place in places)])
+        rows.append([Value(one.scheme.label), count, *_both(one, places)])
+    for name, *cells in _floors(found, places):
+        rows.append([name, Value(""), *(cell for value in cells for cell in (value, Value("")))])
     return Table("", columns, rows).filled()
 
 
 def caption_for_paper(group: Group, found: list[Standing]) -> str:
     title = _title(group)
     several = any("[" in value.text for row in for_paper(found).rows for value in row)
-    right = f"% of answer tokens right{', median [least-most] over the seeds that learned' if several else ''}"
+    right = f"% of answer tokens right{', median [least-most] over all seeds' if several else ''}"
     return (
         f"{title[:1].upper()}{title[1:]}. Learned: seeds with a token accuracy of at least {GATE_SAID} at every "
-        f"trained length. {right}, by multiples of the longest trained problem."
+        f"trained length. {right}, by multiples of the longest trained problem; whole: % of problems whose every token "
+        f"is right.{_floors_said(group, found)}"
     )
 
 
@@ -103,14 +109,16 @@ def _learned(group: Group, found: list[Standing]) -> Table:
         [Value(one.scheme.label), learned(one), steps(one), *(accuracy(one, place) for place in places)]
         for one in found
     ]
+    rows += [[name, Value(""), Value(""), *cells] for name, *cells in _floors(found, places)]
     note = (
         f"learned: seeds whose token accuracy is at least {GATE_SAID} at every trained length tested, with the 95 % "
         "interval of their share (Clopper-Pearson); a seed that diverged has not. steps: to the first validation, at "
         "the longest trained length, that reached it; median over seeds, with those that never got there as the "
         "slowest; - where that is most. Accuracy: % of answer tokens right, each predicted from the true ones before "
-        "it; median [least-most] over the seeds that learned. Multiples of the longest trained problem; shifted: all "
-        "positions moved on, the problems no longer. Where fewer than half of the seeds learned, the accuracy at 1x is "
-        "the median of all, and nothing is ranked; ranked by the mean of the medians beyond 1x."
+        "it; median [least-most] over all seeds (one that diverged has none right). Multiples of the longest trained "
+        "problem; shifted: all positions moved on, the problems no longer. If fewer than half of the seeds learned, "
+        "only the accuracy at 1x is shown, and nothing is ranked; ranked by the mean of the medians beyond "
+        f"1x.{_floors_said(group, found)}"
     )
     return Table(f"{_title(group)}: token accuracy, %", columns, rows, note, _spare(places, 3))
 
@@ -120,7 +128,7 @@ def _exact(found: list[Standing]) -> Table:
     rows = [[Value(one.scheme.label), *(exact_match(one, place) for place in places)] for one in found if one.ranked]
     note = (
         "% of problems whose every answer token is right, which is what greedy decoding gets right; median "
-        "[least-most] over the seeds that learned."
+        "[least-most] over all seeds."
     )
     return Table("Whole answers right, %", ["scheme", *map(heading, places)], rows, note, _spare(places, 1))
 
@@ -138,14 +146,29 @@ def _against(group: Group, found: list[Standing]) -> Table:
         rows.append([Value(one.scheme.label), *cells, Value(one.against.verdict)])
     note = (
         f"Differences from {label} in percentage points. learned: of the share of seeds, Fisher's exact test. "
-        "Accuracy: of means over the seeds that learned, exact permutation test, two-sided; seeds are not paired, "
-        "since the gate keeps other seeds of either scheme. All were tested on the same problems: it speaks of other "
-        "seeds on these. All p of this table are adjusted together (Holm). n too small: no outcome of so many seeds "
-        f"could have a p below {standing.ALPHA:g} then, which takes {standing.seeds_needed(found)} of each scheme. "
-        f"Better and worse take a difference of {100 * standing.LEAST:g} point; not resolved is not equal. Verdicts "
-        f"need {SEEDS_FOR_A_CLAIM} seeds."
+        "Accuracy: of means over all seeds, learned or not (one that diverged has none right); exact permutation test, "
+        "two-sided, seeds not paired. All were tested on the same problems: it speaks of other seeds on these. All p "
+        "of this table are adjusted together (Holm). n too small: no outcome of so many seeds could have a p below "
+        f"{standing.ALPHA:g} then, which takes {standing.seeds_needed(found)} of each scheme. Better and worse take a "
+        f"difference of {100 * standing.LEAST:g} point; not resolved is not equal. Verdicts need {SEEDS_FOR_A_CLAIM} "
+        "seeds."
     )
     return Table(f"Against {label}", columns, rows, note, (6, 4, 2, 1))
+
+
+def _of_learned(found: list[Standing]) -> Table:
+    """Of schemes whose seeds learned in part: beside the comparison over all seeds, never instead of it."""
+    places = columns_of(found)
+    rows = []
+    for one in found:
+        if one.ranked and one.learned < one.seeds:
+            cells = [spread(at.of_learned if at else None) for at in map(one.at.get, places)]
+            rows.append([Value(one.scheme.label), learned(one), *cells])
+    note = (
+        "% of answer tokens right over the seeds that learned alone, median [least-most]. This selects seeds by their "
+        "outcome, so nothing is ranked or tested by it."
+    )
+    return Table("Learned seeds only, %", ["scheme", "learned", *map(heading, places)], rows, note)
 
 
 def _variants(found: list[Standing]) -> Table:
@@ -156,12 +179,11 @@ def _variants(found: list[Standing]) -> Table:
     for one in found:
         for name in names if one.ranked else []:
             places = [Place(name, *spot) for spot in spots]
-            cells = [cell for place in places for cell in (accuracy(one, place), exact_match(one, place))]
-            rows.append([Value(one.scheme.label), Value(name), *cells])
-    heads = [head for spot in spots for head in (heading(Place("", *spot)), f"{heading(Place('', *spot))} whole")]
+            rows.append([Value(one.scheme.label), Value(name), *_both(one, places)])
+    heads = _both_headings([Place("", *spot) for spot in spots])
     note = (
         "The task with an option that was never trained on: % of answer tokens right, and of whole answers; median "
-        "[least-most] over the seeds that learned the task as it was trained. Exploratory."
+        "[least-most] over all seeds of the schemes that learned the task as it was trained. Exploratory."
     )
     return Table("Variants of the task", ["scheme", "variant", *heads], rows, note)
 
@@ -175,14 +197,14 @@ def _changed(found: list[Standing]) -> Table:
     for one in found:
         kinds = sorted({place.kind for place in one.at} - {PLAIN}) if one.ranked else []
         for kind in [PLAIN, *kinds] if kinds else []:
-            cells = [accuracy(one, place._replace(kind=kind)) for place in places]
+            cells = _both(one, [place._replace(kind=kind) for place in places])
             rows.append([Value(one.scheme.label), Value("as trained" if kind == PLAIN else kind), *cells])
     note = (
         "The same problems, answered by the model with a context extension or with attention narrowed to as many "
-        "tokens as it was trained on: % of answer tokens right, median [least-most] over the seeds that learned. "
-        "Exploratory."
+        "tokens as it was trained on: % of answer tokens right, and of whole answers; median [least-most] over all "
+        "seeds. Exploratory."
     )
-    return Table("Extensions and windows, %", ["scheme", "model", *map(heading, places)], rows, note)
+    return Table("Extensions and windows, %", ["scheme", "model", *_both_headings(places)], rows, note)
 
 
 def _natural(name: str) -> tuple[str, float, str]:
@@ -207,7 +229,7 @@ def _runs(found: list[Standing]) -> Table:
     for one in found:
         for run in one.scheme.runs:
             if run.answers.at:
-                cells = [of_run(run.answers.at.get(place)) for place in places]
+                cells = [cell for at in map(run.answers.at.get, places) for cell in (of_run(at), of_run_whole(at))]
                 reached = run.answers.steps_to_gate
                 rows.append(
                     [
@@ -220,9 +242,10 @@ def _runs(found: list[Standing]) -> Table:
                 )
     note = (
         "Token accuracy, %, with its 95 % interval over problems (bootstrap; where every token is right, that of the "
-        "share of problems): it speaks for this very checkpoint on other such problems."
+        "share of problems): it speaks for this very checkpoint on other such problems. There is none if fewer than "
+        "half of the problems differ. whole: % of problems whose every token is right."
     )
-    return Table("Every run", ["scheme", "seed", "learned", "steps", *map(heading, places)], rows, note)
+    return Table("Every run", ["scheme", "seed", "learned", "steps", *_both_headings(places)], rows, note)
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -280,9 +303,48 @@ def of_run(one: Answer | None) -> Value:
     return Value(f"{100 * one.accuracy:.1f}{between}", 100 * one.accuracy)
 
 
+def of_run_whole(one: Answer | None) -> Value:
+    """One run's share of whole answers."""
+    share = None if one is None else one.exact_match
+    return Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share)
+
+
+def _both(one: Standing, places: Sequence[Place]) -> list[Value]:
+    """Token accuracy and whole answers at each place."""
+    return [cell for place in places for cell in (accuracy(one, place), exact_match(one, place))]
+
+
+def _both_headings(places: Sequence[Place]) -> list[str]:
+    return [head for place in places for head in (heading(place), f"{heading(place)} whole")]
+
+
+def _floors(found: Sequence[Standing], places: Sequence[Place]) -> list[list[Value]]:
+    """A row for the trivial reader and one for guessing, their token accuracy at each place; none of earlier rows."""
+    rows = []
+    for name, column in (("trivial reader", "trivial"), ("guessing", "chance")):
+        shares = [
+            next((share for one in found if (share := getattr(one.at.get(place), column, None)) is not None), None)
+            for place in places
+        ]
+        if any(share is not None for share in shares):
+            cells = [Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share) for share in shares]
+            rows.append([Value(name), *cells])
+    return rows
+
+
+def _floors_said(group: Group, found: Sequence[Standing]) -> str:
+    """A sentence on the trivial reader and on guessing; empty if the rows lack them."""
+    if group.task is None or group.task not in tasks.names() or not _floors(found, columns_of(found)):
+        return ""
+    reader = tasks.load(group.task).trivial_reader
+    return (
+        f" Trivial reader: one that {reader}; it sees the right tokens before each. Guessing: among all answer tokens."
+    )
+
+
 def _at_longest(one: Standing) -> str:
-    """` (82 %)`, of all seeds at the longest trained length; empty where none of them was tested."""
-    return "" if one.untaught is None else f" ({_percent(one.untaught)})"
+    """` (82 %)`, the median at the longest trained length; empty if no seed was tested there."""
+    return "" if one.at_longest is None else f" ({_percent(one.at_longest)})"
 
 
 def _percent(share: float) -> str:

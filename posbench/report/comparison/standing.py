@@ -1,10 +1,11 @@
 """Statistics of each scheme on a task: the seeds that learned it, and accuracy beyond trained lengths.
 
-A run has learned where the gate is reached at every trained length. Medians and ranges are over learned seeds alone: a
-model that has not learned the task says nothing of how far it extends. A scheme of which fewer than half of the seeds
-learned is not ranked. Against the reference there are a test of how many seeds learned and one of accuracy at each of
-two lengths; their p-values are adjusted all together (Holm), over schemes and tests. So few seeds that no outcome
-could be told from chance are said to be too few.
+A run has learned if it reaches the gate at every trained length. Medians, ranges and tests are over all seeds, learned
+or not: to keep only those that learned would select by the outcome. A seed that diverged has no answer right. Medians
+over the learned seeds alone are a second number (`of_learned`). A scheme of which fewer than half of the seeds learned
+is not ranked. Against the reference there is a test of how many seeds learned, and one of accuracy at each of two
+lengths. Their p-values are adjusted together (Holm), over schemes and tests. A table says if the seeds are too few for
+any outcome to be significant.
 """
 
 import dataclasses
@@ -48,8 +49,11 @@ class At:
     place: Place
     status: str  # ok, undefined, too_short, failed
     problem_length: int | None
-    accuracy: Spread | None  # of learned seeds
+    accuracy: Spread | None  # over all seeds
     exact_match: Spread | None  # the same
+    of_learned: Spread | None  # accuracy over the learned seeds alone
+    chance: float | None  # accuracy of guessing
+    trivial: float | None  # accuracy of the task's trivial reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +88,18 @@ class Standing:
     seeds: int  # of which it is known
     steps: float | None  # median over seeds to the gate; inf where most never got there
     at: dict[Place, At]
-    untaught: float | None  # median accuracy of all seeds at the longest trained length
     against: Against | None = None
 
     @property
     def ranked(self) -> bool:
         """Whether half of the seeds or more learned."""
         return self.seeds > 0 and 2 * self.learned >= self.seeds
+
+    @property
+    def at_longest(self) -> float | None:
+        """The median accuracy at the longest trained length."""
+        found = self.at.get(TRAINED)
+        return found.accuracy.median if found and found.accuracy else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -133,8 +142,9 @@ def learned(run: RunData) -> bool | None:
     return None if known is None else known == "yes"
 
 
-def learned_runs(scheme: Scheme) -> list[RunData]:
-    return [run for run in scheme.runs if learned(run)]
+def known_runs(scheme: Scheme) -> list[RunData]:
+    """The runs of which it is known whether they learned."""
+    return [run for run in scheme.runs if learned(run) is not None]
 
 
 def places(standings: Sequence[Standing]) -> list[Place]:
@@ -144,32 +154,32 @@ def places(standings: Sequence[Standing]) -> list[Place]:
 
 
 def _standing(scheme: Scheme) -> Standing:
-    known = [(run, found) for run in scheme.runs if (found := learned(run)) is not None]
-    taught = [run for run, found in known if found]
-    steps = [run.answers.steps_to_gate for run, _ in known]
-    all_places = sorted({place for run, _ in known for place in run.answers.at})
+    known = known_runs(scheme)
+    steps = [run.answers.steps_to_gate for run in known]
+    all_places = sorted({place for run in known for place in run.answers.at})
     return Standing(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
-        learned=len(taught),
+        learned=sum(bool(learned(run)) for run in known),
         seeds=len(known),
         steps=float(np.median([math.inf if step is None else step for step in steps])) if steps else None,
-        at={place: _at(place, [run for run, _ in known], taught) for place in all_places},
-        untaught=spread.median if (spread := Spread.of(_accuracies([run for run, _ in known], TRAINED))) else None,
+        at={place: _at(place, known) for place in all_places},
     )
 
 
-def _at(place: Place, known: list[RunData], taught: list[RunData]) -> At:
-    """Numbers are of learned seeds; where none learned the state is that of all."""
-    answers = answers_at(taught or known, place)
+def _at(place: Place, known: list[RunData]) -> At:
+    answers = answers_at(known, place)
     bad = next((answer.status for answer in answers if answer.status != "ok"), None)
-    own = answers_at(taught, place) if bad is None else []
+    own = known if bad is None else []
     return At(
         place,
         bad or "ok",
         next((answer.row.problem_length for answer in answers), None),
-        Spread.of(answer.accuracy for answer in own),
-        Spread.of(answer.exact_match for answer in own),
+        Spread.of(_share(run, place) for run in own),
+        Spread.of(_share(run, place, "exact_match") for run in own),
+        Spread.of(_share(run, place) for run in own if learned(run)),
+        next((answer.chance for answer in answers if answer.chance is not None), None),
+        next((answer.trivial for answer in answers if answer.trivial is not None), None),
     )
 
 
@@ -177,14 +187,17 @@ def answers_at(runs: list[RunData], place: Place) -> list[Answer]:
     return [run.answers.at[place] for run in runs if place in run.answers.at]
 
 
-def _accuracies(runs: list[RunData], place: Place) -> list[float]:
-    return [answer.accuracy for answer in answers_at(runs, place) if answer.accuracy is not None]
+def _share(run: RunData, place: Place, column: str = "accuracy") -> float | None:
+    """A run's share at a place: 0 if the run diverged, None if it has none there."""
+    if run.outcome == "diverged":
+        return 0.0
+    return getattr(run.answers.at[place], column) if place in run.answers.at else None
 
 
 def _rank(one: Standing) -> tuple[bool, float, float, str]:
     """Of equals beyond trained lengths, and of what has not learned, the more accurate first at the trained ones."""
     beyond = one.beyond if one.ranked and one.beyond is not None else 0.0
-    return not one.ranked, -beyond, -(one.untaught or 0.0), one.scheme.label
+    return not one.ranked, -beyond, -(one.at_longest or 0.0), one.scheme.label
 
 
 # -- against the reference ---------------------------------------------------------------------------------------------
@@ -215,14 +228,14 @@ def _against(found: list[Standing], other: Scheme) -> dict[str, Against]:
 
 
 def _accuracy_test(one: Standing, base: Standing, place: Place) -> tuple[float, Exact] | None:
-    """None where a learned seed of either lacks the number, or where the problems were not the same."""
-    pair = [learned_runs(standing.scheme) for standing in (one, base)]
-    values = [_accuracies(runs, place) for runs in pair]
+    """Over all seeds; None if a seed of either lacks the number, or if the problems were not the same."""
+    pair = [known_runs(standing.scheme) for standing in (one, base)]
     problems = {_problems(answer) for runs in pair for answer in answers_at(runs, place)}
-    if any(len(known) < len(runs) for known, runs in zip(values, pair, strict=True)) or len(problems) > 1:
+    own, other = ([_share(run, place) for run in runs] for runs in pair)
+    first, second = ([share for share in shares if share is not None] for shares in (own, other))
+    if len(problems) > 1 or (len(first), len(second)) != (len(own), len(other)):
         return None
-    difference = float(np.mean(values[0]) - np.mean(values[1]))
-    return difference, statistics.permutation(*values)
+    return float(np.mean(first) - np.mean(second)), statistics.permutation(first, second)
 
 
 def _problems(answer: Answer) -> tuple[str | None, str | None]:
@@ -270,6 +283,9 @@ def _settled(one: Standing, base: Standing, ratio: float, test: Tested | None) -
         return f"not resolved {where}"
     if abs(test.difference) < LEAST:
         return f"differs by less than {LEAST:.0%} {where}"
+    at = one.at[Place("", ratio, 0)]
+    if test.difference > 0 and at.accuracy and at.trivial is not None and at.accuracy.median <= at.trivial:
+        return f"better {where}, but not than a trivial reader"
     return f"{'better' if test.difference > 0 else 'worse'} {where}"
 
 
