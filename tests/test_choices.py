@@ -147,6 +147,32 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
         assert ids[asked + 1] == answer and ids[0] == window[0]
 
 
+def posed_to(number_of: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
+    (probe,) = probes.of(task, [length], 8, L)
+    assert probe.poses is not None
+    pose = probe.poses(Material(text().ids.astype(np.int64), tokenizer.encode))
+    return [pose(np.arange(length) + V, number) for number in range(number_of)]
+
+
+@pytest.mark.parametrize(("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)])
+def test_each_answer_is_right_equally_often(task: str, answers: int, tokenizer: Tokenizer) -> None:
+    """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2 %."""
+    right = [choice.right for choice in posed_to(PROBLEMS, task, 2 * L, tokenizer)]
+    counts = np.bincount(right, minlength=answers)
+    assert len(counts) == answers and np.ptp(counts) <= 1
+    assert right[:answers] != right[answers : 2 * answers] != sorted(right[answers : 2 * answers])  # no fixed order
+
+
+@pytest.mark.parametrize("multiple", [2, 8])
+def test_the_last_l_tokens_hold_the_sentence_as_often_as_the_docs_say(multiple: int, tokenizer: Tokenizer) -> None:
+    length = multiple * L
+    rewritten = np.stack([choice.ids < V for choice in posed_to(PROBLEMS, "passkey", length, tokenizer)])
+    whole = rewritten.argmax(axis=1) >= length - L  # the sentence begins within them
+    s = rewritten.sum(axis=1).max()
+    assert whole.mean() == pytest.approx((L - s) / (length - 1 - s), abs=0.02)
+    assert whole.mean() < L / length - 0.04
+
+
 def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
     model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
     for task in ("passkey", "induction"):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from posbench.errors import OptionError, unknown
 from posbench.evaluation.variants import parse_choice
 from posbench.options import checked
+from posbench.randomness import derive
 
 Ids = NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]  # token ids of each text
@@ -64,6 +65,15 @@ class Probe:
     rewrite: Callable[[Ids], Ids] | None = None  # of one window's length + 1 tokens; the targets must stay
     select: KeyTokens | None = None  # which targets count; None = all
     poses: Callable[[Material], Pose] | None = None  # a problem in each window; raises Undefined where there is none
+
+
+def balanced(task: str, number: int, answers: int) -> int:
+    """Which answer is right in a window, by its number: each of `answers` once in every so many windows, shuffled.
+
+    Independent draws over 128 windows would favour some answer, and with it whoever always gives that one.
+    """
+    turn, place = divmod(number, answers)
+    return int(np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[place])
 
 
 def names() -> list[str]:

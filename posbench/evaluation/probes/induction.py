@@ -3,11 +3,12 @@
     induction   reads  x  x  A a  x  x  x  B b  x  C c  x  x  B    scores  b   (among a b c)
 
 x are tokens drawn independently from the text, in no order. Among them stand `pairs` pairs of tokens, once each, one in
-every equal share of the window; the first token of one of them, drawn uniformly, comes again at the end. The answer is
-right if the token that followed it is likelier than those that followed the others. All of these stand in the window
-exactly once, so that what is merely common, or near, is no help: guessing gets 1 of `pairs`. The tokens of pairs are
-drawn uniformly from the different ones of the text; none of them stands elsewhere in the window. They depend on the
-window's number only, so that lengths differ in the distance and in how much stands between.
+every equal share of the window; the first token of one of them comes again at the end. The answer is right if the
+token that followed it is likelier than those that followed the others. All of these stand in the window exactly once,
+so a token that is common, or near, is no help: guessing gets 1 of `pairs`. Each pair, from the first to the last, is
+asked for in one of every `pairs` windows, in shuffled order. The tokens of pairs are drawn uniformly from the different
+ones of the text; none of them stands elsewhere in the window. They depend on the window's number only, so lengths
+differ in the distance and in how much stands between.
 
 Source: Olsson et al., "In-context Learning and Induction Heads" (2022), arXiv:2209.11895: heads that complete
 [A][B] ... [A] with [B], told by what they do on random tokens that repeat.
@@ -20,7 +21,7 @@ import functools
 import numpy as np
 
 from posbench.errors import Undefined
-from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, expect
+from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, balanced, expect
 from posbench.randomness import derive
 
 _MOST_PAIRS = 64
@@ -47,7 +48,7 @@ def _poses(material: Material, length: int, pairs: int) -> Pose:
         rng = np.random.default_rng(derive(0, "induction", number))
         drawn = rng.permutation(known)
         first, second = drawn[drawn != ids[0]][: 2 * pairs].reshape(2, pairs)
-        right, within = int(rng.integers(pairs)), rng.random(pairs)
+        right, within = balanced("induction", number, pairs), rng.random(pairs)
         others = material.text[~np.isin(material.text, [first, second])]
         out = rng.choice(others, length)
         out[0] = ids[0]

@@ -10,8 +10,12 @@ The sentences are the model's own tokens of this text, in the place of the windo
 
 with a line end around them. The answer is right if its token is likelier than that of each of the nine other digits:
 zero-shot, as language models are asked by likelihood; guessing gets 1 of 10. The key stands anywhere between the
-beginning and the question, or at a `depth` from 0 (the beginning) to 1 (right before the question). Digit and place
-depend on the window's number only, so that lengths differ in the distance alone.
+beginning and the question, or at a `depth` from 0 (the beginning) to 1 (right before the question). Each digit is right
+in one of every ten windows, in shuffled order, and places are spread evenly. Both depend on the window's number only,
+so lengths differ in distance alone.
+
+A model that sees only the last L tokens reads the whole sentence in a share (L - s) / (C - 1 - s) of the problems at
+length C, with s tokens of the two sentences. This is below L / C: 38 % at twice a length of 64 if s is 25.
 
 Source: Mohtashami and Jaggi, "Landmark Attention: Random-Access Infinite Context Length for Transformers" (2023),
 arXiv:2305.16300, where a language model is asked for a number.
@@ -20,16 +24,17 @@ and one pass gives them all; the text around it is the one that is evaluated on,
 """
 
 import functools
+import math
 
 import numpy as np
 
 from posbench.errors import Undefined
-from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, expect
-from posbench.randomness import derive
+from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, balanced, expect
 
 _TELLS = '\nThe key is "{0}". Remember: the key is "{0}".\n'
 _ASKS = '\nWhat was the key? The key is "{0}'
 _DIGITS = range(10)
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, depth: float | None = None) -> list[Probe]:
@@ -56,8 +61,7 @@ def _poses(material: Material, length: int, depth: float | None) -> Pose:
         raise Undefined(f"the sentences of passkey are {needed} tokens of this model: there is no room for them")
 
     def posed(ids: Ids, number: int) -> Choice:
-        rng = np.random.default_rng(derive(0, "passkey", number))
-        right, place = int(rng.integers(len(_DIGITS))), rng.random()
+        right, place = balanced("passkey", number, len(_DIGITS)), (number + 0.5) * _GOLDEN % 1
         sentence = told[right]
         at = 1 + round((place if depth is None else depth) * (length - 1 - len(sentence) - len(question)))
         out = ids.copy()
