@@ -21,6 +21,7 @@ from posbench.data import problems
 from posbench.data.prepared import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
+from posbench.evaluation.answers import GATE
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.subject import Answers, Varied
 from posbench.evaluation.task import TaskEvaluation
@@ -129,6 +130,15 @@ def test_what_does_not_go_together_is_refused_in_one_line(overrides: list[str], 
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("experiment", ["tasks", "tasks_long"])
+def test_no_scheme_has_an_option_that_was_tuned_on_a_task(experiment: str) -> None:
+    """T5's reach follows the trained length, as its buckets need; FoX's gates had been chosen on copying."""
+    own = {path.stem for path in (configs_dir() / "tuned" / experiment).glob("*.yaml")}
+    assert own == {"t5"}
+    fox = composed(f"experiment={experiment}", "data=task/copy", "encoding=fox")
+    assert fox.encoding.options == composed("encoding=fox").encoding.options
+
+
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +221,18 @@ def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat
     assert (rows[2].n_blocks, rows[2].n_distinct) == (32, 4)  # 00, 01, 10 and 11
     assert (rows[2].ci_low, rows[2].ci_high, rows[2].ci_over) == (None, None, None)
     assert rows[16].n_distinct == 32 and rows[16].ci_over == "problems"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name: str) -> None:
+    task = tasks.build(name)
+    tested = [problems.fixed(task, "test", multiple * task.longest, 512) for multiple in (1, 2, 4, 8)]
+    right = [(task.trivial(one) == one.ids[:, 1:])[one.scored].mean() for one in tested]
+    guessed = 1 / len(np.unique(tested[0].ids[:, 1:][tested[0].scored]))
+    shares = " | ".join(f"{100 * share:.0f}" for share in (*right, guessed))
+    written = (pathlib.Path(__file__).parents[1] / "docs/tasks.md").read_text(encoding="utf-8")
+    assert f"| {name} | {task.trivial_reader} | {shares} |" in written
+    assert max(right) < GATE
 
 
 def test_what_does_not_exist_is_an_undefined_row() -> None:

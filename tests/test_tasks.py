@@ -17,7 +17,6 @@ from scipy import stats
 from posbench import tasks
 from posbench.data import tokenizer
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.answers import GATE
 from posbench.evaluation.variants import parse_choice
 from posbench.tasks.base import SEPARATOR, Problems, Task
 
@@ -195,13 +194,7 @@ def test_the_vocabulary_begins_with_the_separator_and_all_of_it_is_drawn(name: s
         assert len(found) == len(task.symbols)
 
 
-# -- what a trivial reader has right -----------------------------------------------------------------------------------
-
-FLOORS = {  # % of answer tokens that the trivial reader has right at 1x and 4x
-    "flip_flop": (62, 60), "passkey": (66, 66), "selective_copy": (43, 43), "counting": (19, 18), "sort": (14, 47),
-    "addition": (26, 15), "copy": (28, 15), "induction": (15, 11), "parity": (50, 50), "recall": (40, 15),
-    "repeat": (26, 14), "reverse": (32, 16),
-}  # fmt: skip
+# -- what a trivial reader says -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -215,16 +208,6 @@ def test_plain_loops_guess_as_the_trivial_reader_does(name: str, options: dict[s
             words, places = words_of(task, problems.ids[row]), list(answers(task, problems, row))
             said = {at: task.symbols[guesses[row, at - 1]] for at in places}
             assert said == getattr(task_readers, name)(words, places, options)
-
-
-@pytest.mark.parametrize("name", tasks.names())
-def test_the_share_of_the_trivial_reader_is_the_documented_one_and_never_passes_the_gate(name: str) -> None:
-    task = tasks.build(name)
-    for multiple, percent in zip((1, 4), FLOORS[name], strict=True):
-        problems = task.problems(np.random.default_rng(1), multiple * task.longest, 2000)
-        share = (task.trivial(problems) == problems.ids[:, 1:])[problems.scored].mean()
-        assert 100 * share == pytest.approx(percent, abs=3 if name in ("counting", "induction", "parity") else 1)
-        assert share < GATE
 
 
 # -- by chance ---------------------------------------------------------------------------------------------------------
