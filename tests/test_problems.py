@@ -255,7 +255,12 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
     monkeypatch.chdir(tmp_path)
     assert support.posbench("train", *TINY) == 0
     printed = capsys.readouterr().out
-    assert "copy, trained at lengths 8 to 20" in printed and "Not learned" in printed and "perplexity" not in printed
+    assert (
+        "trivial reader" in printed
+        and "copy, trained at lengths 8 to 20" in printed
+        and "Not learned" in printed
+        and "perplexity" not in printed
+    )
     (folder,) = pathlib.Path("outputs/tasks").glob("rope-s0-*")
     rows, blocks = evaluation_rows(folder), evaluation_blocks(folder)
     assert [(row.problem_length, row.offset) for row in rows] == [(8, 0), (14, 0), (20, 0), (40, 0), (20, 42)]

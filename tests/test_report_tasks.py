@@ -337,6 +337,10 @@ def test_tables_show_the_trivial_reader_and_guessing_and_whole_answers_beside_to
     assert rows_of(paper)["rope"]["2x whole"] == "100.0"
     (runs,) = [table for table in task_tables.more_tables(passkey, found) if table.title == "Every run"]
     assert runs.columns[4:] == [head for ratio in (1, 2, 4) for head in (f"{ratio}x", f"{ratio}x whole")]
+    drawn = task_figure.of_group(passkey, found)
+    assert drawn is not None
+    dashes = [[line for line in axis.lines if line.get_linestyle() == "--"] for axis in drawn.axes]
+    assert [len(lines) for lines in dashes] == [1, 0] and set(dashes[0][0].get_ydata()) == {0.66}
     old = task_tables.main_tables(copy, standing.standings(copy))[0]  # rows of an earlier version
     assert "trivial reader" not in rows_of(old) and "rivial" not in old.note
 

@@ -12,7 +12,7 @@ from posbench.report.comparison import load, looks, rates
 from posbench.report.comparison.claims import ALPHA, SPENT
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.looks import Look
-from posbench.report.comparison.standing import Standing
+from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import SeedRange, Summary
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
@@ -172,6 +172,7 @@ def of_task(group: Group, found: list[Standing]) -> str:
         "Picture: a dot per seed, a line through the median of all; "
         + ("hollow: did not learn; " if any(one.learned < one.seeds for one in found) else "")
         + f"thin line: the gate, {100 * GATE:g} %"
+        + ("; dashes: a trivial reader" if known_at(found, "trivial") else "")
         + ("; stop sign: undefined." if any(one.undefined_at for one in found) else "."),
         _commands(group),
     ]

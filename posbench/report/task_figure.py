@@ -1,7 +1,8 @@
 """A task as a picture: accuracy by problem length, one dot per seed, a line through the median of all.
 
-Two panels: answer tokens and whole answers. What has not learned is hollow and has no line; there are no bands, since
-seeds part in groups that a band would hide. Schemes stand a little beside each other, so that equal ones are seen.
+Two panels: answer tokens and whole answers. Dashes in the first are the trivial reader's. A scheme that has not learned
+is hollow and has no line. There are no bands: seeds part in groups, which a band would hide. Schemes stand a little
+beside each other, so that equal ones are seen.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import numpy as np
 from posbench.evaluation.answers import GATE
 from posbench.report import ends, families, figures, styles
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.standing import Standing, learned
+from posbench.report.comparison.standing import Standing, known_at, learned
 from posbench.report.figures import DARK, NAME_LINE, SETTINGS, write
 from posbench.report.lines import Line
 from posbench.report.styles import Style
@@ -87,6 +88,9 @@ def _draw(group: Group, shown: list[Standing], kind: "type[Figure] | None") -> "
                 for at, one in enumerate(members)
             ]
             named.append(_panel(axis, [one for one in drawn if one.dots]))
+            floor = {place.ratio: share for place, share in known_at(shown, "trivial").items() if place.as_trained}
+            if floor and name == "accuracy":
+                axis.plot(*zip(*sorted(floor.items()), strict=True), "--", color="#888888", linewidth=1)
             _length_axis(axis, lengths(shown))
         figures.headings(axes[column], ["" if column else title for title, _ in rows], heading, "%")
         axes[column][-1].set_xlabel("problem length (log scale)\ndotted: the longest trained")

@@ -305,8 +305,11 @@ def of_run(one: Answer | None) -> Value:
 
 def of_run_whole(one: Answer | None) -> Value:
     """One run's share of whole answers."""
-    share = None if one is None else one.exact_match
-    return Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share)
+    return Value("") if one is None or one.exact_match is None else _share(one.exact_match)
+
+
+def _share(share: float) -> Value:
+    return Value(f"{100 * share:.1f}", 100 * share)
 
 
 def _both(one: Standing, places: Sequence[Place]) -> list[Value]:
@@ -322,12 +325,9 @@ def _floors(found: Sequence[Standing], places: Sequence[Place]) -> list[list[Val
     """A row for the trivial reader and one for guessing, their token accuracy at each place; none of earlier rows."""
     rows = []
     for name, column in (("trivial reader", "trivial"), ("guessing", "chance")):
-        shares = [
-            next((share for one in found if (share := getattr(one.at.get(place), column, None)) is not None), None)
-            for place in places
-        ]
-        if any(share is not None for share in shares):
-            cells = [Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share) for share in shares]
+        shares = standing.known_at(found, column)
+        if any(place in shares for place in places):
+            cells = [_share(shares[place]) if place in shares else Value("") for place in places]
             rows.append([Value(name), *cells])
     return rows
 

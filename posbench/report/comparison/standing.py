@@ -153,6 +153,12 @@ def places(standings: Sequence[Standing]) -> list[Place]:
     return sorted(own, key=lambda place: (place.variant, place.offset, place.ratio))
 
 
+def known_at(standings: Sequence[Standing], column: str) -> dict[Place, float]:
+    """What problems are to every scheme, by place: `chance` or `trivial`. Rows of earlier versions lack them."""
+    found = [(place, getattr(at, column)) for one in standings for place, at in one.at.items()]
+    return {place: share for place, share in found if share is not None}
+
+
 def _standing(scheme: Scheme) -> Standing:
     known = known_runs(scheme)
     steps = [run.answers.steps_to_gate for run in known]
