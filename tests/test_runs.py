@@ -426,9 +426,9 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
         (block,) = read_jsonl(run.folder / "evaluation_blocks.jsonl")
     assert " ".join(line) == (
         "protocol length length_ratio stride window extension extension_options task problem_length offset split "
-        "documents checkpoint_step tokens status reason dtype n_tokens n_bytes n_blocks n_distinct n_documents mean_context "
-        "nll perplexity bits_per_byte accuracy chance trivial exact_match ci_low ci_high ci_over ngram_nll "
-        "ngram_order targets_sha256 seconds peak_memory_bytes"
+        "documents checkpoint_step tokens status reason dtype n_tokens n_bytes n_blocks n_distinct n_documents "
+        "mean_context nll perplexity bits_per_byte accuracy chance trivial exact_match ci_low ci_high ci_over "
+        "ngram_nll ngram_order targets_sha256 seconds peak_memory_bytes"
     )
     assert " ".join(block) == (
         "protocol length stride window extension task split checkpoint_step problem_length offset targets_sha256 block "
