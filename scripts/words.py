@@ -255,21 +255,24 @@ _SEEDS: dict[Seeds, str] = {
 
 def power(population: Population, reports: int, tell: Callable[[str], None] = print) -> None:
     """The table of true words."""
-    asked = {
-        "worse 1x": Truth(0.1), "equivalent 1x": Truth(0.0), "better 4x": Truth(0.0, (0.2, 0.8)),
-        "holds to 1024": Truth(-0.1, (0.0, 0.0)), "breaks at 256": Truth(0.1, (0.2, 0.4)),
-    }  # fmt: skip
-    said = ("worse at 1x by .1", "equivalent, with no difference", "rise less by .1", "holds, with no rise",
-            "breaks, by .2")  # fmt: skip
+    asked: dict[str, tuple[Truth, tuple[str, ...]]] = {
+        "worse at 1x by .1: worse": (Truth(0.1), ("worse 1x",)),
+        "no difference at 1x: equivalent": (Truth(0.0), ("equivalent 1x",)),
+        "rises less by .1: less or better": (Truth(0.0, (0.2, 0.8)), ("less 4x", "better 4x")),
+        "no rise: holds to 16x": (Truth(-0.1, (0.0, 0.0)), ("holds to 1024",)),
+        "rises by .2 at 4x: breaks there": (Truth(0.1, (0.2, 0.4)), ("breaks at 256",)),
+    }
+    truths = [truth for truth, _ in asked.values()]
     columns = [(schemes, seeds, documents) for schemes in (5, 63) for seeds in (5, 10) for documents in (20, 60)]
     found = [
-        simulate(population, list(asked.values()), Setting(schemes, documents, seeds), max(10, 5 * reports // schemes))
+        simulate(population, truths, Setting(schemes, documents, seeds), max(10, 5 * reports // schemes))
         for schemes, seeds, documents in columns
     ]
-    tell("| said | " + " | ".join(f"{k} schemes, {n} seeds, {d} documents" for k, n, d in columns) + " |")
+    tell("| truth: word | " + " | ".join(f"{k} schemes, {n} seeds, {d} documents" for k, n, d in columns) + " |")
     tell("|---|" + "---:|" * len(columns))
-    for number, (about, word) in enumerate(zip(said, asked, strict=True)):
-        tell(f"| {about} | " + " | ".join(f"{100 * one.words[number].get(word, 0):.0f} %" for one in found) + " |")
+    for number, (about, (_, said)) in enumerate(asked.items()):
+        shares = [sum(one.words[number].get(word, 0.0) for word in said) for one in found]
+        tell(f"| {about} | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
 
 
 def seed_intervals(tell: Callable[[str], None] = print, draws: int = 20_000) -> None:
