@@ -70,10 +70,6 @@ def test_tests_and_bounds_are_scipys() -> None:
     found = intervals.over_seeds(values)
     t_test = stats.ttest_1samp(values, 0)
     assert (found.low, found.high) == pytest.approx(tuple(t_test.confidence_interval(0.95)), rel=1e-12)
-    assert found.difference_p == pytest.approx(t_test.pvalue, rel=1e-12)
-    above = stats.ttest_1samp(values, -0.03, alternative="greater").pvalue
-    below = stats.ttest_1samp(values, 0.03, alternative="less").pvalue
-    assert found.equivalence_p(0.03) == pytest.approx(max(above, below), rel=1e-12)
     upper = stats.ttest_1samp(values, 0, alternative="less").confidence_interval(0.95).high
     assert found.upper == pytest.approx(upper, rel=1e-12)
     assert found.over == "seeds"
@@ -136,9 +132,6 @@ def test_a_single_unit_has_no_interval(number: int) -> None:
 def test_values_that_agree_to_the_last_bit_have_no_width_and_no_warning() -> None:
     found = intervals.over_seeds([0.5, 0.5, 0.5])
     assert found.low == found.mean == found.high == found.upper == 0.5
-    assert (found.difference_p, found.equivalence_p(0.03)) == (0.0, 1.0)
-    none = intervals.over_seeds([0.0, 0.0])
-    assert (none.difference_p, none.equivalence_p(0.03)) == (1.0, 0.0)
     both = intervals.over_seeds_and_text([blocks_of(np.ones(20), np.arange(20))] * 3)
     assert both is not None and both.low == both.high == 1.0
 
@@ -153,14 +146,9 @@ def test_a_negated_interval_is_the_mirror_image() -> None:
 
 def test_a_difference_of_zero_is_found_in_one_of_twenty_trials() -> None:
     rng = np.random.default_rng(6)
-    rate = np.mean([intervals.over_seeds(rng.normal(0, 0.05, 5).tolist()).difference_p < 0.05 for _ in range(TRIALS)])
-    assert covers_as_promised(float(1 - rate))
-
-
-def test_schemes_exactly_at_the_margin_pass_for_equivalent_in_one_of_twenty_trials() -> None:
-    rng = np.random.default_rng(7)
-    drawn = [intervals.over_seeds(rng.normal(0.03, 0.01, 5).tolist()) for _ in range(TRIALS)]
-    assert covers_as_promised(float(1 - np.mean([one.equivalence_p(0.03) < 0.05 for one in drawn])))
+    drawn = [intervals.over_seeds(rng.normal(0, 0.05, 5).tolist()) for _ in range(TRIALS)]
+    assert covers_as_promised(float(np.mean([one.low <= 0 <= one.high for one in drawn])))
+    assert covers_as_promised(float(np.mean([one.upper >= 0 for one in drawn])))
 
 
 # -- how many documents ------------------------------------------------------------------------------------------------

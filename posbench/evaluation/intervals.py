@@ -71,25 +71,8 @@ class Interval:
         """Half of the width of the two-sided interval that misses with this probability."""
         return _quantile(self.df, 1 - level / 2) * self.error if self.error else 0.0
 
-    @property
-    def difference_p(self) -> float:
-        """Two-sided p of "the mean is zero" (t-test)."""
-        return min(1.0, 2 * self._below(-abs(self.mean)))
-
-    def equivalence_p(self, margin: float) -> float:
-        """p of "the mean lies outside -margin .. margin": two one-sided t-tests (TOST), the larger p of both."""
-        return self._below(abs(self.mean) - margin)
-
     def negated(self) -> "Interval":
         return dataclasses.replace(self, mean=-self.mean, each=tuple(-value for value in self.each))
-
-    def _below(self, distance: float) -> float:
-        """Probability of a t-value below a distance in nats."""
-        from scipy import special
-
-        if self.error == 0:  # values that agree to the last bit leave nothing to estimate
-            return 0.0 if distance < 0 else 1.0
-        return float(special.stdtr(self.df, distance / self.error))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
