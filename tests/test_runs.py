@@ -442,6 +442,7 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
     [
         ({"nll": "3.1", "n_tokens": 2.5, "seconds": True, "reason": 7}, {"nll": None}),
         ({"nll": float("inf"), "ci_low": 10**400}, {"nll": None}),
+        ({"n_tokens": 2**64, "peak_memory_bytes": 1e300}, {"nll": 1.0}),  # too large for a table's column
         ({"extension_options": [1]}, {"nll": 1.0}),
         ({"length": 16.0, "checkpoint_step": 12.0, "column_of_tomorrow": 1}, {"nll": 1.0}),
     ],
