@@ -29,6 +29,7 @@ from posbench.config.schema import Config, to_container
 from posbench.data.batches import Batch, validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
+from posbench.evaluation.curve import print_curves
 from posbench.evaluation.headline import headline_of
 from posbench.kernels import native
 from posbench.model.gpt import GPT, build
@@ -297,7 +298,11 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
 
 
 def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     per_step = config.training.tokens_per_step
     evaluation = dataclasses.replace(config.evaluation, at_tokens=(4 * per_step, 9 * per_step + 1))
@@ -317,6 +322,12 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
     assert by_step == {step: step * per_step for step in (4, 9, STEPS)}
     assert {name for name, _, step, *_ in numbers(tmp_path / "whole") if step < STEPS} == {"fixed_target"}
     assert headline_of(tmp_path / "whole") == headline_of(tmp_path / "plain")
+    print_curves(tmp_path / "whole")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        rf"On the way, nll at 1x: \S+ after {4 * per_step} tokens, \S+ after {9 * per_step:,} tokens\.", shown
+    )
+    assert "Not in this curve" not in shown
     train(dataclasses.replace(config, evaluation=evaluation), tmp_path / "plain", [])
     assert "no rows on the way for steps 4, 9" in caplog.text
 

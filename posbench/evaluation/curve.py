@@ -55,7 +55,9 @@ def print_curves(folder: Path, split: str | None = None) -> None:
         pieces = [_table(rows, title, out), *_not_finished(rows, config), *_pieces(folder, config, rows, out)]
     else:
         pieces = [*answer_curve.pieces(folder, config, rows, out), *_not_finished(rows, config)]
-    for piece in [*pieces, *_left_out([row for row in known if row not in rows])]:
+    passed = _on_the_way(known, config)
+    others = [row for row in known if row not in rows and row not in passed]
+    for piece in [*pieces, *_told_on_the_way(passed), *_left_out(others)]:
         out.print(piece)
     out.print(exits.spelt_out(f"Run folder: {folder}"), soft_wrap=True)
 
@@ -112,6 +114,20 @@ def _used(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[st
         return []
     of_all = f"{used:g} of its {length}" if used != length else f"all of its {length}"
     return [f"Uses {of_all} tokens: less context costs more than {USES_LIMIT:g} nats per token, by the upper bound."]
+
+
+def _on_the_way(rows: list[EvaluationRow], config: AnyConfig) -> list[EvaluationRow]:
+    """The rows that `evaluation.at_tokens` asks for, of updates before the last."""
+    if isinstance(config, TrainedElsewhere):
+        return []
+    asked = {tokens // config.training.tokens_per_step for tokens in config.evaluation.at_tokens}
+    return [row for row in rows if row.checkpoint_step in asked and row.checkpoint_step < config.training.steps]
+
+
+def _told_on_the_way(rows: list[EvaluationRow]) -> list[str]:
+    levels = {row.tokens: row.nll for row in rows if row.length_ratio == 1 and row.measured and row.tokens}
+    each = [f"{nll:.3f} after {tokens:,} tokens" for tokens, nll in sorted(levels.items())]
+    return [f"On the way, nll at 1x: {', '.join(each)}."] if each else []
 
 
 def _left_out(rows: list[EvaluationRow]) -> list[str]:
