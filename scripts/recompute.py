@@ -1,6 +1,6 @@
 """Recompute the results of a run from text and weights, without posbench: docs/protocol.md in plain torch.
 
-    python scripts/recompute.py outputs/demo/rope-s0-21bc4a21
+    python scripts/recompute.py outputs/demo/rope-s0-b2cad543
     python scripts/recompute.py RUN --text novels/ --lengths 64,1024 --threads 2
 
 Reads the run folder's config.yaml, run.json, tokenizer.json, evaluation.jsonl, evaluation_blocks.jsonl and weights, and

@@ -481,7 +481,7 @@ def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
     for fact in (
         "c0ffee000000", "1,000,000 tokens", "seeds 0, 1, 2, 3, 4", f"{BLOCKS} blocks", "initialisation fan_in",
         "fixed_target", "nats per token", "bits per byte", "split test", f"{BLOCKS} documents (doc)",
-        "learning rate 0.003", "Command: posbench train",
+        "learning rate 0.006", "Command: posbench train",
     ):  # fmt: skip
         assert fact in markdown, fact
     assert "n.s." not in markdown

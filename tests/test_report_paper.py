@@ -180,7 +180,7 @@ def test_runs_of_one_encoding_are_told_apart_by_label_options_length_and_rate(te
         assert len(rows) == lines and {row["label"] for row in rows} == {"rope base=64", "rope base=10000"}
         for row in rows:
             assert row["label"] == f"rope base={json.loads(row['options'])['base']}"
-            assert (row["train_length"], row["learning_rate"], row["encoding"]) == ("64", "0.003", "rope")
+            assert (row["train_length"], row["learning_rate"], row["encoding"]) == ("64", "0.006", "rope")
 
 
 def test_runs_csv_has_the_headline_of_each_run(written: Path) -> None:

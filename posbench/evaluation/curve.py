@@ -16,6 +16,7 @@ from posbench.run_folder.rows import (
     evaluation_blocks,
     evaluation_rows,
     headline_split,
+    multiple,
     newest_of_split,
     on_shared_targets,
 )
@@ -105,7 +106,10 @@ def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> 
         return []
     row = levels.at_one.row
     reader = f"an n-gram model of order {row.ngram_order or 2}"
-    return [f"{said}: {row.nll:.3f} nats at 1x, {reader} has {row.ngram_nll:.3f} on the same targets."]
+    return [
+        f"{said}: {row.nll:.3f} nats at 1x, {reader} has {row.ngram_nll:.3f} on the same targets. "
+        "Such a curve shows whether more context does harm, not whether it is used."
+    ]
 
 
 def _used(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
@@ -173,7 +177,7 @@ def _table(rows: list[EvaluationRow], title: str, out: Console) -> Table:
         target, windowed, nonoverlap = (by_place.get((name, length)) for name in SERIES)
         lines.append(
             {
-                "context": f"{length} ({ratio:g}x)",
+                "context": f"{length} ({multiple(ratio)})",
                 "nll": _number(target),
                 "95 %": _interval(target),
                 "perplexity": _number(target, "perplexity", 2),

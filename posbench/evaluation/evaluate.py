@@ -28,7 +28,7 @@ from posbench.evaluation.subject import Floats, Subject
 from posbench.evaluation.variants import AS_TRAINED
 from posbench.processes import World
 from posbench.run_folder.jsonl import plain
-from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow, Measured
+from posbench.run_folder.rows import EVALUATION_KEY, BlockRow, EvaluationRow, Measured, multiple
 
 Passes = Callable[[Subject, Forward], Floats]  # nll of all tokens that the windows score, in `targets_of`'s order
 Planned = tuple[EvaluationRow, Callable[[EvaluationRow], Measured]]  # a row, and what fills in its numbers
@@ -118,7 +118,7 @@ class Evaluation(AnyEvaluation):
 
 def describe(row: EvaluationRow) -> str:
     """A row in one line, protocol and unit beside the number."""
-    where = f"{row.curve_name} at {row.length} tokens ({row.length_ratio:g}x)"
+    where = f"{row.curve_name} at {row.length} tokens ({multiple(row.length_ratio)})"
     if row.problem_length is not None:
         where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":

@@ -13,6 +13,7 @@ from typing import Any
 from posbench import files
 from posbench.report import styles
 from posbench.report.styles import Style
+from posbench.run_folder.rows import multiple
 
 _SHAPES = {  # by matplotlib's names
     "o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "<": "triangle-left",
@@ -166,8 +167,8 @@ def _rows(one: Series, view: str, dots: list[Dot], axes: Axes) -> list[dict[str,
     found = []
     for dot in dots:
         value, *ends = (axes.scale * number for number in (dot.value, *(dot.interval or ())))
-        multiple = f" ({dot.ratio:g}x)" if axes.trained else ""
-        at = f"{dot.ratio:g}x" if dot.length is None else f"{dot.length:,} tokens{multiple}"
+        times = f" ({multiple(dot.ratio)})" if axes.trained else ""
+        at = multiple(dot.ratio) if dot.length is None else f"{dot.length:,} tokens{times}"
         seed = "" if dot.seed is None else ", one seed" if dot.learned else ", one seed, not learned"
         said = f"{value:.4g} ({dot.between}: {ends[0]:.4g} to {ends[1]:.4g})" if ends else f"{value:.4g}"
         stops = dot.ratio == last and one.undefined_at

@@ -18,7 +18,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Curve, Summary
 from posbench.report.lines import Line
 from posbench.report.styles import Style
-from posbench.run_folder.rows import WINDOWED
+from posbench.run_folder.rows import WINDOWED, multiple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,7 +215,7 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
     points = {p.ratio: p.length for one in summaries for p in one.plain.points}
     ratios = sorted(points)
     axis.set_xscale("log", base=2)
-    named = {r: f"{r:g}x" if r >= 1 else f"1/{1 / r:g}" for r in ratios if r >= 1 or (1 / r).is_integer()}
+    named = {r: multiple(r) for r in ratios if r >= 1 or (1 / r).is_integer()}
     axis.set_xticks(ratios, [f"{points[ratio]}\n{named[ratio]}" if ratio in named else "" for ratio in ratios])
     axis.minorticks_off()
     axis.set_xlim(ratios[0] / 1.2, ratios[-1] * 1.2)

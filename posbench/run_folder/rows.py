@@ -160,6 +160,11 @@ Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind 
 COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
 
 
+def multiple(ratio: float) -> str:
+    """A context as a multiple of the training length: `1/16x`, `0.75x`, `4x`."""
+    return f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
+
+
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     """Rows of `evaluation.jsonl`, the last of each key."""
     rows = map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))
