@@ -19,7 +19,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
-from support import each_once, write_text
+from support import each_once, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
@@ -29,7 +29,7 @@ from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, plans, pool, rates, slurm, states, sweep, table, tuning
+from posbench.launch import cluster, forecast, plans, pool, rates, slurm, states, sweep, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.report.comparison import load
@@ -209,6 +209,33 @@ def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, mes
     with pytest.raises(UserError) as caught:
         plans.read_sets("mine", [], tmp_path)
     assert message in str(caught.value)
+
+
+def test_a_dry_run_counts_measures_and_writes_nothing(
+    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
+    train(done.config, done.folder, ["posbench", "train"])
+    before = snapshot(tmp_path)
+    sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", *overrides], n_jobs=2, dry_run=True)
+    sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", "tune=true", *overrides], n_jobs=2, dry_run=True)
+    once, tuned = capsys.readouterr().out.split("Nothing was run or written.\n")[:2]
+    tokens = done.config.training.steps * done.config.training.tokens_per_step
+    assert once.startswith(f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on.\nAbout ")
+    assert "2 runs at a time" in once and "Measured just now: 2 kinds of runs." in once
+    assert tuned.startswith(f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_forecast_grows_with_the_work(overrides: list[str]) -> None:
+    (plan,) = plans.resolve([["encoding=rope", *overrides]])
+    training = dataclasses.replace(plan.config.training, tokens=20 * plan.config.training.tokens)
+    evaluation = dataclasses.replace(plan.config.evaluation, ratios=(1, 64), blocks=64)
+    longer = dataclasses.replace(plan, config=dataclasses.replace(plan.config, training=training))
+    farther = dataclasses.replace(plan, config=dataclasses.replace(plan.config, evaluation=evaluation))
+    cost, more, far = (forecast.forecast([one], 1)[0] for one in (plan, longer, farther))
+    assert more.seconds > 2 * cost.seconds and far.seconds > 2 * cost.seconds
+    assert far.bytes == cost.bytes <= more.bytes
 
 
 def test_an_unknown_launcher_or_setting_is_one_line() -> None:
@@ -647,13 +674,13 @@ def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_p
     shutil.copy(tuned / "rates.yaml", mine / "rates/tiny.yaml")
     sweep.sweep(["encoding=alibi,rope", "seed=1", "rates=tiny", "study=again", *overrides], config_dir=mine)
     assert runs_in(again) == runs_in(tuned) and len(runs_in(again)) == 2
-    single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.003", *overrides])
+    single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
     assert run_id(single) in runs_in(again)
     assert not (again / "tuning").exists()  # nothing was tried again
     (group,) = load.groups([load.read(folder) for folder in finding.run_folders([again])])
     of_alibi, of_rope = (found for _, found in rates_of.of_schemes(group))
-    assert of_rope.ran == of_rope.best == 0.003
-    assert list(of_alibi.tried) == [0.00003, 0.003] and of_alibi.at_edge
+    assert of_rope.ran == of_rope.best == 0.006
+    assert list(of_alibi.tried) == [0.00006, 0.006] and of_alibi.at_edge
 
 
 def test_a_scheme_tuned_later_stands_beside_those_of_before_and_a_wider_grid_takes_their_place(

@@ -167,6 +167,9 @@ def sweep(
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
+    ] = False,
 ) -> None:
     """Compare: run every combination of values, then report.
 
@@ -178,7 +181,7 @@ def sweep(
     from posbench.launch import sweep as comparison
 
     _hand_on(context)
-    comparison.sweep(overrides or [], n_jobs, config_dir)
+    comparison.sweep(overrides or [], n_jobs, config_dir, dry_run)
 
 
 @app.command(epilog=_SETTINGS)

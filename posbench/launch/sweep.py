@@ -14,7 +14,7 @@ from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, plans, pool, rates, states, table, tuning
+from posbench.launch import cluster, forecast, plans, pool, rates, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder import jsonl, tracking
@@ -26,7 +26,9 @@ RECORD = "sweep.json"
 _TUNE_GRID = [0.25, 0.5, 1.0, 2.0, 4.0]
 
 
-def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None) -> None:
+def sweep(
+    arguments: list[str], n_jobs: int | None = None, config_dir: Path | None = None, dry_run: bool = False
+) -> None:
     """Run every combination of the arguments, then write the report.
 
     Args:
@@ -34,6 +36,7 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
             `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
+        dry_run: run and write nothing; print what it would take.
 
     Raises:
         UserError: a mistake in the arguments; nothing was run.
@@ -52,6 +55,9 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
     command = shlex.join(["posbench", "sweep", *options, *arguments])
     if "rates" in own:
         todo = rates.reused(todo, own["rates"], config_dir)
+    if dry_run:
+        print(_forecast([*tuning.trials(todo, grid), *todo], n_jobs))
+        return
     left = [job.config for job in todo if not states.is_finished(job)]
     prepare_all(left)
     if any(map(tracking.is_mirrored, left)):
@@ -68,6 +74,12 @@ def sweep(arguments: list[str], n_jobs: int | None = None, config_dir: Path | No
         table.show_failures(todo, status)
         what = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(job.id for job in failed)}")
+
+
+def _forecast(todo: list[Plan], n_jobs: int | None) -> str:
+    left = [job for job in todo if not states.is_finished(job)]
+    slots = len(_slots(todo, n_jobs))
+    return forecast.told(todo, left, slots, _threads(todo, slots))
 
 
 def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -121,11 +133,15 @@ def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str
         threads = cluster.threads(settings, len(todo), processes)
     else:
         slots = _slots(todo, n_jobs)
-        threads = max(1, machine.cores() // len(slots) // processes)
+        threads = _threads(todo, len(slots))
     todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
         return cluster.run(todo, name, settings, follow) if hydra else pool.run(todo, slots, follow)
+
+
+def _threads(todo: list[Plan], at_a_time: int) -> int:
+    return max(1, machine.cores() // at_a_time // (todo[0].config.runtime.processes or 1))
 
 
 def _slots(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:

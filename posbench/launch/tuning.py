@@ -34,21 +34,30 @@ def tuned(
         run: runs jobs and returns what became of them.
         command: the sweep's own, for the record.
     """
-    groups: dict[str, Plan] = {}
-    for job in todo:
-        groups.setdefault(_group(job), job)
-    trials = {group: [_trial(job, factor) for factor in grid] for group, job in groups.items()}
-    status = run([trial for several in trials.values() for trial in several])
-    rows = {group: _row(groups[group], several, status) for group, several in trials.items()}
+    groups = _groups(todo)
+    status = run(trials(todo, grid))
+    rows = {group: _row(job, trials([job], grid), status) for group, job in groups.items()}
     for row in rows.values():
         _tell(row)
     for study, own in plans.by_study(todo).items():
-        rates.write(study, [rows[group] for group in dict.fromkeys(map(_group, own))])
+        rates.write(study, [rows[group] for group in dict.fromkeys(map(group, own))])
         rates.write_reusable(study, command)
-    return rates.applied([(job, rows[_group(job)]["chosen"]) for job in todo])
+    return rates.applied([(job, rows[group(job)]["chosen"]) for job in todo])
 
 
-def _group(job: Plan) -> str:
+def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
+    """The runs that the choice needs: each encoding at each multiple of its learning rate."""
+    return [_trial(job, factor) for job in _groups(todo).values() for factor in grid]
+
+
+def _groups(todo: list[Plan]) -> dict[str, Plan]:
+    groups: dict[str, Plan] = {}
+    for job in todo:
+        groups.setdefault(group(job), job)
+    return groups
+
+
+def group(job: Plan) -> str:
     """The key of jobs that are tuned together: they differ in the seed only."""
     return run_id(dataclasses.replace(job.config, seed=0))
 

@@ -1,0 +1,159 @@
+"""What a sweep would take: runs, tokens, time on this machine, and disk. It writes nothing and reads no text.
+
+Time comes from a short measurement of the steps themselves: updates of training on random tokens, and forward passes at
+the training length and at the longest context. Between the two the cost of a token is linear in the context.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from posbench.bench.speed import setup, training_step
+from posbench.config.schema import Config
+from posbench.config.size import vocabulary
+from posbench.data.tokens import TokenSplit
+from posbench.evaluation.plan import measurements
+from posbench.evaluation.protocols import Windows
+from posbench.evaluation.score import score
+from posbench.evaluation.trained import TrainedGPT
+from posbench.evaluation.variants import AS_TRAINED
+from posbench.launch import tuning
+from posbench.launch.plans import Plan
+from posbench.model.gpt import GPT, build
+
+MEASURED = 8  # kinds of runs at most; the others are taken to cost the median of these
+_ENOUGH = 1.0  # seconds of measuring one step
+_TEXT = 2**21  # tokens of the random text on which windows are planned
+_BYTES_TRAINED = 12  # of a parameter in a checkpoint: its value and Adam's two averages, in fp32
+_BYTES_CLEANED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one run."""
+
+    seconds: float  # of training and evaluation, with the machine to itself
+    bytes: int  # of its checkpoints when it is done
+
+
+def forecast(todo: list[Plan], threads: int) -> list[Cost]:
+    """The cost of every plan. Plans that differ in their seed only are one kind, measured once.
+
+    Args:
+        threads: CPU threads of each run, unless its configuration sets them.
+    """
+    kinds: dict[tuple[Path, str], Config] = {}
+    for plan in todo:
+        kinds.setdefault(_kind(plan), plan.with_threads(threads).config)
+    measured = {name: _cost(config) for name, config in list(kinds.items())[:MEASURED]}
+    usual = Cost(
+        statistics.median(one.seconds for one in measured.values()),
+        round(statistics.median(one.bytes for one in measured.values())),
+    )
+    return [measured.get(_kind(plan), usual) for plan in todo]
+
+
+def _kind(plan: Plan) -> tuple[Path, str]:
+    """The key of runs that differ in their seed only; trials of learning rates are a study of their own."""
+    return plan.folder.parent, tuning.group(plan)
+
+
+def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> str:
+    """What `posbench sweep --dry-run` prints.
+
+    Args:
+        left: those that are not finished.
+        at_a_time: runs that this machine would do at a time, with so many CPU threads each.
+    """
+    tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in left)
+    lines = [f"{_runs(len(todo))}: {len(todo) - len(left)} finished, {len(left)} to do, {tokens:,} tokens to train on."]
+    if left:
+        found = forecast(left, threads)
+        seconds, kept = [cost.seconds for cost in found], sum(cost.bytes for cost in found)
+        whole = max(sum(seconds) / min(at_a_time, len(left)), max(seconds))
+        each = {_time(min(seconds)): None, _time(max(seconds)): None}
+        lines += [
+            f"About {_time(whole)} on this machine, {_runs(at_a_time)} at a time, if nothing else runs on it; "
+            f"a run takes {' to '.join(each)}. Measured just now: {_kinds(left)}.",
+            f"Checkpoints: {kept / 1e9:,.2f} GB when all is done.",
+        ]
+        if any(plan.config.data.task is not None for plan in left):
+            lines.append("The evaluation of tasks is not counted.")
+    return "\n".join([*lines, "Nothing was run or written."])
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _kinds(left: list[Plan]) -> str:
+    count = len({_kind(plan) for plan in left})
+    if count > MEASURED:
+        return f"{MEASURED} of {count} kinds of runs, the others at the median of these"
+    return "1 kind of runs" if count == 1 else f"{count} kinds of runs"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _cost(config: Config) -> Cost:
+    model = build(config, vocabulary(config))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    each = _BYTES_CLEANED if config.runtime.clean else _BYTES_TRAINED
+    kept = 1 if config.runtime.clean or config.training.steps <= config.runtime.checkpoint_every_steps else 2
+    update = _seconds(training_step(config, vocabulary(config), model))
+    return Cost(config.training.steps * update + _evaluation(config, model), parameters * each * kept)
+
+
+def _evaluation(config: Config, model: GPT) -> float:
+    """Seconds of all forward passes of the evaluation after training, and of those on the way."""
+    train_length = config.training.train_length
+    if config.data.task is not None:
+        return 0.0
+    ids = np.random.default_rng(0).integers(vocabulary(config), size=_TEXT, dtype=np.uint32)
+    text = TokenSplit(ids, np.array([0, _TEXT]))
+    rows = [row for row in measurements(config.evaluation, text, train_length) if row.possible]
+    passes: Counter[int] = Counter()  # tokens read, by length
+    for forward in {row.forward for row in rows}:
+        passes[forward.length] += sum(len(windows.starts) * windows.length for windows in forward.windows)
+    for row in rows:
+        if row.protocol == "fixed_target" and row.forward.variant == AS_TRAINED:
+            read = sum(len(windows.starts) * windows.length for windows in row.forward.windows)
+            passes[row.length] += len(config.evaluation.at_tokens) * read
+    device, dtype = setup(config)
+    subject = TrainedGPT(model.to(device).eval(), config.encoding.name, train_length, device, dtype)
+
+    def of_token(length: int) -> float:
+        starts = np.zeros(max(1, config.evaluation.batch_tokens // length), np.int64)
+        windows = Windows(length, length, starts, starts, "concat")
+        return _seconds(lambda: score(subject, text, windows, config.evaluation.batch_tokens)) / len(starts) / length
+
+    ends = sorted({train_length, max(passes)})
+    if model.encoding.max_length is not None:
+        ends = [min(end, model.encoding.max_length) for end in ends]
+    costs = [of_token(length) for length in ends]
+    return sum(tokens * float(np.interp(length, ends, costs)) for length, tokens in passes.items())
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """The shortest time of a call: what a busy machine disturbs least. A first call compiles and is not counted."""
+    # Of one thread on a CPU the processor's time counts, which other processes hardly change.
+    clock = time.process_time if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter
+    times: list[float] = []
+    step()
+    while sum(times) < _ENOUGH:
+        started = clock()
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(clock() - started)
+    return min(times)
