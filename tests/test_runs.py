@@ -22,6 +22,7 @@ from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
 from posbench.model import gpt
 from posbench.run_folder import checkpoint, lock
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.redaction import redact
@@ -64,7 +65,7 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
 def test_attempts_follow_each_other_and_times_are_utc(tmp_path: Path, tiny_config: Config) -> None:
     for status in ("stopped", "done"):
         with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-            run.begin_attempt("cpu", "fp32", 1)
+            run.begin_attempt(Where("cpu", "fp32", 1))
             assert load_record(run.folder)["status"] == "running"
             run.update_attempt(steps=7)
             run.finish(status, "signal" if status == "stopped" else None, "stopped by SIGTERM")
@@ -89,7 +90,7 @@ def test_a_field_outside_the_schema_is_refused(tmp_path: Path, tiny_config: Conf
 
 def test_opening_a_finished_run_without_an_attempt_leaves_its_record(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         run.finish("done")
     before = (tmp_path / "run" / "run.json").read_bytes()
     with Run.open(tmp_path / "run", tiny_config, None):
@@ -100,7 +101,7 @@ def test_opening_a_finished_run_without_an_attempt_leaves_its_record(tmp_path: P
 def test_git_never_fails_without_git(tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         assert run.record["git"] == {"commit": None, "dirty": None}
         assert {"posbench", "python", "torch"} <= run.record["versions"].keys()
 
@@ -168,11 +169,11 @@ def test_a_run_of_another_definition_of_the_block_is_refused(
     folder = tmp_path / "run"
     with Run.open(folder, tiny_config, COMMAND) as run:
         assert run.record["block"] is None  # not trained yet
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         assert run.record["block"] == gpt.BLOCK == 1
     monkeypatch.setattr(gpt, "BLOCK", 2)
     with Run.open(folder, tiny_config, COMMAND) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         assert run.record["block"] == 2  # it had no weights to misread
         checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
     monkeypatch.setattr(gpt, "BLOCK", 3)
@@ -183,7 +184,7 @@ def test_a_run_of_another_definition_of_the_block_is_refused(
             refused()
     assert (folder / "run.json").read_bytes() == before
     with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         assert run.record["block"] == 3
 
 
@@ -196,7 +197,7 @@ def test_runs_from_before_the_block_was_recorded_have_the_first(
         run.update()
         checkpoint.save(folder, 1, {"w": torch.ones(2)}, {}, {})
     with Run.open(folder, tiny_config, COMMAND) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         assert run.record["block"] == 1
     assert checkpoint.trained(folder).step == 1
     monkeypatch.setattr(gpt, "BLOCK", 2)
@@ -570,7 +571,7 @@ def test_what_only_resembles_a_secret_is_kept(text: str) -> None:
 def test_secrets_of_the_command_line_and_of_git_stay_out_of_the_folder(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, [*COMMAND, *FAKE_SECRETS]) as run:
         run.log_to_file()
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         for secret in FAKE_SECRETS:
             logging.getLogger("posbench.train").warning("cannot reach %s", secret)
         run.finish("failed", "error", f"no access with {FAKE_SECRETS[0]}")

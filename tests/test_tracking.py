@@ -19,6 +19,7 @@ from posbench import files
 from posbench.config.schema import Config, to_container
 from posbench.evaluation import picture
 from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow
@@ -184,7 +185,7 @@ def test_a_run_begun_anew_is_another_one_there(tmp_path: Path, config: Config) -
     ids = []
     for restart in (False, True, False):
         with Run.open(tmp_path / "run", config, [], restart) as run, tracking.mirror(config, run) as tracker:
-            run.begin_attempt("cpu", "fp32", 1)
+            run.begin_attempt(Where("cpu", "fp32", 1))
             tracker.begin()
         ids.append(run.record["wandb"]["id"])
     assert ids == [f"test-{run.id}", f"test-{run.id}-2", f"test-{run.id}-2"]

@@ -23,6 +23,7 @@ from posbench.config.schema import Config
 from posbench.evaluation import sync
 from posbench.evaluation.headline import check_objective, headline_of
 from posbench.run_folder import tracking
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow
@@ -70,7 +71,7 @@ def offline(config: Config) -> Config:
 def attempt(folder: Path, config: Config, steps: range, rows: int = 0, status: str = "stopped") -> Run:
     """One attempt at a run: these steps are logged, and so many rows of its evaluation."""
     with Run.open(folder, config, []) as run, tracking.mirror(config, run) as tracker:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         for step in steps:
             row = {"step": step, "tokens": 128 * step, "train/loss": 1.0 / step, "seconds": 0.5}
             if all(other["step"] < step for other in read_jsonl(folder / "metrics.jsonl")):
@@ -126,7 +127,7 @@ def test_what_is_off_by_default_can_be_switched_on(server: Server, config: Confi
     chosen = dataclasses.replace(config.tracking, git=True, system_metrics=True, command=True)
     config = dataclasses.replace(config, tracking=chosen)
     with Run.open(tmp_path / "run", config, ["posbench", "train", "data.path=a b"]) as run:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         with tracking.mirror(config, run) as tracker:
             tracker.begin()
     wandb.teardown()
@@ -197,7 +198,7 @@ def test_posbench_sync_sends_each_step_once_and_a_second_time_nothing(
 def rows_logged(folder: Path, config: Config, logged: list[tuple[str, int]], sent: int, again: bool = False) -> None:
     """An attempt that logs such rows, of which W&B hears of the first `sent` before the kill."""
     with Run.open(folder, config, []) as run, tracking.mirror(config, run) as tracker:
-        run.begin_attempt("cpu", "fp32", 1)
+        run.begin_attempt(Where("cpu", "fp32", 1))
         for place, (name, step) in enumerate(logged):
             row = {"step": step, "tokens": 128 * step, name: 1.0 / step}
             if not again or place:

@@ -32,6 +32,7 @@ from posbench.huggingface import building, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal import console, exits
@@ -121,7 +122,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     command = ["posbench", "evaluate", word, *overrides]
     with Run.open(folder, results, command) as run, _outcome_kept(run), ended_in_words():
         run.log_to_file()
-        run.begin_attempt(str(asked.device), subject.precision, torch.get_num_threads())
+        run.begin_attempt(Where(str(asked.device), subject.precision, torch.get_num_threads()))
         cache = data.cache_folder(asked.base.runtime.cache)
         tokens = data.prepare(results.data, cache, results.reading.separator)
         _refuse_other(run, tokens, subject.config)

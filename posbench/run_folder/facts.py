@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import posbench
 
@@ -22,6 +22,17 @@ _RECORDED_VERSIONS = (
     "wandb",
     "transformers",
 )
+
+
+class Where(NamedTuple):
+    """What an attempt computes on and with."""
+
+    device: str
+    dtype: str
+    threads: int  # of the CPU, in each process
+    processes: int = 1  # that train together
+    compiled: bool = False  # whether the compiler fuses what lies between attention layers
+    native: bool = False  # whether the kernels in C++ compute what they take
 
 
 def now() -> str:

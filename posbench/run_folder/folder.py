@@ -20,7 +20,7 @@ from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
-from posbench.run_folder.facts import git_state, now, versions
+from posbench.run_folder.facts import Where, git_state, now, versions
 from posbench.run_folder.jsonl import append, drop_half_line, number, plain, rounded
 from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard
@@ -108,23 +108,10 @@ class Run:
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
-    def begin_attempt(
-        self,
-        device: str,
-        dtype: str,
-        threads: int,
-        processes: int = 1,
-        compiled: bool = False,
-        native: bool = False,
-        bit_exact: bool = True,
-    ) -> None:
+    def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
         """Record that this process starts to work on the run.
 
         Args:
-            threads: CPU threads of each process.
-            processes: that train together, of which this is the first.
-            compiled: whether the compiler fuses what it can.
-            native: whether the kernels in C++ compute what they take.
             bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
         """
         attempt = {
@@ -132,12 +119,7 @@ class Run:
             "ended": None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "device": device,
-            "dtype": dtype,
-            "threads": threads,
-            "processes": processes,
-            "compiled": compiled,
-            "native": native,
+            **where._asdict(),
             "bit_exact": bit_exact,
             "steps": 0,
         }

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from posbench.config.schema import TrainingConfig
 from posbench.errors import UserError
 from posbench.processes import World
 from posbench.run_folder import checkpoint
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.tracking import Tracker
@@ -67,17 +68,6 @@ class Journal:
 
     def finish(self, learner: Learner) -> None:
         """Record what training took."""
-
-
-class Where(TypedDict):
-    """What an attempt computes on and with."""
-
-    device: str
-    dtype: str
-    threads: int  # of each process
-    processes: int
-    compiled: bool  # what lies between attention layers
-    native: bool  # whether the kernels in C++ compute what they take
 
 
 class RunJournal(Journal):
@@ -137,7 +127,7 @@ class RunJournal(Journal):
             "tokens": self._tokens(step),
             "metrics_offset": self.run.metrics_offset(),
             **self.spent.so_far(),
-            **self.where,
+            **self.where._asdict(),
             **(learner.scale.so_far() if learner.scale is not None else {}),
             "peak_memory_bytes": self.spent.most_memory(learner.device),
         }

@@ -12,7 +12,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +33,14 @@ from posbench.kernels.cross_entropy import IGNORED
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.log import kept
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.wandb_session import Target, in_sweep
 from posbench.terminal.signals import ended_in_words, stop_signals
 from posbench.training.compilation import is_compiled
-from posbench.training.journal import Journal, RunJournal, Where
+from posbench.training.journal import Journal, RunJournal
 from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
@@ -88,9 +89,9 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             compiled=is_compiled(config, device, world),
             native=native.serves(device),
         )
-        if where["compiled"]:
+        if where.compiled:
             logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
-        run.begin_attempt(**where, bit_exact=_goes_on_exactly(run, config, where))
+        run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / TOKENIZER)
@@ -171,22 +172,18 @@ def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
     if found is None or found.step >= config.training.steps:
         return True
     trained = (attempt for attempt in reversed(run.record["attempts"]) if attempt.get("steps"))
-    before = {
-        "processes": 1,
-        "native": False,
-        **next(trained, {}),
-        **found.state(),
-    }  # earlier versions did not record these
-    was, now = before.get("dtype", here["dtype"]), here["dtype"]
-    if was != now:
+    unrecorded = here._asdict() | {"processes": 1, "native": False}  # what earlier versions did not record
+    before = unrecorded | next(trained, {}) | found.state()
+    if before["dtype"] != here.dtype:
+        was = before["dtype"]
         raise UserError(
-            f"{run.folder} was trained in {was} up to step {found.step}, here it would go on in {now}: continue it on "
-            f"a machine where training.precision={config.training.precision} is {was}, or begin anew with --restart"
+            f"{run.folder} was trained in {was} up to step {found.step}, here it would go on in {here.dtype}: continue "
+            f"it on a machine where training.precision={config.training.precision} is {was}, or begin anew with "
+            "--restart"
         )
-    names: list[Literal["device", "processes", "compiled", "native", "threads"]]
-    names = ["device", "processes", "compiled", "native"]
-    names += ["threads"] if here["device"] == "cpu" else []
-    changed = [f"{name} {before[name]} -> {here[name]}" for name in names if before.get(name, here[name]) != here[name]]
+    names = ["device", "processes", "compiled", "native", *(["threads"] if here.device == "cpu" else [])]
+    now = here._asdict()
+    changed = [f"{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]
     if changed:
         logger.warning("continuing with %s: the weights will not be those of an uninterrupted run", ", ".join(changed))
     return not changed
