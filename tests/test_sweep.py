@@ -253,12 +253,13 @@ def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(slurm, "_LATE_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "_EVERY_SECONDS", 0.0)
     queue = slurm.Queue(["7_0", "7_1", "7_2"], tmp_path)
 
     def hear(*states: str) -> list[bool]:
         rows = [f"7_{number} {state}\n" for number, state in enumerate(states) if state]
         answer.write_text("".join(rows) + "8_0 FAILED\n")
-        queue.look(now=True)
+        queue.look()
         return [queue.has(number) for number in range(3)]
 
     assert hear("RUNNING", "PENDING", "PENDING") == [True, True, True]
@@ -270,7 +271,7 @@ def test_what_slurm_holds_no_more_has_ended(tmp_path: Path, monkeypatch: pytest.
     assert hear("PENDING", "", "OUT_OF_MEMORY") == [True, False, False]  # the first was requeued
     assert queue.outcome(0) is None and queue.outcome(2) and queue.outcome(2).reason == "oom"
     answer.unlink()  # no answer: what was heard last holds
-    queue.look(now=True)
+    queue.look()
     assert queue.has(0)
 
 

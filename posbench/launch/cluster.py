@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -105,27 +105,8 @@ def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show) -
     return status
 
 
-class _Scheduler(Protocol):
-    """What a cluster says of an array's jobs, by their numbers."""
-
-    def look(self) -> None:
-        """Ask for the newest state."""
-
-    def has(self, number: int) -> bool:
-        """Whether the job waits or runs."""
-
-    def waits(self, number: int) -> bool:
-        """Whether the job is pending, for the first time or requeued."""
-
-    def outcome(self, number: int) -> Status | None:
-        """The outcome of a job; None if it has not ended, or only just."""
-
-    def end(self) -> None:
-        """The sweep is stopped."""
-
-
 class _Here:
-    """Jobs in processes of this machine."""
+    """Jobs in processes of this machine, as `slurm.Queue` is of jobs in Slurm."""
 
     def __init__(self, submitted: list[Any]) -> None:
         self._submitted = submitted
@@ -161,7 +142,7 @@ class _Array:
         parent.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=parent))
         found = _submit(missing, cluster, settings, folder)
-        self.scheduler: _Scheduler = _Here(found) if cluster == "local" else Queue([j.job_id for j in found], folder)
+        self.scheduler = _Here(found) if cluster == "local" else Queue([job.job_id for job in found], folder)
 
     def look(self) -> dict[str, Status]:
         """Each job's status by its run folder and the scheduler."""
@@ -178,9 +159,8 @@ class _Array:
             return states.WAITING
         lost = scheduler.outcome(number)
         if lost is None or in_use(job.folder):
-            return (
-                states.WAITING if found == states.WAITING else states.RUNNING
-            )  # or stopped, and it may be started again
+            # One that was stopped may be started again.
+            return states.WAITING if found == states.WAITING else states.RUNNING
         if found.name not in FINAL:
             found = pool.write_outcome(job, lost)
             self.before.pop(job.id)

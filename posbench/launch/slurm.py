@@ -30,9 +30,9 @@ class Queue:
         self._ended: dict[int, float] = {}  # since when
         self._next_time = 0.0
 
-    def look(self, now: bool = False) -> None:
-        """Ask Slurm, at most every few seconds unless forced. Without an answer the last one holds."""
-        if not now and time.monotonic() < self._next_time:
+    def look(self) -> None:
+        """Ask Slurm, at most every few seconds. Without an answer the last one holds."""
+        if time.monotonic() < self._next_time:
             return
         self._next_time = time.monotonic() + _EVERY_SECONDS
         if (found := self._ask()) is not None:
@@ -43,17 +43,13 @@ class Queue:
         """Whether the job waits or runs."""
         return number in self._states and number not in self._ended
 
-    def holds(self, number: int) -> bool:
-        """The same, or it ended so recently that its last output may not be visible yet."""
-        return self.has(number) or time.monotonic() < self._ended.get(number, -math.inf) + _LATE_SECONDS
-
     def waits(self, number: int) -> bool:
         """Whether the job is pending, for the first time or requeued."""
         return self._states.get(number) == "PENDING"
 
     def outcome(self, number: int) -> Status | None:
-        """The outcome of a job according to Slurm; None if it has not ended, or only just."""
-        if number not in self._ended or self.holds(number):
+        """The outcome of a job according to Slurm; None if it has not ended, or its last output may still come."""
+        if time.monotonic() < self._ended.get(number, math.inf) + _LATE_SECONDS:
             return None
         state = self._states[number]
         if state == _CANCELLED:
