@@ -17,13 +17,16 @@ import threading
 import time
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed has it, where torch was built with that
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -37,19 +40,6 @@ _WATCH_SECONDS = 1.0  # between looks at the store, by a thread
 _ALIVE_SECONDS = 5.0  # between heartbeats, which a thread sends
 _SILENT_SECONDS = 40.0  # without a heartbeat, after which rank 0 warns
 _END_SECONDS = 20.0  # within which a process ends once another has failed; a little more than W&B gets
-
-
-class Store(Protocol):
-    """Texts that all processes see: what posbench asks of the stores of torch.distributed."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
-
-    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
-        """Set a value that is not there yet, where `expected` is empty; returns the one that is there then."""
 
 
 class World:
@@ -99,7 +89,7 @@ class World:
 class Joined(World):
     """One of several processes, made by `joined`. All must make the same calls in the same order."""
 
-    def __init__(self, store: Store, rank: int, size: int, local_rank: int, threads: int | None) -> None:
+    def __init__(self, store: "Store", rank: int, size: int, local_rank: int, threads: int | None) -> None:
         super().__init__()
         self.rank = rank
         self.size = size
@@ -250,7 +240,7 @@ class Joined(World):
 
 @contextlib.contextmanager
 def joined(
-    store: Store,
+    store: "Store",
     rank: int,
     size: int,
     local_rank: int,
@@ -271,7 +261,7 @@ def joined(
     """
     _wait_for_all(store, rank, size, last_words)
     backend = "cpu:gloo,cuda:nccl" if "nccl" in backends() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_WAIT)  # type: ignore[arg-type]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_WAIT)
     world = Joined(store, rank, size, local_rank, threads)
     world.last_words = last_words
     threading.Thread(target=world.watch, name="failures-elsewhere", daemon=True).start()
@@ -294,7 +284,7 @@ def backends() -> list[str]:
     return [name for name, there in here.items() if there]
 
 
-def _wait_for_all(store: Store, rank: int, size: int, last_words: Callable[[], str | None]) -> None:
+def _wait_for_all(store: "Store", rank: int, size: int, last_words: Callable[[], str | None]) -> None:
     store.set(f"here/{rank}", "")
     until = time.monotonic() + _JOIN_SECONDS
     while missing := [other for other in range(size) if not store.check([f"here/{other}"])]:

@@ -24,7 +24,7 @@ from posbench import files, machine
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
 from posbench.launch.plans import Plan
-from posbench.processes import Store, World, backends, joined
+from posbench.processes import World, backends, joined
 from posbench.terminal import exits
 from posbench.terminal.signals import end_after, wait_for_parent
 from posbench.training.train import train, train_beside
@@ -142,7 +142,7 @@ def _started_here(config: Config, size: int) -> Iterator[World]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     with files.of_this_process() as place:
         (place / _CONFIG).write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
-        store = _file_store(place, size)
+        store = _stores.FileStore(str(place / _STORE), size)
         others = {rank: _start(place, rank, size, threads) for rank in range(1, size)}
         try:
             with joined(store, 0, size, 0, threads, lambda: _last_words(others, place)) as world:
@@ -181,11 +181,6 @@ def _start(place: Path, rank: int, size: int, threads: int) -> "subprocess.Popen
         )
 
 
-def _file_store(place: Path, size: int) -> Store:
-    store: Store = _stores.FileStore(str(place / _STORE), size)
-    return store
-
-
 def _output(place: Path, rank: int) -> Path:
     return place / f"rank-{rank}.log"
 
@@ -222,7 +217,7 @@ def _command_line() -> None:
     end_after(lambda: wait_for_parent(given.parent))
     machine.keep_freed_memory()
     config = load_saved(given.place / _CONFIG)
-    store = _file_store(given.place, given.size)
+    store = _stores.FileStore(str(given.place / _STORE), given.size)
     with joined(store, given.rank, given.size, given.rank, given.threads) as world:
         train_beside(config, world)
 
