@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.highlighter import NullHighlighter
@@ -63,11 +63,6 @@ def carries_unicode(console: Console) -> bool:
     return True
 
 
-class TrainingProgress(Protocol):
-    def advance(self, loss: float, tokens: int) -> None:
-        """Report one update: its loss in nats per token, and the tokens trained on so far."""
-
-
 def log_to_terminal() -> None:
     """Send posbench's log to stderr: through rich on a terminal, so that the live bar stays whole."""
     root = logging.getLogger("posbench")
@@ -110,8 +105,8 @@ def _handler() -> logging.Handler:
 
 
 @contextlib.contextmanager
-def progress(total: int, start: int) -> Iterator[TrainingProgress]:
-    """Progress over updates `start` .. `total`."""
+def progress(total: int, start: int) -> "Iterator[_Bar | _Lines]":
+    """Progress over updates `start` .. `total`: `advance` reports one, its loss in nats per token, and all tokens."""
     bar = Progress(
         TextColumn("training"),
         BarColumn(),
@@ -141,17 +136,17 @@ class _Bar:
 
 
 class _Cell(_Bar):
-    """The bar in a notebook; it stays, with the last update's loss."""
+    """The bar in a notebook, without rich's own display, which needs widgets. It stays, with the last update's loss."""
 
     def __init__(self, bar: Progress, total: int, start: int) -> None:
         super().__init__(bar, total, start)
         self.left = total - start
-        self.shown = cell.Bar(bar)
+        self.output = cell.Output()
 
     def advance(self, loss: float, tokens: int) -> None:
         super().advance(loss, tokens)
         self.left -= 1
-        self.shown.refresh(at_once=self.left == 0)
+        self.output.show(self.bar.make_tasks_table(self.bar.tasks), at_once=self.left == 0)
 
 
 class _Lines:
