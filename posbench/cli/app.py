@@ -123,8 +123,12 @@ def train(
         options += ["--cfg", cfg, *(["--resolve"] if resolve else [])]
         job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)])
     elif multirun:
+        from posbench.data.tokens import prepare_all
+        from posbench.terminal import console
+
         configs = compose.check(overrides, config_dir, multirun)
-        job.prepare(configs)
+        console.log_to_terminal()
+        prepare_all(configs)
         _hand_on(context)
         _multirun([*options, *compose.for_hydra(overrides, configs, config_dir)], configs[0], restart)
     elif plan := plans.resolve_one(overrides, config_dir):

@@ -42,6 +42,7 @@ def report() -> dict[str, Any]:
 
     from posbench import machine, processes
     from posbench.data.tokens import cache_folder
+    from posbench.kernels import library
 
     device = machine.resolve("auto")
     return {
@@ -52,10 +53,10 @@ def report() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_threads": f"{torch.get_num_threads()} used by torch, {os.cpu_count()} in the machine",
         "cpu_flags": _cpu_flags(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "devices": ", ".join(_devices()),
         "between_processes": ", ".join(processes.backends()) or "nothing: this torch trains in one process only",
-        "attention": _attention(),
+        "attention": library.described(),
         "precision_auto": f"{machine.dtype_name(machine.resolve_precision('auto', device))} on {device}",
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "wandb_mode": _wandb_mode(),
@@ -88,24 +89,11 @@ def _cpu_flags() -> str:
     return ", ".join(flag for flag in wanted if flag in machine.cpu_flags()) or "none of interest"
 
 
-def _attention() -> str:
-    from posbench.kernels import library
-
-    return library.described()
-
-
 def _devices() -> list[str]:
     import torch
 
     cuda = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError):
-        return None
 
 
 def _runs() -> dict[str, str]:

@@ -34,7 +34,7 @@ def check(config: Config) -> None:
         shifted = f" from position {data.offset}" if data.offset else ""
         told = f"training.train_length is {room}: problems of '{data.name}' of length {task.longest}{shifted}"
         raise UserError(f"{told} take {needed} tokens, expected at least as many")
-    if data.offset and size.fits(config) and draws_positions(config):
+    if data.offset and size.fits(config) and "positions" in planned(config).hooks:
         raise UserError(f"data.offset is {data.offset}: '{config.encoding.name}' chooses positions itself, expected 0")
 
 
@@ -45,8 +45,3 @@ def remarks(config: Config) -> list[str]:
         return []
     told = "minmax: norm=batch divides by the last position of a row, whatever fills it behind a shorter problem"
     return [f"{told}; tests have no filling, encoding.norm=length is not changed by it"]
-
-
-def draws_positions(config: Config) -> bool:
-    """Whether the encoding chooses the positions of its tokens, so that none can be given to it."""
-    return "positions" in planned(config).hooks

@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config.identity import run_folder
-from posbench.config.schema import SAVED, Config, load_saved
+from posbench.config.schema import SAVED, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
 from posbench.errors import Stopped, UserError
@@ -43,19 +43,6 @@ def run(plan: Plan, restart: bool = False) -> None:
     machine.keep_freed_memory()
     if train_together(plan, restart):
         curve.print_curves(plan.folder, plan.config.evaluation.split)
-
-
-def prepare(configs: list[Config]) -> None:
-    """Make the tokens of a multirun, told on the terminal, before its first run.
-
-    Raises:
-        UserError: there is no such text or tokenizer, or it cannot be read.
-    """
-    from posbench.data.tokens import prepare_all
-    from posbench.terminal import console
-
-    console.log_to_terminal()
-    prepare_all(configs)
 
 
 # -- by Hydra ----------------------------------------------------------------------------------------------------------

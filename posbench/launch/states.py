@@ -69,10 +69,6 @@ def progress(plan: Plan) -> tuple[int, float | None]:
     return 0, None
 
 
-def total_steps(plan: Plan) -> int:
-    return plan.config.training.steps
-
-
 def nll_in_distribution(plan: Plan) -> float | None:
     """Nll in nats per token at the training length, by the first protocol asked for; None if there is none."""
     row = in_distribution(plan)

@@ -144,7 +144,7 @@ def _numbers(job: Plan, now: Status) -> tuple[str, str, str]:
     """Step, loss and nll as they are shown."""
     if now == states.WAITING:
         return "", "", ""
-    total = states.total_steps(job)
+    total = job.config.training.steps
     step, loss = (total, None) if now.name == "done" else states.progress(job)
     nll = states.nll_in_distribution(job) if now.name == "done" else None
     return f"{step}/{total}", "" if loss is None else f"{loss:.3f}", "" if nll is None else f"{nll:.4f}"
