@@ -1,7 +1,8 @@
 """`log.txt` of a run folder: what posbench logs, one line per record."""
 
 import contextlib
-import logging
+import logging.handlers
+import sys
 from collections.abc import Iterator
 
 from posbench.run_folder.facts import iso
@@ -24,23 +25,15 @@ class LogFile(logging.FileHandler):
         """Stay silent: a full disk ends the run by the records that matter, not by a traceback per line here."""
 
 
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @contextlib.contextmanager
 def kept() -> Iterator[list[logging.LogRecord]]:
     """Collect log records for the `log.txt` of a run that has no folder yet."""
-    handler, level = _Kept(), logging.getLogger("posbench").level
+    handler = logging.handlers.MemoryHandler(capacity=sys.maxsize, flushLevel=sys.maxsize)
+    level = logging.getLogger("posbench").level
     logger = heard()
     logger.addHandler(handler)
     try:
-        yield handler.records
+        yield handler.buffer
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
