@@ -18,28 +18,21 @@ logger = logging.getLogger(__name__)
 _OWNER_BYTES = 4096  # an owner says less about itself
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a process owns the run folder at this moment."""
+def in_use(folder: Path, without_locks: bool = False) -> bool:
+    """Whether a process owns the run folder at this moment; `without_locks` where locks do not work."""
     try:
         with files.open_itself(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no folder yet, or a file system without locks
-        return False
+    except (BlockingIOError, FileNotFoundError) as error:  # no file: no folder yet, or a copy
+        return isinstance(error, BlockingIOError)
+    except OSError:
+        return without_locks
     return False
 
 
 def died(folder: Path) -> bool:
     """Whether a run whose record says `running` has lost its owner; False if locks do not work here."""
-    try:
-        with files.open_itself(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:  # a copy
-        return True
-    except OSError:
-        return False
-    return True
+    return not in_use(folder, without_locks=True)
 
 
 def take(folder: Path) -> int:
