@@ -314,17 +314,12 @@ def _failures_recorded(run: Run, world: World) -> Iterator[None]:
 
 
 def _record_error(run: Run, error: BaseException) -> None:
-    if isinstance(error, Stopped):
-        _record_end(run, "stopped", "signal", str(error))
-    elif isinstance(error, KeyboardInterrupt):
-        _record_end(run, "stopped", "signal", "interrupted")
-    else:
-        _record_end(run, "failed", error.reason if isinstance(error, RunFailed) else "error", str(error))
-
-
-def _record_end(run: Run, status: str, reason: str, message: str) -> None:
     """Record how the run ended. If that fails too, the error that ended it is still the one reported."""
+    if isinstance(error, (Stopped, KeyboardInterrupt)):
+        end = "stopped", "signal", str(error) or "interrupted"
+    else:
+        end = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
     try:
-        run.finish(status, reason, message)
-    except (RunFailed, OSError) as error:
-        logger.warning("run.json still says 'running': %s", error)
+        run.finish(*end)
+    except (RunFailed, OSError) as failure:
+        logger.warning("run.json still says 'running': %s", failure)
