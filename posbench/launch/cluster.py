@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from posbench import files, machine
+from posbench import files
 from posbench.config import compose
 from posbench.errors import Stopped, UserError
 from posbench.launch import pool, states
@@ -67,13 +67,6 @@ def refuse_lone_tasks(settings: DictConfig, processes: int) -> None:
             f"hydra.launcher starts {tasks} tasks for each run, which has runtime.processes={processes}: "
             f"expected runtime.processes={tasks}, or one task"
         )
-
-
-def threads(settings: DictConfig, count: int, processes: int = 1) -> int:
-    """CPU threads for each process of so many jobs: `cpus_per_task`, or a share of this machine."""
-    if settings.cpus_per_task:
-        return int(settings.cpus_per_task)
-    return max(1, machine.cores() // min(count, machine.cores()) // processes)
 
 
 def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show) -> dict[str, Status]:

@@ -130,10 +130,11 @@ def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str
     if hydra:
         name, settings = cluster.check(hydra)
         cluster.refuse_lone_tasks(settings, processes)
-        threads = cluster.threads(settings, len(todo), processes)
+        at_once, given = min(len(todo), machine.cores()), settings.cpus_per_task
     else:
         slots = _slots(todo, n_jobs)
-        threads = _threads(todo, len(slots))
+        at_once, given = len(slots), None
+    threads = int(given or _threads(todo, at_once))
     todo = [job.with_threads(threads) for job in todo]
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
