@@ -70,18 +70,17 @@ class Target:
         Args:
             new: nothing of the run can be there yet.
         """
+        project, entity = (os.environ.get(name) or None for name in ("WANDB_PROJECT", "WANDB_ENTITY"))
         if in_sweep():
-            project, entity = os.environ.get("WANDB_PROJECT"), os.environ.get("WANDB_ENTITY")
             return cls(folder, run_id, os.environ["WANDB_RUN_ID"], project, entity, "allow")
         there, tracking = record.get("wandb"), config.tracking
-        resume: Literal["allow"] | None = None if new else "allow"
-        project, entity = (os.environ.get(name) or None for name in ("WANDB_PROJECT", "WANDB_ENTITY"))
         if isinstance(there, dict) and _ID.fullmatch(str(there.get("id"))):
-            project, entity = project or there.get("project"), entity or there.get("entity")
-            return cls(folder, run_id, there["id"], project or tracking.project, entity or tracking.entity, resume)
-        aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
-        own = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
-        return cls(folder, run_id, own, project or tracking.project, entity or tracking.entity, resume)
+            own, project, entity = there["id"], project or there.get("project"), entity or there.get("entity")
+        else:
+            aside = len(list(folder.parent.glob(f"{folder.name}.old-*")))  # begun anew: another run there, too
+            own = f"{config.study}-{run_id}" + (f"-{aside + 1}" if aside else "")
+        project, entity = project or tracking.project, entity or tracking.entity
+        return cls(folder, run_id, own, project, entity, None if new else "allow")
 
     @property
     def path(self) -> dict[str, str | None]:
