@@ -3,7 +3,6 @@
 `python -m posbench.launch.ranks` is one of those that are started here.
 """
 
-import argparse
 import contextlib
 import datetime
 import os
@@ -208,20 +207,17 @@ def _end(others: "dict[int, subprocess.Popen[bytes]]") -> None:
             process.wait()
 
 
-def _command_line() -> None:
-    parser = argparse.ArgumentParser(prog="python -m posbench.launch.ranks", description=train_beside.__doc__)
-    parser.add_argument("place", type=Path, help="folder with the configuration and the store")
-    for name in ("rank", "size", "threads", "parent"):
-        parser.add_argument(name, type=int)
-    given = parser.parse_args()
-    end_after(lambda: wait_for_parent(given.parent))
+def _be_one() -> None:
+    """Be one of the processes that `_start` starts, which gives it these arguments."""
+    place = Path(sys.argv[1])
+    rank, size, threads, parent = map(int, sys.argv[2:])
+    end_after(lambda: wait_for_parent(parent))
     machine.keep_freed_memory()
-    config = load_saved(given.place / _CONFIG)
-    store = _stores.FileStore(str(given.place / _STORE), given.size)
-    with joined(store, given.rank, given.size, given.rank, given.threads) as world:
+    config = load_saved(place / _CONFIG)
+    with joined(_stores.FileStore(str(place / _STORE), size), rank, size, rank, threads) as world:
         train_beside(config, world)
 
 
 if __name__ == "__main__":
     exits.tolerant_output()
-    sys.exit(exits.run(_command_line))
+    sys.exit(exits.run(_be_one))
