@@ -124,7 +124,7 @@ def test_equal_parts_are_divided_by_their_number_to_the_bit(tiny_config: Config,
         loss = other.model.loss(other.model.hidden(ids), labels) / parts
         loss.backward()
         total += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(other.model.parameters(), other.clip)
+    norm = torch.nn.utils.clip_grad_norm_(other.model.parameters(), other.training.clip)
     other.optimizer.step()
     (rate,) = {group["lr"] for group in other.optimizer.param_groups}
     assert update(one, text, 0, rate) == (float(total), float(norm))
@@ -264,7 +264,7 @@ def test_through_a_data_parallel_wrapper_training_is_the_same_to_the_bit(
     wrapper = DistributedDataParallel(learner(tiny_config).model)
     wrapper.register_forward_hook(count)
     wrapped = learner_for(wrapper.module, tiny_config, CPU, torch.float32)
-    wrapped = dataclasses.replace(wrapped, forward=wrapper, accumulation=parts)
+    wrapped = dataclasses.replace(wrapped, forward=wrapper, training=plain.training)
     (expected, ends), (found, end) = trained(plain), trained(wrapped)
     assert found == expected and torch.equal(end, ends) and calls == 3 * parts
 

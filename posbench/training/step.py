@@ -81,10 +81,8 @@ class Learner:
     optimizer: torch.optim.Optimizer
     device: torch.device
     dtype: torch.dtype  # of matrix products
-    accumulation: int  # parts of a batch that are computed one after the other
-    clip: float  # largest gradient norm
+    training: TrainingConfig
     seed: int  # of random positions
-    steps: int  # updates in all
     failed: Tensor  # (), on the device: 1 after an update that was not finite; later updates are left out
     scale: "LossScale | None" = None  # in fp16
     world: World = dataclasses.field(default_factory=World)  # the processes that share each batch
@@ -136,10 +134,8 @@ def learner_for(
         optimizer=optimizer_for(model, training),
         device=device,
         dtype=dtype,
-        accumulation=training.accumulation,
-        clip=training.clip,
+        training=training,
         seed=config.seed,
-        steps=training.steps,
         failed=torch.zeros((), device=device),
         scale=LossScale(device) if dtype == torch.float16 else None,
         world=world,
@@ -214,8 +210,8 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     """
     if not batch.n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
-    tell_progress(learner.model, step / learner.steps)
-    parts = [_share(part, learner.world).to(learner.device) for part in batch.parts(learner.accumulation)]
+    tell_progress(learner.model, step / learner.training.steps)
+    parts = [_share(part, learner.world).to(learner.device) for part in batch.parts(learner.training.accumulation)]
     draw = generator(learner.seed, "positions", step, device=learner.device)
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
@@ -246,7 +242,7 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
     scale, parameters = learner.scale, list(learner.model.parameters())
     if scale is not None:
         torch._foreach_div_([p.grad for p in parameters if p.grad is not None], scale.value)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, learner.clip)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, learner.training.clip)
     lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
     last = infinite if scale is None else infinite * (scale.value <= 1)  # a smaller scale may mend it
     learner.failed.copy_(torch.stack((learner.failed, lost, last)).amax())
