@@ -633,6 +633,7 @@ def test_a_single_run_is_composed_once_and_told_by_arguments_alone(monkeypatch: 
     compose._of_ours.cache_clear()  # of what other tests have composed
     monkeypatch.setattr(compose, "compose", lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs))
     monkeypatch.setattr(job, "run_with_hydra", None)
+    monkeypatch.setenv("POSBENCH_DEBUG", "1")  # as --debug sets it
     before = dict(os.environ)
     monkeypatch.setattr(sys, "argv", ["posbench", "train", *TINY, "data.path=text.txt", "--restart", "--debug"])
     assert main() == 0

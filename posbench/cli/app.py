@@ -37,13 +37,14 @@ def main() -> int:
     exits.tolerant_output()
     os.environ["PYTHONSAFEPATH"] = "1"  # python -P for all child processes, also workers of launchers and compilers
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # at any place
-    debug = len(arguments) < len(sys.argv) - 1
-    return exits.run(lambda: _run(arguments, debug), debug)
+    if len(arguments) < len(sys.argv) - 1:
+        os.environ[exits.DEBUG] = "1"
+    return exits.run(lambda: _run(arguments))
 
 
-def _run(arguments: list[str], debug: bool) -> None:
+def _run(arguments: list[str]) -> None:
     try:
-        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False, obj=debug)
+        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
@@ -84,7 +85,6 @@ def _options(
 
 @app.command(epilog=_KEYS)
 def train(
-    context: typer.Context,
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
@@ -129,20 +129,12 @@ def train(
         configs = compose.check(overrides, config_dir, multirun)
         console.log_to_terminal()
         prepare_all(configs)
-        _hand_on(context)
         _multirun([*options, *compose.for_hydra(overrides, configs, config_dir)], configs[0], restart)
     elif plan := plans.resolve_one(overrides, config_dir):
         job.run(plan, restart)
     else:
-        _hand_on(context)
         configs = compose.check(overrides, config_dir)
         job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)], restart)
-
-
-def _hand_on(context: typer.Context) -> None:
-    """Pass --debug on to child processes."""
-    if context.obj:
-        os.environ[exits.DEBUG] = "1"
 
 
 def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
@@ -167,7 +159,6 @@ def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
 
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
 def sweep(
-    context: typer.Context,
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
@@ -184,7 +175,6 @@ def sweep(
     """
     from posbench.launch import sweep as comparison
 
-    _hand_on(context)
     comparison.sweep(overrides or [], n_jobs, config_dir, dry_run)
 
 

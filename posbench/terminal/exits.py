@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IN_USE = 75  # a sweep's job whose run another process owns: try again (EX_TEMPFAIL)
 LONGEST = 4000  # most characters of the one line
-DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug for child processes
+DEBUG = "POSBENCH_DEBUG"  # environment variable; "1" is --debug, also for child processes
 _OTHER_PLACE = "change its rights, or choose another folder (runtime.outputs, runtime.cache)"
 _NO_ACCESS = {  # system errors about the user's files, and what to do
     errno.EACCES: _OTHER_PLACE,
@@ -32,7 +32,7 @@ _NO_ACCESS = {  # system errors about the user's files, and what to do
 }
 
 
-def run(command: Callable[[], object], debug: bool = False) -> int:
+def run(command: Callable[[], object]) -> int:
     """Run a command and return its exit code; print the one line if it failed."""
     try:
         command()
@@ -40,17 +40,15 @@ def run(command: Callable[[], object], debug: bool = False) -> int:
         return 0
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except KeyboardInterrupt as error:
-        return report(error, debug)
     except GeneratorExit:
         raise
     except BaseException as error:  # panics of Rust code are not an Exception
-        return report(error, debug)
+        return report(error)
 
 
-def report(error: BaseException, debug: bool = False) -> int:
-    """Print an error as one line, with `debug` after its traceback; return its exit code."""
-    if debug or os.environ.get(DEBUG) == "1":
+def report(error: BaseException) -> int:
+    """Print an error as one line, with --debug after its traceback; return its exit code."""
+    if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
         text, code = "interrupted", 130
