@@ -48,17 +48,10 @@ class TrainingElsewhere:
     """What is known of its training."""
 
     train_length: int  # tokens per sequence
+    tokens = learning_rate = None  # not known; no fields, so not saved
 
     def __post_init__(self) -> None:
         within(2, MOST, self, "training", "train_length")
-
-    @property
-    def tokens(self) -> None:
-        """All in all: not known."""
-
-    @property
-    def learning_rate(self) -> None:
-        """Not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,16 +76,13 @@ class TrainedElsewhere:
     data: DataConfig  # the text it is evaluated on
     training: TrainingElsewhere
     evaluation: EvaluationConfig
+    seed = None  # not known; no field, so not saved
 
     def __post_init__(self) -> None:
         plain_name("study", self.study)
         plain_name("encoding.name", self.encoding.name)
         if self.data.task is not None:
             raise UserError("data.source is task: expected text, which a model that was trained elsewhere reads")
-
-    @property
-    def seed(self) -> None:
-        """Not known."""
 
     @property
     def id(self) -> str:
