@@ -304,14 +304,15 @@ def test_online_needs_a_key_and_nobody_is_asked_for_one(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert choose_mode(asked, "https://wandb.example") == mode
+    assert choose_mode(asked) == mode
 
 
 def test_a_key_in_netrc_is_found(config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text(f"machine wandb.example login user password {'x' * 40}\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert choose_mode("auto", "https://wandb.example") == "online"
-    assert choose_mode("auto", "https://other.example") == "offline"
+    for server, mode in (("https://wandb.example", "online"), ("https://other.example", "offline")):
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+        assert choose_mode("auto") == mode
 
 
 def test_a_disabled_wandb_is_no_wandb(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

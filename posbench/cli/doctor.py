@@ -43,6 +43,7 @@ def report() -> dict[str, Any]:
     from posbench import machine, processes
     from posbench.data.tokens import cache_folder
     from posbench.kernels import library
+    from posbench.run_folder.wandb_session import choose_mode
 
     device = machine.resolve("auto")
     return {
@@ -59,7 +60,7 @@ def report() -> dict[str, Any]:
         "attention": library.described(),
         "precision_auto": f"{machine.dtype_name(machine.resolve_precision('auto', device))} on {device}",
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
-        "wandb_mode": _wandb_mode(),
+        "wandb_mode": choose_mode("auto"),
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         "cache": _short(cache_folder(None)),
         "configs": _short(configs_dir()),
@@ -108,15 +109,6 @@ def _runs() -> dict[str, str]:
             status = str(load_record(folder).get("status"))
             counted["died" if status == "running" and died(folder) else status] += 1
     return {status: str(number) for status, number in counted.most_common()}
-
-
-def _wandb_mode() -> str:
-    """The mode that `tracking.mode=auto` gives here. Only checks whether a key exists; never reads it."""
-    import wandb
-
-    from posbench.run_folder.wandb_session import choose_mode
-
-    return choose_mode("auto", wandb.Settings().base_url)
 
 
 def _short(path: Path) -> str:

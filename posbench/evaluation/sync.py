@@ -93,9 +93,7 @@ def _given(overrides: list[str]) -> dict[str, Any]:
 
 
 def _refuse_without_key(config: Config) -> None:
-    import wandb
-
-    if config.tracking.mode != "offline" and not has_key(wandb.Settings().base_url):
+    if config.tracking.mode != "offline" and not has_key():
         raise UserError(
             "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one; tracking.mode=offline writes an "
             "offline run instead"

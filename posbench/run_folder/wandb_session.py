@@ -142,7 +142,7 @@ class Session:
             config=to_container(config),
             dir=str(target.folder),
             resume=target.resume,
-            mode=mode or choose_mode(tracking.mode, wandb.Settings().base_url),
+            mode=mode or choose_mode(tracking.mode),
             settings=wandb.Settings(
                 silent=True,
                 quiet=True,
@@ -329,7 +329,7 @@ def _refuse_settings_here() -> None:
 # -- online or offline -------------------------------------------------------------------------------------------------
 
 
-def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
+def choose_mode(asked: str) -> Literal["online", "offline"]:
     """`online` if there is an API key and nothing says `offline`, else `offline`; never asks for a key.
 
     What is asked for may stand in a stranger's file: it cannot send what WANDB_MODE keeps on this machine.
@@ -337,19 +337,20 @@ def choose_mode(asked: str, base_url: str) -> Literal["online", "offline"]:
     said = (asked, os.environ.get("WANDB_MODE", "auto"))
     if "offline" in said or "dryrun" in said:
         return "offline"
-    if has_key(base_url):
+    if has_key():
         return "online"
     if "online" in said:
         logger.warning("no W&B API key found: logging offline; 'wandb login' stores one, 'wandb sync' sends the run")
     return "offline"
 
 
-def has_key(base_url: str) -> bool:
-    """Whether an API key for that server is set up on this machine."""
-    return bool(os.environ.get("WANDB_API_KEY")) or _netrc_has(urlsplit(base_url).netloc)
+def has_key() -> bool:
+    """Whether an API key for W&B's server is set up on this machine; the key itself is not used."""
+    import wandb
 
-
-def _netrc_has(host: str) -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc) is not None
     return False

@@ -46,7 +46,7 @@ def test_what_the_environment_keeps_here_is_not_sent(
 ) -> None:
     if environment:
         monkeypatch.setenv("WANDB_MODE", environment)
-    assert choose_mode(asked, "https://wandb.example") == mode
+    assert choose_mode(asked) == mode
 
 
 @pytest.mark.parametrize("record", [{}, {"wandb": {"id": "known", "project": "loot", "entity": "thief"}}])
