@@ -7,6 +7,8 @@ PosbenchError            1
         InUse            2    another process owns the run folder
     RunFailed            1    with the reason that `run.json` records
     Stopped      128 + signal
+
+A function whose name begins with `refuse` raises UserError for what its docstring names.
 """
 
 import difflib

@@ -205,11 +205,7 @@ def replaced(path: Path) -> BinaryIO:
 
 
 def refuse_unusual(path: Path) -> None:
-    """Refuse what an untrusted user may have put where posbench writes: a link, a pipe, a device.
-
-    Raises:
-        UserError: it is there, and neither a regular file nor a folder.
-    """
+    """Refuse what is neither a regular file nor a folder where posbench writes; an untrusted user may have put it."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -61,13 +61,10 @@ def _beyond(value: object) -> str:
 
 
 def reject(option: str, owner: str, accepted: Iterable[str], otherwise: str = "") -> NoReturn:
-    """Say that there is no such option, which there are, and which one may be meant.
+    """Raise the UserError that there is no such option, which there are, and which one may be meant.
 
     Args:
         otherwise: what is said where none of those there are is near.
-
-    Raises:
-        UserError: always.
     """
     accepted = list(accepted)
     near = did_you_mean(option, accepted).replace(":", ";", 1) or otherwise

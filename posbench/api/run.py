@@ -42,7 +42,7 @@ def load(run: str | Path) -> "LoadedRun":
     """
     folder = Path(run)
     if not (folder / CONFIG).is_file() and folder.is_dir():
-        _say_what_it_is(folder)
+        _refuse_several(folder)
     return LoadedRun(read(folder))
 
 
@@ -200,12 +200,8 @@ class LoadedRun:
         ]
 
 
-def _say_what_it_is(folder: Path) -> None:
-    """Refuse a folder of runs, with the call that reads them all.
-
-    Raises:
-        UserError: always where there are runs in it.
-    """
+def _refuse_several(folder: Path) -> None:
+    """Refuse a folder of runs, with the call that reads them all."""
     try:
         inside = run_folders([folder])
     except UserError:

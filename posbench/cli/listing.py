@@ -42,9 +42,6 @@ def show(sections: list[str], as_json: bool) -> None:
 
     Args:
         sections: those to print, such as `encodings` or `task`; all if empty.
-
-    Raises:
-        UserError: there is no such section.
     """
     rows = listing(sections)
     if as_json:

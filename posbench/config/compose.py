@@ -1,4 +1,4 @@
-"""From overrides to configurations. Every mistake in them is an error of one line.
+"""From overrides to configurations. The first mistake in them is a UserError of one line.
 
 Hydra suggests no nearest choice, accepts `+typo=1`, and would call functions that a YAML file names. So overrides are
 parsed and composed here, each value of a sweep separately. A single run is composed only here; Hydra itself runs a
@@ -70,9 +70,6 @@ def single(overrides: list[str], config_dir: Path | None = None) -> tuple[Config
         The folder is None if Hydra itself must start the run, because an override uses more of Hydra than the
         folder's name (hydra.job.chdir, hydra.job.env_set, hydra.output_subdir, hydra.verbose, hydra.mode, a
         hydra/job_logging, or ${hydra:...} in hydra.run.dir).
-
-    Raises:
-        UserError: the first mistake found, in one line.
     """
     refuse_code(overrides)
     _refuse_of_a_multirun(overrides)
@@ -94,9 +91,6 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
 
     Returns:
         The configurations tried, the first values of all sweeps first.
-
-    Raises:
-        UserError: the first mistake found, in one line.
     """
     refuse_code(overrides)
     with _hydra() as loader:
@@ -107,11 +101,7 @@ def check(overrides: list[str], config_dir: Path | None = None, multirun: bool =
 
 
 def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[tuple[list[str], Config]]:
-    """Every combination of the values in each set of overrides, with its configuration: the jobs of a sweep.
-
-    Raises:
-        UserError: the first mistake found, in one line.
-    """
+    """Every combination of the values in each set of overrides, with its configuration: the jobs of a sweep."""
     found, runs = [], 0
     with _hydra() as loader:
         search, _ = _parted([], config_dir)
@@ -213,11 +203,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_of_a_multirun(overrides: list[str]) -> None:
-    """Refuse a launcher or a sweeper for a single run, which would ignore it.
-
-    Raises:
-        UserError: a launcher or a sweeper, or a setting of one.
-    """
+    """Refuse a launcher or a sweeper, and settings of one, for a single run, which would ignore them."""
     for text in overrides:
         of = next((kind for kind in ("launcher", "sweeper") if text.startswith((f"hydra/{kind}", f"hydra.{kind}"))), "")
         if of:

@@ -41,14 +41,11 @@ def refuse_resolvers(key: str, value: Any) -> None:
 
 
 def refuse_other_hydra(cfg: DictConfig, without: DictConfig) -> None:
-    """Refuse files that change Hydra's own part in a way that `users_files` did not foresee.
+    """Refuse files that change Hydra's own part in a way that `users_files` did not foresee; names the first key.
 
     Args:
         cfg: composed with them.
         without: composed without them.
-
-    Raises:
-        UserError: the first key that differs.
     """
     found, expected = (_hydras_keys(OmegaConf.to_container(each.hydra)) for each in (cfg, without))
     for key in sorted(found.keys() | expected.keys()):
@@ -61,9 +58,6 @@ def refuse_elsewhere(cfg: DictConfig) -> None:
 
     Args:
         cfg: composed with them, without what is typed.
-
-    Raises:
-        UserError: the first key that does.
     """
     runtime = OmegaConf.to_container(cfg.runtime) if OmegaConf.is_dict(cfg.get("runtime")) else {}
     for key in WRITTEN_TO:
@@ -73,11 +67,7 @@ def refuse_elsewhere(cfg: DictConfig) -> None:
 
 
 def refuse_elsewhere_typed(override: str, key: str, path: Path) -> None:
-    """Refuse an override in a sweep file that makes posbench write outside the current folder.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse an override in a sweep file that makes posbench write outside the current folder."""
     typed = override.partition("=")[2].strip("'\"")
     if key == "runtime" or (key in WRITTEN_TO and not _stays_below(typed)):
         raise UserError(f"{path} has '{override}': {_BELOW}")

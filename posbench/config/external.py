@@ -104,11 +104,7 @@ AnyConfig = Config | TrainedElsewhere
 
 
 def load_saved(path: Path) -> AnyConfig:
-    """Read the `config.yaml` of a run, or of a folder with results of a model from elsewhere.
-
-    Raises:
-        UserError: as `schema.load_saved`.
-    """
+    """Read the `config.yaml` of a run, or of results of a model from elsewhere; errors as `schema.load_saved`."""
     container = saved_container(path)
     try:
         if "reading" not in container:

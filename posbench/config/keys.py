@@ -101,11 +101,7 @@ def word(text: str) -> str:
 
 
 def refuse_range(key: str, typed: str) -> None:
-    """Refuse `seed=0-4` and `seed=0..4`: several seeds are a list.
-
-    Raises:
-        UserError: the value is a range, with the list that it may mean.
-    """
+    """Refuse `seed=0-4` and `seed=0..4`: several seeds are a list, which the message names."""
     found = _RANGE.fullmatch(typed) if key == "seed" else None
     if found:
         first, last = sorted(map(int, found.groups()))

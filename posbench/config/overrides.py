@@ -63,9 +63,6 @@ def refuse_twice(keys: Iterable[str], where: str = "") -> None:
 
     Args:
         where: the file of the keys, which begins the message.
-
-    Raises:
-        UserError: a key is there more than once.
     """
     seen: set[str] = set()
     for key in keys:
@@ -75,11 +72,7 @@ def refuse_twice(keys: Iterable[str], where: str = "") -> None:
 
 
 def refuse_long_numbers(text: str) -> None:
-    """Refuse a number of more digits than Python reads and prints.
-
-    Raises:
-        UserError: an override holds one.
-    """
+    """Refuse an override with a number of more digits than Python reads and prints."""
     key, _, typed = text.partition("=")
     if found := _LONG_NUMBER.search(typed):
         raise UserError(f"{key} has a number of {len(found[0]):,} digits: expected at most {_MOST_DIGITS}")
@@ -229,21 +222,13 @@ def ratios(lengths: list[Any], train_length: int) -> tuple[float, ...]:
 
 
 def refuse_lengths_of_problems(config: Config) -> None:
-    """Refuse lengths in tokens for a task, whose problems have lengths of their own.
-
-    Raises:
-        UserError: the data is a task.
-    """
+    """Refuse lengths in tokens for a task, whose problems have lengths of their own."""
     if config.data.task is not None:
         told = f"length is in tokens of text, but data '{config.data.name}' is a task"
         raise UserError(f"{told}: give ratio=2,4, in longest trained problems")
 
 
 def refuse_both(keys: Iterable[str]) -> None:
-    """Refuse `length` beside `ratios`: both set the evaluated lengths.
-
-    Raises:
-        UserError: both are there.
-    """
+    """Refuse `length` beside `ratios`: both set the evaluated lengths."""
     if {LENGTH, "evaluation.ratios"} <= set(keys):
         raise UserError("length and evaluation.ratios set the same lengths: give one of them")

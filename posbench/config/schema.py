@@ -138,11 +138,7 @@ class TrainingConfig:
             raise UserError(f"training.betas is {list(self.betas)}: expected two numbers from 0 to below 1")
 
     def refuse_uneven(self, processes: int) -> None:
-        """Every process takes an equal share of the sequences.
-
-        Raises:
-            UserError: they do not divide.
-        """
+        """Refuse sequences of a batch that do not divide equally among so many processes."""
         if self.batch_size % processes:
             small = [n for n in range(1, math.isqrt(self.batch_size) + 1) if self.batch_size % n == 0]
             near = sorted({*small, *(self.batch_size // n for n in small)})
@@ -346,11 +342,7 @@ def parted(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any], section: str = "") -> _Section:
-    """Make a configuration dataclass of a plain dictionary; `section` is its name in messages.
-
-    Raises:
-        UserError: as `from_container`.
-    """
+    """Make a configuration dataclass of a plain dictionary; errors as `from_container`, which name the section."""
     import pydantic
 
     try:

@@ -81,14 +81,7 @@ def fits(config: Config) -> bool:
 
 
 def refuse_too_large(config: Config, device: str, purpose: Purpose) -> None:
-    """Refuse what cannot be held, before any of it is made.
-
-    Args:
-        device: that it would run on.
-
-    Raises:
-        UserError: it would need more memory than there is, with the estimate; or an option of the encoding is wrong.
-    """
+    """Refuse what needs more memory than the device has, with the estimate, and wrong options of the encoding."""
     wanted: dict[str, Purpose] = {"cpu": "build"}  # where every model is made
     wanted[device] = purpose
     for where, what in wanted.items():

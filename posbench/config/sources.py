@@ -27,11 +27,7 @@ _UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
 
 
 def refuse_unread(data: DataConfig) -> None:
-    """Refuse keys that the chosen source does not read: a run is not to be about another text than its command says.
-
-    Raises:
-        UserError: the first such key, and what reads it.
-    """
+    """Refuse keys that the chosen source does not read: a run is not to be about another text than its command says."""
     for name in (*_UNREAD[data.source], *(() if data.source == "task" else _OF_TASKS)):
         value = getattr(data, name)
         if value != _UNSET.get(name):
@@ -57,14 +53,11 @@ def _reader(data: DataConfig, name: str) -> str:
 
 
 def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: set[str]) -> None:
-    """Refuse to call another text by the name of the one that was chosen.
+    """Refuse another source than the chosen one, and under its name another data set that is no copy of its own.
 
     Args:
         chosen, now: the section `data` as it was chosen, and with the values of the command line.
         given: the keys that those were of, such as data.dataset.
-
-    Raises:
-        UserError: another source, or another data set than the one with this name, and no copy of it.
     """
     source, before, here = now.get("source"), chosen.get("dataset"), now.get("dataset")
     if source != chosen.get("source"):

@@ -56,11 +56,7 @@ def check(overrides: list[str]) -> tuple[str, DictConfig]:
 
 
 def refuse_lone_tasks(settings: DictConfig, processes: int) -> None:
-    """Refuse several tasks of a scheduler that are not the processes of one run.
-
-    Raises:
-        UserError: the run has another number of them, or one.
-    """
+    """Refuse several tasks of a scheduler that are not the processes of one run."""
     tasks = int(settings.nodes or 1) * int(settings.tasks_per_node or 1)
     if tasks not in (1, processes):
         raise UserError(

@@ -28,11 +28,7 @@ FAILURES = "POSBENCH_FAILURES"  # file to which the jobs of a multirun append ho
 def run(plan: Plan, restart: bool = False) -> None:
     """Train and evaluate, with log and curve on the terminal, in a process that does nothing else.
 
-    Args:
-        restart: move an existing run aside and begin anew.
-
-    Raises:
-        As `ranks.train_together`.
+    Arguments and errors are those of `ranks.train_together`.
     """
     from posbench import machine
     from posbench.evaluation import curve
@@ -51,8 +47,7 @@ def run(plan: Plan, restart: bool = False) -> None:
 def run_with_hydra(arguments: list[str], restart: bool = False) -> None:
     """Hand a checked command line to Hydra, which calls `main` once, or once per combination with --multirun.
 
-    Raises:
-        Whatever Hydra raises; its own printing of errors is switched off.
+    Raises whatever Hydra raises; its own printing of errors is switched off.
     """
     import hydra
 

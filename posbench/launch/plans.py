@@ -1,5 +1,6 @@
 """Plans: what a command line asks for, checked and resolved. Whoever runs a plan need not check it again.
 
+The first mistake in a command line is a UserError of one line.
 Only what depends on the machine that trains, such as its memory, is checked there.
 """
 
@@ -71,11 +72,7 @@ def plan(config: Config, folder: Path, command: Iterable[str]) -> Plan:
 
 
 def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Plan | None:
-    """The plan of one run; None if Hydra itself must start it, see `compose.single`.
-
-    Raises:
-        UserError: the first mistake found, in one line.
-    """
+    """The plan of one run; None if Hydra itself must start it, see `compose.single`."""
     from posbench.config import compose  # Hydra, which a rank does not need
 
     config, folder = compose.single(list(overrides), config_dir)
@@ -84,11 +81,7 @@ def resolve_one(overrides: Sequence[str], config_dir: Path | None = None) -> Pla
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
-    """The plans of all combinations of all sets of overrides, each run once however often it is named.
-
-    Raises:
-        UserError: the first mistake found, in one line.
-    """
+    """The plans of all combinations of all sets of overrides, each run once however often it is named."""
     from posbench.config import compose
 
     found: dict[str, Plan] = {}

@@ -106,11 +106,7 @@ def gpus(each: int = 1) -> list[dict[str, str]]:
 
 
 def _start(plan: Plan, environment: dict[str, str]) -> multiprocessing.process.BaseProcess:
-    """Start the process of a plan. It ends when this process does.
-
-    Raises:
-        UserError: its output would go through a link.
-    """
+    """Start the process of a plan. It ends when this process does."""
     make_output_folder(plan)
     os.environ["PYTHONSAFEPATH"] = "1"  # or Python would import from the current folder, which may be a stranger's
     process = _PROCESSES.Process(target=_job, args=(plan, os.environ | environment))  # type: ignore[attr-defined]

@@ -197,11 +197,7 @@ def _size(folder: Path) -> int:
 
 
 def _refuse_many(path: Path, data: bytes) -> None:
-    """Refuse a file that names more tensors than any model has: a few megabytes can name hundreds of thousands.
-
-    Raises:
-        UserError: more than `_MOST_TENSORS`.
-    """
+    """Refuse a file that names more tensors than any model has: a few megabytes can name hundreds of thousands."""
     if (number := data[8 : 8 + int.from_bytes(data[:8], "little")].count(b'"dtype"')) > _MOST_TENSORS:
         raise UserError(f"{path} holds {number:,} tensors: expected at most {_MOST_TENSORS:,}")
 

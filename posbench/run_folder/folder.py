@@ -165,9 +165,6 @@ class Run:
 
         Args:
             sha256: of the corpus that the run's configuration means now.
-
-        Raises:
-            UserError: one of them differs.
         """
         if not _is_trained(self.folder):
             return
@@ -321,11 +318,7 @@ def load_record(folder: Path) -> dict[str, Any]:
 
 
 def refuse_other_block(folder: Path) -> None:
-    """Refuse a run that was trained with another definition of the model's block.
-
-    Raises:
-        UserError: the definition is not this one (`model.BLOCK`).
-    """
+    """Refuse a run that was trained with another definition of the model's block than `model.gpt.BLOCK`."""
     from posbench.model.gpt import BLOCK
 
     record = load_record(folder) if (folder / RECORD).exists() else {}
@@ -342,11 +335,7 @@ def _is_trained(folder: Path) -> bool:
 
 
 def refuse_secrets(config: AnyConfig) -> None:
-    """Refuse a configuration with secrets: it is written down and shown.
-
-    Raises:
-        UserError: a value looks like a secret.
-    """
+    """Refuse a configuration in which a value looks like a secret: it is written down and shown."""
     for key in secret_keys(to_container(config)):
         raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
 

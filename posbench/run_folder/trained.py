@@ -41,11 +41,7 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
 
 
 def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> GPT:
-    """A run's model with weights of its checkpoint, on the CPU.
-
-    Raises:
-        UserError: they are not of this configuration.
-    """
+    """A run's model with weights of its checkpoint, on the CPU; errors as `give_weights`."""
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     give_weights(model, weights, folder)
     return model

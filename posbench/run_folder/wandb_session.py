@@ -316,11 +316,7 @@ def defined(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_settings_here() -> None:
-    """Refuse W&B settings in the current folder, which may be untrusted: server, proxies and more.
-
-    Raises:
-        UserError: there are some.
-    """
+    """Refuse W&B settings in the current folder, which may be untrusted: server, proxies and more."""
     for name in ("wandb", ".wandb"):
         if os.path.lexists(path := Path(name, "settings")):
             raise UserError(f"{path.absolute()} would choose the server: move it away, 'wandb login' and WANDB_... can")

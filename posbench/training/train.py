@@ -163,11 +163,7 @@ def _tell_the_agent(config: Config, run: Run) -> None:
 
 
 def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
-    """Whether resuming reproduces an uninterrupted run exactly; warns if it does not.
-
-    Raises:
-        UserError: the precision would change.
-    """
+    """Whether resuming reproduces an uninterrupted run exactly; warns if it does not, refuses another precision."""
     found = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if found is None or found.step >= config.training.steps:
         return True
