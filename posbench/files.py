@@ -35,11 +35,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def user_cache() -> Path:
-    """posbench's folder in the user's cache. It may be missing or not writable.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
+    """posbench's folder in the user's cache; it may be missing. Raises RuntimeError if the user has no home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
 
 
@@ -233,11 +229,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def open_itself(path: Path) -> BinaryIO:
-    """Open a file for reading, without following a link or waiting for a pipe.
-
-    Raises:
-        OSError: it is a link, or cannot be opened.
-    """
+    """Open a file for reading, without waiting for a pipe. Raises OSError if it is a link or cannot be opened."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
 
 

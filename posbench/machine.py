@@ -21,11 +21,7 @@ MEMORY = "POSBENCH_MEMORY_GIB"  # environment variable: what may be used, where 
 
 
 def resolve(name: str) -> torch.device:
-    """The device of a name; `auto` is CUDA, else MPS, else the CPU.
-
-    Raises:
-        UserError: no such device here.
-    """
+    """The device of a name; `auto` is CUDA, else MPS, else the CPU. Raises UserError if it is not here."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))

@@ -55,11 +55,7 @@ def show(sections: list[str], as_json: bool) -> None:
 
 
 def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each section; by default of all sections.
-
-    Raises:
-        UserError: there is no such section.
-    """
+    """The rows of each section, by default of all. Raises UserError if there is no such section."""
     there: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "encodings": lambda: [describe(name) for name in encodings.names()],
         "patterns of layers": lambda: [

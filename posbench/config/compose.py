@@ -147,11 +147,7 @@ def for_hydra(overrides: list[str], configs: list[Config], config_dir: Path | No
 
 
 def launcher_config(overrides: list[str]) -> DictConfig:
-    """What Hydra makes of `hydra/launcher=...` and `hydra.launcher.*`.
-
-    Raises:
-        UserError: an unknown launcher or setting.
-    """
+    """What Hydra makes of `hydra/launcher=...` and `hydra.launcher.*`. Raises UserError for unknown ones."""
     refuse_code(overrides)
     with _hydra() as loader:
         parsed = _parse_all(overrides, loader)

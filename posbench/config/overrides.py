@@ -45,11 +45,7 @@ _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
 def parted(text: str, example: str = "") -> tuple[str, str]:
-    """The full key of an override and its value as it was typed.
-
-    Raises:
-        UserError: it is no key=value.
-    """
+    """The full key of an override and its value as it was typed. Raises UserError if it is no key=value."""
     key, equals, typed = text.partition("=")
     if not key or not equals:
         expected = f": expected key=value, such as {example}" if example else keys.word(text)

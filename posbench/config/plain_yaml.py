@@ -45,11 +45,7 @@ def load(path: Path) -> Any:
 
 
 def read_text(path: Path, most: int = MAX_BYTES) -> str:
-    """A small UTF-8 file.
-
-    Raises:
-        UserError: unreadable, too large, or not UTF-8.
-    """
+    """The text of a small file. Raises UserError if it is unreadable, too large, or not UTF-8."""
     try:
         return files.read(path, most).decode("utf-8-sig")
     except OSError as error:

@@ -327,11 +327,7 @@ def from_container(container: Mapping[str, Any]) -> Config:
 
 
 def parted(plain: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as it stands in YAML, the options of its encoding parted from the name.
-
-    Raises:
-        UserError: it has no encoding.
-    """
+    """A configuration of YAML, its encoding's options parted from the name. Raises UserError if it has no encoding."""
     encoding = plain.get("encoding")
     if not isinstance(encoding, Mapping):
         raise UserError(
@@ -375,11 +371,7 @@ def load_saved(path: Path) -> Config:
 
 
 def saved_container(path: Path) -> dict[str, Any]:
-    """The content of a saved configuration, of whatever kind: plain data.
-
-    Raises:
-        UserError: the file cannot be read, or is not plain data with keys.
-    """
+    """The content of a saved configuration, of whatever kind. Raises UserError if it is not plain data with keys."""
     from posbench.config import plain_yaml
 
     container = plain_yaml.load(path)

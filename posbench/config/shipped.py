@@ -32,11 +32,7 @@ def nested(group: str) -> dict[str, Path]:
 
 
 def chosen(group: str, name: str, own: Path | None = None) -> Path:
-    """The file of one choice.
-
-    Raises:
-        UserError: there is no such choice.
-    """
+    """The file of one choice. Raises UserError if there is no such choice."""
     found = choices(group, own)
     if name not in found:
         raise unknown(group, name, found, f"choices: {', '.join(found)}")

@@ -71,11 +71,7 @@ def _of_encoding(config: Config, of_parameter: int) -> int:
 
 
 def fits(config: Config) -> bool:
-    """Whether the CPU of this machine can hold the model.
-
-    Raises:
-        UserError: an option of the encoding is wrong.
-    """
+    """Whether the CPU of this machine can hold the model. Raises UserError if an option of the encoding is wrong."""
     limit = machine.memory_limit("cpu")
     return limit is None or all(needed <= limit[0] for needed, *_ in _needs(config, "build"))
 

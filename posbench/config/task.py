@@ -9,11 +9,7 @@ from posbench.tasks.base import Task
 
 
 def task_of(data: DataConfig) -> Task:
-    """The task of data that is one.
-
-    Raises:
-        UserError: unknown task, or an option that it does not have, of the wrong type or value.
-    """
+    """The task of data that is one. Raises UserError for an unknown task and for an option that is wrong."""
     assert data.task is not None
     options = {key: value for key, value in data.task.items() if key != "name"}
     return tasks.build(data.task["name"], options)

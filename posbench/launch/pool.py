@@ -115,11 +115,7 @@ def _start(plan: Plan, environment: dict[str, str]) -> multiprocessing.process.B
 
 
 def make_output_folder(plan: Plan) -> Path:
-    """Make the folder of the plan's output.
-
-    Raises:
-        UserError: there is a link or another kind of file in its place.
-    """
+    """Make the folder of the plan's output. Raises UserError if something else, such as a link, is in its place."""
     folder = plan.output.parent
     files.refuse_unusual(folder)
     folder.mkdir(parents=True, exist_ok=True)

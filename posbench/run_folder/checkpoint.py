@@ -151,11 +151,7 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
 
 
 def at(folder: Path, step: int, part: str) -> Checkpoint | None:
-    """The checkpoint after that many steps; None if it is missing or the part does not verify.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The checkpoint after that many steps; None if it is missing or the part is damaged. Errors as `_read`."""
     path = _steps(folder).get(step)
     try:
         return None if path is None else Checkpoint(step, path, _verified(path, step, (part,)))

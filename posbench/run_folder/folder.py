@@ -299,11 +299,7 @@ def load_any_config(folder: Path) -> AnyConfig:
 
 
 def load_record(folder: Path) -> dict[str, Any]:
-    """The `run.json` of a run folder.
-
-    Raises:
-        UserError: it cannot be read, or a newer posbench wrote it.
-    """
+    """The `run.json` of a run folder. Raises UserError if it cannot be read, or a newer posbench wrote it."""
     path = folder / RECORD
     try:
         record = json.loads(files.read(path, _LARGEST_RECORD))

@@ -48,11 +48,7 @@ def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: di
 
 
 def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
-    """Put the weights of a run's checkpoint into its model.
-
-    Raises:
-        UserError: they are not of this model.
-    """
+    """Put the weights of a run's checkpoint into its model. Raises UserError if they are not of this model."""
     known = model.state_dict()
     for name in known.keys() & weights.keys():  # torch would cast them
         if known[name].is_floating_point() != weights[name].is_floating_point():
