@@ -19,7 +19,7 @@ from torch import nn
 from posbench import encodings, machine
 from posbench.bench.timing import Call, Timings, load_average, step_memory, take_turns
 from posbench.config import compose
-from posbench.config.overrides import LENGTH, names_and_overrides, parted, refuse_twice
+from posbench.config.overrides import LENGTH, parted, refuse_twice
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.data.tokens import TokenSplit
@@ -118,7 +118,7 @@ def main(
         UserError: an unknown name, shape or override.
     """
     console.log_to_terminal()
-    names, overrides = names_and_overrides(words)
+    names, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     keys = [parted(override)[0] for override in overrides]
     refuse_twice(keys)
     if LENGTH in keys:

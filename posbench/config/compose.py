@@ -433,7 +433,8 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
         refuse_lengths_of_problems(config)
         asked = ratios(lengths, config.training.train_length)
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
-    _check_encoding(config)
+    if size.fits(config):  # else the run is refused where it runs
+        planned(config)  # its encoding's options are checked where they are declared
     task.check(config)
     return config
 
@@ -521,9 +522,3 @@ def _assign(override: Override, cfg: DictConfig) -> None:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
     except (OmegaConfBaseException, ValueError) as error:
         raise UserError(f"{override.input_line}: {_first_line(error)}") from None
-
-
-def _check_encoding(config: Config) -> None:
-    """Build the encoding at the model's shape, so that its options are checked where they are declared."""
-    if size.fits(config):  # else the run is refused where it runs
-        planned(config)

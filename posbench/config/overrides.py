@@ -79,12 +79,6 @@ def full_key(key: str) -> str:
     return _KEYS.get(key, key)
 
 
-def names_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line that are not key=value, and those that are."""
-    words = list(words)
-    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
-
-
 def value(typed: str) -> Any:
     """A value as it was typed: null, true, false, a number, text, or a list of such in brackets or with commas."""
     typed = typed.strip()

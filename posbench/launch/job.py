@@ -89,7 +89,9 @@ def main(cfg: DictConfig) -> float | None:
             folder.rmdir()  # Hydra made it; only an empty one goes
         if hydra.mode != RunMode.MULTIRUN or FAILURES not in os.environ or isinstance(error, Stopped):
             raise SystemExit(code) from None
-        _record_failure(os.path.relpath(folder) if folder.exists() else " ".join(overrides), error)
+        failed = os.path.relpath(folder) if folder.exists() else " ".join(overrides)
+        with open(os.environ[FAILURES], "a", encoding="utf-8") as file:
+            file.write(json.dumps({"job": failed, "message": exits.one_line(str(error))}) + "\n")
         return None
 
 
@@ -116,12 +118,6 @@ def best(study: Path, since: float) -> str | None:
     if not isinstance(value, float) or not isinstance(chosen, dict):
         return None
     return " ".join([f"{value:.6g} with", *(f"{key}={setting}" for key, setting in chosen.items())])
-
-
-def _record_failure(job: str, error: Exception) -> None:
-    row = json.dumps({"job": job, "message": exits.one_line(str(error))})
-    with open(os.environ[FAILURES], "a", encoding="utf-8") as file:
-        file.write(row + "\n")
 
 
 def _run_id(*, _root_: DictConfig, _parent_: DictConfig) -> str:

@@ -85,7 +85,3 @@ def number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def rounded(value: Any) -> Any:
-    return float(f"{value:.7g}") if isinstance(value, float) else value
