@@ -20,11 +20,7 @@ _OF_A_RUN = ("seed", *GROUPS, "study")  # a single letter stands for the first o
 
 
 def hint(arguments: list[str], error: Any) -> str:
-    """A message that suggests a correct command line; empty if there is no suggestion.
-
-    Args:
-        error: Typer's exception; its context names the command.
-    """
+    """A message that suggests a correct command line for one of Typer's errors; empty if there is no suggestion."""
     said: str = error.format_message()
     first, *rest = arguments
     if said.startswith("Missing argument 'paths'"):

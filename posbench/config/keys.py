@@ -27,11 +27,7 @@ _ELSEWHERE = {
 
 
 def suggestion(key: str, keys: Iterable[str], words: Iterable[str] = ()) -> str:
-    """What an unknown key may mean, or else which keys there are, as the end of a message.
-
-    Args:
-        keys, words: as of `meant`.
-    """
+    """What an unknown key may mean (see `meant`), or else which keys there are, as the end of a message."""
     keys = list(keys)
     found, explanation = meant(key, keys, words)
     if found or explanation:

@@ -55,11 +55,7 @@ def parted(text: str, example: str = "") -> tuple[str, str]:
 
 
 def refuse_twice(keys: Iterable[str], where: str = "") -> None:
-    """Refuse a key that is given twice, since one of the values would be ignored.
-
-    Args:
-        where: the file of the keys, which begins the message.
-    """
+    """Refuse a key that is given twice, since one of the values would be ignored; `where` begins the message."""
     seen: set[str] = set()
     for key in keys:
         if key in seen:

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
-    """The shape of a configuration's model.
-
-    Args:
-        vocabulary: token texts by id; empty before there is a tokenizer.
-    """
+    """The shape of a configuration's model; `vocabulary` has token texts by id, none before there is a tokenizer."""
     from posbench.encodings.base import Shape  # torch comes with it
 
     model = config.model

@@ -121,11 +121,7 @@ def _grid(own: dict[str, str]) -> list[float]:
 
 
 def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
-    """Run plans in processes of this machine, or on the cluster that `hydra/launcher=...` names.
-
-    Args:
-        command: the sweep's own; with it, the plans' states are recorded in `sweep.json`.
-    """
+    """Run plans here, or where `hydra/launcher=...` says. Given the sweep's command, `sweep.json` records them."""
     processes = todo[0].config.runtime.processes or 1
     if hydra:
         name, settings = cluster.check(hydra)

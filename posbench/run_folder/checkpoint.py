@@ -174,11 +174,7 @@ def trained(folder: Path) -> Checkpoint:
 
 
 def keep_weights(folder: Path) -> int:
-    """Delete all of a finished run's checkpoints but the newest verified weights; nothing else is read any more.
-
-    Returns:
-        Bytes freed.
-    """
+    """Delete a finished run's checkpoints but the newest verified weights: all that is read. Returns bytes freed."""
     found = newest(folder, (WEIGHTS,))
     if found is None:
         return 0

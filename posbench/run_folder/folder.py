@@ -106,11 +106,7 @@ class Run:
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
     def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
-        """Record that this process starts to work on the run.
-
-        Args:
-            bit_exact: whether training goes on as an uninterrupted run would have, to the last bit.
-        """
+        """Record that this process starts; `bit_exact`: training goes on as an uninterrupted run would have."""
         attempt = {
             "started": now(),
             "ended": None,

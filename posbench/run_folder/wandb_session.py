@@ -117,14 +117,12 @@ def exit_code_of(record: Mapping[str, Any]) -> int:
 
 
 class Session:
-    """Opens the W&B run at once; every method may raise whatever the client raises."""
+    """Opens the W&B run at once; every method may raise whatever the client raises.
+
+    Its mode is what the user asked for just now, or None: what configuration and environment say.
+    """
 
     def __init__(self, config: Config, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
-        """Open it.
-
-        Args:
-            mode: what the user asked for just now; None = by the configuration and the environment.
-        """
         import wandb
 
         _refuse_settings_here()

@@ -19,8 +19,7 @@ _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 def stop_signals(second_interrupts: bool = False) -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and others that would end the process; outside the main thread collect none.
 
-    Args:
-        second_interrupts: a SIGINT after the first signal raises KeyboardInterrupt instead.
+    With `second_interrupts` a SIGINT after the first signal raises KeyboardInterrupt instead.
     """
     received: list[int] = []
 
@@ -39,11 +38,7 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def ended_in_words() -> Iterator[None]:
-    """For work without anything to save: a signal that would end the process silently raises instead.
-
-    Raises:
-        Stopped: SIGTERM, or another of them, came.
-    """
+    """For work without anything to save: a signal that would end the process silently raises Stopped instead."""
     try:
         with _handled((signal.SIGTERM, *_ending()), _stop):
             yield
