@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from posbench.errors import UserError, did_you_mean
@@ -127,25 +127,6 @@ def _level(one: Summary, ratio: float) -> Value:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """A column with its cells, and the rows in bold."""
-
-    column: Column
-    cells: list[Value]
-    bold: set[int]
-
-    @property
-    def alignment(self) -> str:
-        return "r" if any(value.number is not None for value in self.cells) else "l"
-
-    @property
-    def width(self) -> float:
-        """Approximate set width in points; the part after a ± is smaller."""
-        texts = [self.column.head, *(value.text for value in self.cells)]
-        return 2 * SEPARATION + max(CHARACTER * (len(text) - 0.3 * len(text.partition("±")[2])) for text in texts)
-
-
 def table(group: Group, summaries: list[Summary], names: str | None, title: str, behind: str) -> str:
     """The table of a group as the text of a file, without empty columns.
 
@@ -154,36 +135,39 @@ def table(group: Group, summaries: list[Summary], names: str | None, title: str,
         title: of the study, for the label.
         behind: the data behind the numbers, for a comment.
     """
-    shown = []
-    for name in _listed(names or DEFAULT):
-        column = _column(name, group)
-        cells = [column.cell(one) for one in summaries]
-        if any(value.text for value in cells):
-            shown.append(Shown(column, cells, _best(column, cells, summaries)))
-    longest = max((len(word) for one in summaries for word in one.scheme.label.split()), default=0)
-    wide = "*" if CHARACTER * longest + sum(one.width for one in shown) > COLUMN else ""
+    labels = [one.scheme.label + ("" if one.ranked else f" ({_UNRANKED[str(one.learned)]})") for one in summaries]
+    columns = [_column(name, group) for name in _listed(names or DEFAULT)]
+    found = [(column, [column.cell(one) for one in summaries]) for column in columns]
+    shown = [(column, cells) for column, cells in found if any(value.text for value in cells)]
+    bold = {(row, at) for at, (column, cells) in enumerate(shown, 1) for row in _best(column, cells, summaries)}
+    rows = [[Value(label), *(cells[row] for _, cells in shown)] for row, label in enumerate(labels)]
     alike = len({one.n_done for one in summaries if one.n_done}) <= 1
-    return _environment(
-        behind, title, _caption(group, summaries, shown, alike), wide, "".join(one.alignment for one in shown),
-        [one.column.head for one in shown],
-        [_row(number, one, shown, alike) for number, one in enumerate(summaries)],
-    )  # fmt: skip
+    made = Table("", ["scheme", *(column.head for column, _ in shown)], rows)
+    meanings = dict.fromkeys(column.meaning for column, _ in shown if column.meaning)
+    caption = _caption(group, summaries, "; ".join(meanings), made, bool(bold), alike)
+    return of_table(made, caption, title, behind, bold, alike)
 
 
-def of_table(table: Table, caption: str, title: str, behind: str) -> str:
-    """A table of the report as the text of a file; its first column is the scheme, nothing is bold."""
-    texts = [[table.columns[at], *(row[at].text for row in table.rows)] for at in range(len(table.columns))]
-    widths = [2 * SEPARATION + CHARACTER * max(map(len, column)) for column in texts]
-    cells = [[latex(row[0].text), *(_cell(value, False, False) for value in row[1:])] for row in table.rows]
-    rows = [re.sub(r"(?<=\d)-(?=\d)", "--", " & ".join(row)).replace("$[", "$ [") for row in cells]  # ranges
-    alignment = "".join("r" if right else "l" for right in table.numeric[1:])
-    heads = [head.replace("x", TIMES, 1) if _MULTIPLE.match(head) else head for head in table.columns[1:]]
-    return _environment(behind, title, caption, "*" if sum(widths) > COLUMN else "", alignment, heads, rows)
-
-
-def _environment(
-    behind: str, title: str, caption: str, wide: str, alignment: str, heads: list[str], rows: list[str]
+def of_table(
+    table: Table,
+    caption: str,
+    title: str,
+    behind: str,
+    bold: Collection[tuple[int, int]] = (),
+    alike: bool = False,
 ) -> str:
+    """A table of the report as the text of a file; its first column is the scheme.
+
+    Args:
+        bold: the row and column of the cells in bold, from 0.
+        alike: whether all rows have as many seeds, so that no cell need say how many.
+    """
+    heads = [head.replace("x", TIMES, 1) if _MULTIPLE.match(head) else head for head in table.columns]
+    alignment = "".join("r" if right else "l" for right in table.numeric[1:])
+    words = [word for row in table.rows for word in row[0].text.split()]
+    width = CHARACTER * max(map(len, words), default=0)
+    width += sum(_width([heads[at], *(row[at].text for row in table.rows)]) for at in range(1, len(heads)))
+    wide = "*" if width > COLUMN else ""
     lines = [
         *_comment(behind),
         rf"\begin{{table{wide}}}",
@@ -193,14 +177,19 @@ def _environment(
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', title)}}}",
         rf"  \begin{{tabularx}}{{\linewidth}}{{@{{}}>{{\raggedright\arraybackslash}}X{alignment}@{{}}}}",
         r"    \toprule",
-        "    " + " & ".join(["scheme", *map(latex, heads)]) + r" \\",
+        "    " + " & ".join(map(latex, heads)) + r" \\",
         r"    \midrule",
-        *(f"    {row}" + r" \\" for row in rows),
+        *(f"    {_row(number, row, bold, alike)}" + r" \\" for number, row in enumerate(table.rows)),
         r"    \bottomrule",
         r"  \end{tabularx}",
         rf"\end{{table{wide}}}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _width(texts: list[str]) -> float:
+    """The approximate set width of a column in points; the part after a ± is smaller."""
+    return 2 * SEPARATION + max(CHARACTER * (len(text) - 0.3 * len(text.partition("±")[2])) for text in texts)
 
 
 def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[int]:
@@ -233,22 +222,19 @@ def _comment(behind: str) -> list[str]:
     return [f"% {line}" for text in (said, _ascii(one_line(behind))) for line in textwrap.wrap(text, 110)]
 
 
-def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: bool) -> str:
+def _caption(group: Group, summaries: list[Summary], meanings: str, made: Table, has_bold: bool, alike: bool) -> str:
     """A short caption: the meaning of columns, intervals and bold."""
-    meanings = "; ".join(dict.fromkeys(one.column.meaning for one in shown if one.column.meaning))
     seeds = sorted({one.n_done for one in summaries if one.n_done})
     several = f"{' to '.join(map(str, sorted({seeds[0], seeds[-1]})))} seeds" if seeds else "no run done"
     counted = "one seed" if seeds == [1] else several
     over = "documents, for these checkpoints only" if seeds == [1] else "seeds and documents"
-    texts = [value.text for one in shown for value in one.cells]
+    texts = [value.text for row in made.rows for value in row[1:]]
     sentences = [
         f"Trained at {group.train_length} tokens, {counted}; {meanings}.",
         f"±: half of a 95 % interval over {over}." if any("±" in text for text in texts) else "",
         "[lowest, highest]: range of seeds." if any("[" in text for text in texts) else "",
         f"{FEW}: fewer than {SEEDS_FOR_A_CLAIM} seeds, {ONE}: one checkpoint." if not alike else "",
-        "Bold: the best, and what a paired 95 % interval does not tell from it."
-        if any(one.bold for one in shown)
-        else "",
+        "Bold: the best, and what a paired 95 % interval does not tell from it." if has_bold else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -256,10 +242,10 @@ def _caption(group: Group, summaries: list[Summary], shown: list[Shown], alike: 
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def _row(number: int, one: Summary, shown: list[Shown], alike: bool) -> str:
-    mark = "" if one.ranked else f" ({_UNRANKED[str(one.learned)]})"
-    name = latex(one.scheme.label + mark)
-    return " & ".join([name, *(_cell(column.cells[number], number in column.bold, alike) for column in shown)])
+def _row(number: int, row: list[Value], bold: Collection[tuple[int, int]], alike: bool) -> str:
+    cells = [_cell(value, (number, at) in bold, alike) for at, value in enumerate(row[1:], start=1)]
+    ranges = [re.sub(r"(?<=\d)-(?=\d)", "--", cell).replace("$[", "$ [") for cell in cells]
+    return " & ".join([latex(row[0].text), *ranges])
 
 
 def _cell(value: Value, bold: bool, alike: bool) -> str:
