@@ -402,6 +402,15 @@ def test_the_same_run_in_two_folders_counts_once(
     assert "1 run: 1 done" in printed and "repeats a run" in printed
 
 
+@pytest.mark.usefixtures("without_pictures")
+def test_the_report_on_two_studies_is_written_into_the_folder_above_both(template: Config, tmp_path: Path) -> None:
+    studies = [tmp_path / name / "fake" for name in ("one", "two")]
+    for seed, study in enumerate(studies):
+        write_run(study, configured(template, "rope", seed), SCHEMES["rope"])
+    report.main(studies)
+    assert (tmp_path / "report" / "index.html").is_file()
+
+
 def test_folders_moved_aside_and_what_tuning_tried_are_left_out(template: Config, tmp_path: Path) -> None:
     kept = write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
     aside = write_run(tmp_path / "fake", configured(template, "rope", 1), SCHEMES["rope"])

@@ -1,6 +1,7 @@
 """`posbench report`: tables, curves and one self-contained page from run folders."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ def main(
 
     runs, warnings = _read(paths)
     groups = load.groups(runs, reference)
-    folder = out or _study(runs) / "report"
+    folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
     if out is None:
         files.refuse_unusual(folder)
     console = terminal.stdout()
@@ -95,15 +96,6 @@ def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
         warnings.append(f"Left out, since they ended before they had read their text: {names}")
     warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
     return [run for run in runs if run not in twice and run not in never_begun], warnings
-
-
-def _study(runs: "list[RunData]") -> Path:
-    parents = {run.folder.absolute().parent for run in runs}
-    return parents.pop() if len(parents) == 1 else Path(*_common([list(parent.parts) for parent in parents]))
-
-
-def _common(paths: list[list[str]]) -> list[str]:
-    return [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
 
 
 def _write(
