@@ -23,7 +23,7 @@ from posbench.errors import UserError
 from posbench.evaluation import answers
 from posbench.evaluation.answers import TRAINED, Answers, Place
 from posbench.evaluation.intervals import clopper_pearson
-from posbench.report import figures, task_figure, task_page, task_tables
+from posbench.report import figures, task, task_figure, task_tables
 from posbench.report.comparison import load, standing, statistics
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import Spread, Standing
@@ -469,7 +469,7 @@ def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_l
     assert hollow == 8 * (1 + 3 + 5)  # of rope, t5 and none
     names = " ".join(text.get_text().replace("\n", " ") for text in accuracy.texts)
     assert "none, not learned" in names and "learned undefined from 1.25x" in names
-    dots = json.loads(task_page.curves(group, found))["data"]["values"]
+    dots = json.loads(task.curves(group, found))["data"]["values"]
     at_2x = [dot for dot in dots if (dot["curve"], dot["ratio"], dot["view"]) == ("rope", 2, "accuracy")]
     seeds = [(dot["value"], dot["learned"]) for dot in at_2x if dot["seed"] is not None]
     assert seeds == [(pytest.approx(20), False)] + [(pytest.approx(20), True)] * 4
