@@ -6,7 +6,7 @@ transformers then rotates by the same frequencies, in every rotary module and fo
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,11 +33,7 @@ class Turns:
 
 
 def turns_of(config: Any, train_length: int) -> list[Turns]:
-    """A model's own RoPE as posbench's, per kind of layer; leaves out all types but the plain one.
-
-    Args:
-        config: the library's configuration object.
-    """
+    """A model's own RoPE as posbench's, by its library configuration, per kind of layer; plain ones only."""
     return [
         Turns(_rope(config, parameters, train_length), layers)
         for layers, parameters in _parts(config)
@@ -59,11 +55,11 @@ def extended(config: Any, method: str, length: int, train_length: int, options: 
     made, facts = methods.extended(plain, method, length, train_length, **options)
     if parameters["rope_type"] != "default":
         raise Undefined(f"its RoPE is already extended (type '{parameters['rope_type']}')")
-    if method not in _SPELT or facts.get("ramp") not in (None, _SPELT[method].ramp):
-        kind = f"{method} with ramp={facts['ramp']}" if method in _SPELT else method
-        raise Undefined(f"transformers has no configuration for '{kind}': expected {', '.join(_SPELT)}")
+    if method not in SPELT or facts.get("ramp") != _RAMPS.get(method):
+        kind = f"{method} with ramp={facts['ramp']}" if method in SPELT else method
+        raise Undefined(f"transformers has no configuration for '{kind}': expected {', '.join(SPELT)}")
     assert isinstance(made, Rotary)  # all methods that transformers knows change frequencies
-    spelt = {**parameters, **_SPELT[method].spell(plain, made, facts, train_length)}
+    spelt = {**parameters, **_spelt(method, plain, made, facts, train_length)}
     new = copy.deepcopy(config)
     new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     new.rope_parameters = spelt if layers is None else {**new.rope_parameters, layers: spelt}
@@ -83,11 +79,7 @@ class Extension:
 
 
 def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
-    """The largest error of a model's rotary modules, in cosines and sines of one step.
-
-    Args:
-        length: of the input, in tokens; some frequencies depend on it.
-    """
+    """The largest error of a model's rotary modules, in cosines and sines of one step; `length` of the input."""
     positions = torch.tensor([[1, length - 1]])
     found = [0.0]
     for rotary in modules(model):
@@ -163,57 +155,28 @@ def _rope(config: Any, parameters: dict[str, Any], train_length: int) -> Rotary:
 
 # -- how the library spells them ---------------------------------------------------------------------------------------
 
-
-def _ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    return spelling.larger_base(plain.base, facts["factor"], plain.width)
-
-
-def _dynamic_ntk(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    return spelling.dynamic(plain.base, facts["factor"]) | {"original_max_position_embeddings": train_length}
+SPELT = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf")
+_RAMPS = {"ntk_by_parts": "index", "yarn": "index", "llama3": "rotations"}  # the only one that the library has
 
 
-def _yarn(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    return spelling.yarn(
-        plain.base,
-        facts["factor"],
-        slow=facts["alpha"],
-        fast=facts["beta"],
-        attention_factor=made.attention_factor,
-        original=train_length,
-    )
-
-
-def _llama3(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    slow, fast = facts["low_freq_factor"], facts["high_freq_factor"]
-    return spelling.llama3(plain.base, facts["factor"], slow=slow, fast=fast, original=train_length)
-
-
-def _longrope(plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    """LongRoPE with the same divisors in both lists: posbench has already chosen them for this length."""
-    divisors = plain.inv_freq(_CPU) / made.inv_freq(_CPU)
-    return spelling.longrope(
-        plain.base,
-        facts["factor"],
-        short=divisors,
-        long=divisors,
-        attention_factor=made.attention_factor,
-        original=train_length,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spelling:
-    spell: Callable[[Rotary, Rotary, dict[str, Any], int], Parameters]  # plain, made, facts, train_length
-    ramp: str | None = None  # the only ramp that the library has
-
-
-_SPELT = {
-    "pi": _Spelling(lambda plain, made, facts, train_length: spelling.linear(plain.base, facts["factor"])),
-    "ntk": _Spelling(_ntk),
-    "dynamic_ntk": _Spelling(_dynamic_ntk),
-    "ntk_by_parts": _Spelling(_yarn, "index"),
-    "yarn": _Spelling(_yarn, "index"),
-    "llama3": _Spelling(_llama3, "rotations"),
-    "longrope": _Spelling(_longrope),
-    "abf": _Spelling(lambda plain, made, facts, train_length: spelling.default(facts["base"])),
-}
+def _spelt(method: str, plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
+    """The `rope_parameters` of one of `SPELT`."""
+    base, factor = plain.base, facts.get("factor", 1.0)
+    match method:
+        case "pi":
+            return spelling.linear(base, factor)
+        case "ntk":
+            return spelling.larger_base(base, factor, plain.width)
+        case "dynamic_ntk":
+            return spelling.dynamic(base, factor) | {"original_max_position_embeddings": train_length}
+        case "abf":
+            return spelling.default(facts["base"])
+        case "llama3":
+            slow, fast = facts["low_freq_factor"], facts["high_freq_factor"]
+            return spelling.llama3(base, factor, slow=slow, fast=fast, original=train_length)
+        case "longrope":  # the same divisors in both lists: posbench has already chosen them for this length
+            divisors, scale = plain.inv_freq(_CPU) / made.inv_freq(_CPU), made.attention_factor
+            lists = {"short": divisors, "long": divisors}
+            return spelling.longrope(base, factor, **lists, attention_factor=scale, original=train_length)
+    slow, fast, scale = facts["alpha"], facts["beta"], made.attention_factor
+    return spelling.yarn(base, factor, slow=slow, fast=fast, attention_factor=scale, original=train_length)
