@@ -28,20 +28,13 @@ from posbench.encodings.longrope import LongRoPE
 from posbench.encodings.none import NoPE
 from posbench.errors import UserError
 from posbench.huggingface import rotary, spelling
+from posbench.huggingface.folder import FAMILIES
 from posbench.huggingface.weights import NAMES, Tensors, tensors_of
 from posbench.kernels.rms_norm import EPS
 from posbench.model.attention.reference import narrower
 from posbench.model.gpt import GPT
 
 _FOLLOW_LENGTH = (DynamicNTK, LongRoPE)  # encodings whose frequencies change with the input's length
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "mpt": "MptForCausalLM",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Stock:
 
     @property
     def architecture(self) -> str:
-        return _CLASSES[self.kind]
+        return FAMILIES[self.kind].model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +220,7 @@ _BLOCKS = {("rmsnorm", "swiglu"): _llama_like, ("layernorm", "gelu"): _gpt_like}
 
 
 def _layers(model: GPT) -> _Layers | None:
-    """The layers, if all of them are rotary or without positions; None otherwise.
-
-    Raises:
-        UserError: layers have different rotary encodings.
-    """
+    """The layers if all are rotary or without positions, else None; UserError if their rotary encodings differ."""
     encoding = model.encoding
     kinds = encoding.inner_encodings if isinstance(encoding, Layered) else [encoding]
     if not all(type(kind) is NoPE or rotary.expressible(kind) for kind in kinds):

@@ -8,6 +8,7 @@ here are refused, and so are models with custom code.
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -68,12 +69,12 @@ class Weights:
     @property
     def numbers(self) -> int:
         """The number of all parameters."""
-        return sum(_product(shape) for shape in self.shapes.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def learned(self) -> int:
         """The number of parameters without masks."""
-        return sum(_product(shape) for name, shape in self.shapes.items() if not _MASK.fullmatch(name))
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if not _MASK.fullmatch(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +118,7 @@ class Checkpoint:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Check a model folder.
-
-    Raises:
-        UserError: a file is missing, too large, a link, unsupported, or a program.
-    """
+    """Check a model folder; UserError if a file is missing, too large, a link, unsupported, or a program."""
     config = _object(_own(folder, CONFIG), _LARGEST_CONFIG)
     _refuse_code(folder, config)
     kind = config.get("model_type")
@@ -174,7 +171,7 @@ def _weights(folder: Path) -> Weights:
                 raise UserError(f"{path}: tensor {name!r} occurs twice, or is in another file than in {INDEX}")
             shapes[name] = shape
             if kind in _PRECISIONS:
-                sizes[kind] = sizes.get(kind, 0) + _product(shape)
+                sizes[kind] = sizes.get(kind, 0) + math.prod(shape)
             elif not _MASK.fullmatch(name):
                 raise UserError(f"{path}: tensor {name!r} is {kind}: expected {', '.join(_PRECISIONS)}")
     if missing := sorted(set(listed or ()) - set(shapes)):
@@ -246,10 +243,3 @@ def _object(path: Path, most: int) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    numbers = 1
-    for size in shape:
-        numbers *= size
-    return numbers

@@ -97,21 +97,21 @@ def tensors_of(model: GPT, names: Names, orders: list[Tensor | None]) -> Tensors
     Args:
         orders: per layer the new order (head_dim,) of query and key channels; None = unchanged.
     """
-    made = _named(names, "", {names.norm: _own(model.norm)["weight"]})
+    made = _named(names, "", {names.norm: model.norm.get_parameter("weight")})
     made[f"{names.tokens}.weight"] = _as_wide_as(model, model.tokens.weight)
     if model.head is not None:
         made[f"{names.head}.weight"] = _as_wide_as(model, model.head.weight)
     for number, (block, order) in enumerate(zip(model.layers, orders, strict=True)):
-        matrices = _own(block.mlp)
+        matrices = dict(block.mlp.named_parameters())
         parts = [matrices[f"{part}.weight"] for part in ("gate", "up", "down") if f"{part}.weight" in matrices]
         made |= _named(
             names,
             names.layer.format(number),
             {
-                names.attention_norm: _own(block.attention_norm)["weight"],
+                names.attention_norm: block.attention_norm.get_parameter("weight"),
                 **dict(zip(names.qkv, _queries_keys_values(block.attention, order, names), strict=True)),
                 names.out: block.attention.out.weight,
-                names.mlp_norm: _own(block.mlp_norm)["weight"],
+                names.mlp_norm: block.mlp_norm.get_parameter("weight"),
                 **dict(zip(names.mlp, parts, strict=True)),
             },
         )
@@ -125,10 +125,6 @@ def _named(names: Names, prefix: str, weights: Tensors) -> Tensors:
         if name in names.biased:
             made[f"{prefix}{name}.bias"] = torch.zeros(len(weight))
     return made
-
-
-def _own(module: torch.nn.Module) -> Tensors:
-    return dict(module.named_parameters())
 
 
 def _queries_keys_values(attention: Attention, order: Tensor | None, names: Names) -> list[Tensor]:
