@@ -16,6 +16,7 @@ from torch import Tensor
 from posbench.kernels.tiles import Tile
 
 
+@dataclasses.dataclass(frozen=True)
 class Bias:
     """An addition to the scaled logits; this base class adds nothing."""
 
@@ -28,8 +29,9 @@ class Bias:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that receive gradients."""
-        return ()
+        """The tensors that receive gradients: those among its fields, unless a subclass says otherwise."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in fields if isinstance(value, Tensor))
 
     def of(self, tile: Tile, batch: slice) -> Tensor | None:
         """Bias of a tile: (heads, Tq, Tk), or (sequences, heads, Tq, Tk) if `per_sequence`."""
@@ -44,10 +46,6 @@ class Table(Bias):
     """A bias by distance (ALiBi, T5, KERPLE)."""
 
     values: Tensor  # (H, T) fp32, at the distances 0 .. T-1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
         rows, keys = tile.mask.shape
@@ -89,10 +87,6 @@ class Decay(Bias):
     sums: Tensor  # (B, H, T) fp32, running sums of the log forget gates
     beside_sinks: bool = False  # whether something that is not lowered stands in the denominators, too
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.sums,)
-
     def of(self, tile: Tile, batch: slice) -> Tensor:
         sums = self.sums[batch, tile.heads]
         return sums[..., tile.queries, None] - sums[..., None, tile.keys]
@@ -111,10 +105,6 @@ class Slopes(Bias):
 
     queries: Tensor  # (B, H, T) fp32
     keys: Tensor  # likewise
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.queries, self.keys
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
         queries, keys = self.queries[batch, tile.heads, tile.queries], self.keys[batch, tile.heads, tile.keys]
@@ -140,10 +130,6 @@ class Curves(Bias):
     curves: Tensor  # (1|H, C, K) fp32, at the distances 0 .. K-1
     of_keys: Tensor | None = None  # what keys mix, as `mixtures`
     key_curves: Tensor | None = None  # of these, as `curves`
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.mixtures, self.curves, *(x for x in (self.of_keys, self.key_curves) if x is not None)
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
         rows, keys = tile.mask.shape
@@ -222,10 +208,6 @@ class LaidOut(Bias):
     @property
     def per_sequence(self) -> bool:
         return self.values.dim() == 4
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
 
     def of(self, tile: Tile, batch: slice) -> Tensor:
         return self._part(self.values, tile, batch)
