@@ -6,21 +6,10 @@ factor s is length / train_length by default (dynamic: nothing changes up to the
 same model at every length, at a price at the training length too.
 """
 
-# The methods, each a function of that name in the module.
-NAMES = {
-    "pi": "frequencies",
-    "ntk": "frequencies",
-    "dynamic_ntk": "frequencies",
-    "ntk_by_parts": "frequencies",
-    "yarn": "frequencies",
-    "llama3": "frequencies",
-    "longrope": "frequencies",
-    "abf": "frequencies",
-    "clipped_rope": "frequencies",
-    "rerope": "far_pairs",
-    "leaky_rerope": "far_pairs",
-    "self_extend": "far_pairs",
-    "dual_chunk": "far_pairs",
-    "alibi_pi": "squeezed",
-    "interpolate": "squeezed",
+_METHODS = {
+    "frequencies": ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope", "abf", "clipped_rope"),
+    "far_pairs": ("rerope", "leaky_rerope", "self_extend", "dual_chunk"),
+    "squeezed": ("alibi_pi", "interpolate"),
 }
+# The module of each method, which is a function of that name.
+NAMES = {name: module for module, names in _METHODS.items() for name in names}
