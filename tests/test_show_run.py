@@ -92,9 +92,9 @@ def test_attention_is_what_arrives_of_each_value(name: str, tiny_config: Config)
     ids = torch.from_numpy(TEXT.ids[:LENGTH].astype(np.int64))[None]
     positions = torch.arange(LENGTH)[None]
     with torch.no_grad():
-        rows, one = next(trained._rows(gpt, ids, positions))
-        by_distance = trained._layer(gpt.encoding, rows, one)[1]
-        expected = codes.arriving(gpt.encoding, one.q, one.k, one.x, positions)[0, :, -2:]  # an eighth of 16 queries
+        by_distance = trained._layers(gpt, ids, positions)[0][1]
+        q, k, _, x = gpt.layers[0].into_attention(gpt.encoding.embed(gpt.tokens(ids), positions, ids))
+        expected = codes.arriving(gpt.encoding, q, k, x, positions)[0, :, -2:]  # an eighth of 16 queries
     last, before = expected[:, 1].flip(-1), expected[:, 0, : LENGTH - 1].flip(-1)
     torch.testing.assert_close(by_distance[:, LENGTH - 1], last[:, LENGTH - 1], atol=1e-6, rtol=1e-5)
     mean = (last[:, : LENGTH - 1] + before) / 2

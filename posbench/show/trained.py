@@ -7,7 +7,6 @@ the last queries of some windows, per head and layer, at the training length and
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from posbench.data import tokens as data
 from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.base import Encoding, Rows
 from posbench.errors import UserError
-from posbench.kernels.bias import Decay
+from posbench.kernels.bias import Added, Decay
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import logits_of, rows_of
 from posbench.model.gpt import GPT
@@ -74,11 +73,7 @@ def _in_double(learned: Encoding, config: Config, tokenizer: Tokenizer) -> Encod
 
 
 def _text(folder: Path, config: Config) -> data.TokenSplit:
-    """The run's test text, or the other text that it is evaluated on.
-
-    Raises:
-        UserError: the text is not available here, or has changed.
-    """
+    """The run's test text, or the other text that it is evaluated on; UserError if it is not here or has changed."""
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     recorded = load_record(folder).get("data")
     if isinstance(recorded, dict) and recorded.get("sha256") not in (None, tokens.record["sha256"]):
@@ -136,7 +131,7 @@ def _seen(model: GPT, config: Config, text: data.TokenSplit, length: int) -> _Se
             break
         ids = torch.from_numpy(window.astype(np.int64))[None]
         positions = model.encoding.positions(ids, generator(config.seed, "portrait", length, number))
-        read.append([_layer(model.encoding, rows, inputs) for rows, inputs in _rows(model, ids, positions)])
+        read.append(_layers(model, ids, positions))
     if not read:
         return None
     added, weight, distance = (_mean([[layer[part] for layer in layers] for layers in read]) for part in range(3))
@@ -151,51 +146,33 @@ def _mean(windows: list[list[Tensor]]) -> Numbers:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """The inputs of a layer's attention."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    x: Tensor
-    positions: Tensor
-    layer: int
-
-
-def _rows(model: GPT, ids: Tensor, positions: Tensor) -> Iterator[tuple[Rows, _Inputs]]:
-    """The last queries of each layer, as the model reads a window (1, T)."""
+def _layers(model: GPT, ids: Tensor, positions: Tensor) -> list[tuple[Tensor, ...]]:
+    """What `_layer` finds at the last queries of each layer, as the model reads a window (1, T)."""
     encoding, last = model.encoding, max(1, min(QUERIES, ids.shape[1] // 8))
     window, sinks, consecutive = model.window, model.sinks, "positions" not in encoding.hooks
-    x = encoding.embed(model.tokens(ids), positions, ids)
+    found, x = [], encoding.embed(model.tokens(ids), positions, ids)
     for layer, block in enumerate(model.layers):
         q, k, v, read = block.into_attention(x)
-        one = _Inputs(q, k, v, read, positions, layer)
-        attended = attention(
-            encoding, one.q, one.k, one.v, one.x, positions, layer,
-            window=window, sinks=sinks, consecutive=consecutive,
-        )  # fmt: skip
+        given = (encoding, q, k, v, read, positions, layer)
+        (rows,) = rows_of(*given, window=window, sinks=sinks, block=last, last=last)
+        used, own_layer = encoding.at(layer)
+        found.append(_layer(used, rows, used.additions(q, k, read, positions, own_layer)))
+        attended = attention(*given, window=window, sinks=sinks, consecutive=consecutive)
         x = block.out_of_attention(x, attended)
-        (rows,) = rows_of(
-            encoding, one.q, one.k, one.v, one.x, positions, one.layer,
-            window=window, sinks=sinks, block=last, last=last,
-        )  # fmt: skip
-        yield rows, one
+    return found
 
 
-def _layer(encoding: Encoding, rows: Rows, inputs: _Inputs) -> tuple[Tensor, ...]:
-    """Per head: positional part and attention (H, T), mean distance read and mean log forget gate (H,)."""
-    used, own = encoding.at(inputs.layer)
-    logits = logits_of(used, rows)
-    weights = _weights(used, logits, rows)
+def _layer(encoding: Encoding, rows: Rows, additions: Added | None) -> tuple[Tensor, ...]:
+    """Per head: positional part and attention (H, T), mean distance read and, if there is one, mean log forget gate."""
+    logits = logits_of(encoding, rows)
+    weights = _weights(encoding, logits, rows)
     gap = _index(rows.queries)[:, None] - _index(rows.keys)  # in tokens, whatever the positions are
     read = (weights[0] * gap).sum(-1).mean(-1)
-    added = logits - (rows.q @ rows.k.mT) * used.logit_scale
+    added = logits - (rows.q @ rows.k.mT) * encoding.logit_scale
     found = _by_distance(added, gap), _by_distance(weights, gap), read
-    gates = used.additions(inputs.q, inputs.k, inputs.x, inputs.positions, own)
-    if not isinstance(gates, Decay):
+    if not isinstance(additions, Decay):
         return found
-    return *found, (gates.sums[0, :, -1] - gates.sums[0, :, 0]) / (gates.sums.shape[-1] - 1)
+    return *found, (additions.sums[0, :, -1] - additions.sums[0, :, 0]) / (additions.sums.shape[-1] - 1)
 
 
 def _index(which: slice | Tensor) -> Tensor:
