@@ -42,45 +42,33 @@ def too_large(what: str, limit: tuple[int, str], instead: str = "a document per 
     return UserError(f"{what} has more than {limit[0]:,} bytes ({limit[1]}): expected {instead}")
 
 
-class Unpacked:
-    """Counts the bytes of text that one file unpacks to."""
+class Count:
+    """Counts bytes of text; those beyond the limit raise UserError with these words."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.most = max(SMALL, TIMES_ITS_SIZE * file.stat().st_size)
-        self.so_far = 0
+    def __init__(self, limit: int, told: str) -> None:
+        self.limit, self.told, self.so_far = limit, told, 0
 
     def add(self, size: int) -> None:
-        """Count some more.
-
-        Raises:
-            UserError: it is too much for a file of its size.
-        """
         self.so_far += size
-        if self.so_far > self.most:
-            raise UserError(
-                f"'{self.file}' holds more than {self.most:,} bytes of text, {TIMES_ITS_SIZE} times its size: refused, "
-                "as no text packs so well; if it is meant, unpack it and give it as .txt or .jsonl"
-            )
+        if self.so_far > self.limit:
+            raise UserError(self.told)
 
 
-class Written:
-    """Counts the bytes of text written to a folder's disk."""
+def unpacked(file: Path) -> Count:
+    """A count of the bytes of text that one file unpacks to."""
+    limit = max(SMALL, TIMES_ITS_SIZE * file.stat().st_size)
+    return Count(
+        limit,
+        f"'{file}' holds more than {limit:,} bytes of text, {TIMES_ITS_SIZE} times its size: refused, as no text packs "
+        "so well; if it is meant, unpack it and give it as .txt or .jsonl",
+    )
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.most = max(LITTLE, shutil.disk_usage(folder).free // DISK_SHARE)
-        self.so_far = 0
 
-    def add(self, size: int) -> None:
-        """Count some more.
-
-        Raises:
-            UserError: it is more than half of what was free.
-        """
-        self.so_far += size
-        if self.so_far > self.most:
-            raise UserError(
-                f"the text has more than {self.most:,} bytes, half of what was free in {self.folder}: free some space, "
-                "choose another disk with runtime.cache=FOLDER, or read less with data.max_documents=N"
-            )
+def written(folder: Path) -> Count:
+    """A count of the bytes of text written to a folder's disk."""
+    limit = max(LITTLE, shutil.disk_usage(folder).free // DISK_SHARE)
+    return Count(
+        limit,
+        f"the text has more than {limit:,} bytes, half of what was free in {folder}: free some space, choose another "
+        "disk with runtime.cache=FOLDER, or read less with data.max_documents=N",
+    )

@@ -147,7 +147,7 @@ def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
     import pyarrow
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = bounds.Written(folder)
+    written = bounds.written(folder)
     schema = pyarrow.schema([("text", pyarrow.large_string())])
     waiting: list[str] = []
     characters = 0
@@ -286,14 +286,11 @@ def model_folder(name: str) -> tuple[Path, str]:
 
 @contextlib.contextmanager
 def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
-    """Turn the hub's download errors into one line.
+    """Raise UserError, of one line, in the place of the hub's download errors.
 
     Args:
         what: is downloaded of a repository: a tokenizer, the one file that is asked for by its name, or a model.
         here: what may be given in its place, without the hub.
-
-    Raises:
-        UserError: in the place of an error of the hub.
     """
     import huggingface_hub
     from huggingface_hub import errors

@@ -128,10 +128,9 @@ class _Search:
     looked_at: int = 0
 
     def matching(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
-        """What the parts of a pattern stand for, from a folder on; without what is hidden, unless a part says so.
+        """What a pattern stands for, from a folder on; without what is hidden, unless a part says so.
 
-        Raises:
-            UserError: more than `MOST_ENTRIES` files and folders were looked at.
+        Raises UserError if more than `MOST_ENTRIES` files and folders were looked at.
         """
         if not pattern:
             yield folder
@@ -245,11 +244,7 @@ def read(
 
 
 def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Iterator[dict[str, str]]:
-    """Yield `{"text": ...}` for each text that is not blank, at most `limit`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Yield `{"text": ...}` for each text that is not blank, at most `limit`; UserError if there is none."""
     limit_of_one, n_found = bounds.document(), 0
     for text in texts:
         if n_found == limit:
@@ -292,15 +287,11 @@ def _open(file: Path) -> Iterator[io.BufferedReader]:
 
 
 class _Counted(io.RawIOBase):
-    """The unpacked stream of a packed file.
-
-    Raises:
-        UserError: at a read, where it is too much for a file of its size.
-    """
+    """The unpacked stream of a packed file; UserError at a read that is too much for a file of its size."""
 
     def __init__(self, stream: IO[bytes], file: Path) -> None:
         self.stream = stream
-        self.unpacked = bounds.Unpacked(file)
+        self.unpacked = bounds.unpacked(file)
 
     def readable(self) -> bool:
         return True
@@ -325,11 +316,7 @@ def _whole(file: Path, column: str) -> Iterator[str]:
 
 
 def _all(stream: io.BufferedReader, file: Path, limit: tuple[int, str]) -> bytearray:
-    """All bytes of a stream.
-
-    Raises:
-        UserError: they are more than the limit.
-    """
+    """All bytes of a stream; UserError if they are more than the limit."""
     content = bytearray()
     too_large = file.suffix.lower() not in PACKED and file.stat().st_size > limit[0]
     while chunk := stream.read(CHUNK):
@@ -403,7 +390,7 @@ def _parquet(file: Path, column: str) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
-    unpacked, number = bounds.Unpacked(file), 0
+    unpacked, number = bounds.unpacked(file), 0
     try:
         names = pyarrow.parquet.read_schema(file).names
         if column not in names:
@@ -490,7 +477,7 @@ def _arrow(file: Path, column: str) -> Iterator[str]:
     import datasets
     import pyarrow
 
-    unpacked = bounds.Unpacked(file)
+    unpacked = bounds.unpacked(file)
     try:
         every = {"data_files": glob.escape(str(file)), "split": "train", "streaming": True}
         rows = datasets.load_dataset("arrow", **every)
@@ -514,7 +501,7 @@ def _not_utf8(file: Path, at: int, byte: int) -> str:
     return f"'{file}' is not UTF-8 text: byte {at} is 0x{byte:02x}"
 
 
-def _text(value: Any, where: str, column: str, unpacked: bounds.Unpacked | None = None) -> str:
+def _text(value: Any, where: str, column: str, unpacked: bounds.Count | None = None) -> str:
     """Check one cell, and count its bytes; a null is a blank document."""
     if value is None:
         return ""
