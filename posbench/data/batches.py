@@ -104,11 +104,7 @@ class TrainingBatches:
 
 
 def validation_batches(split: Stream, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
-    """Yield the same blocks each time: at most `limit`, spread evenly over the split.
-
-    Raises:
-        UserError: less text than one block and its last label.
-    """
+    """Yield the same blocks each time: at most `limit`, spread evenly; UserError if the text has not even one."""
     _require(split, length, "validation")
     blocks = (len(split.ids) - 1) // length
     chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length

@@ -55,51 +55,40 @@ class TaskData:
 
 
 def prepare(config: DataConfig) -> TaskData:
-    """The data of a configuration whose data is a task.
-
-    Raises:
-        UserError: an option of the task is wrong.
-    """
+    """The data of a configuration whose data is a task; UserError if an option of the task is wrong."""
     task = task_of(config)
     record = {"name": config.name, "sha256": _digest(task, config.offset), "task": config.task, "offset": config.offset}
     logger.info("data '%s': problems of length %d to %d", config.name, task.shortest, task.longest)
     return TaskData(task, config.offset, of_symbols(task.symbols), record)
 
 
+@dataclasses.dataclass(frozen=True)
 class ProblemBatches:
-    """Fresh problems for every update.
+    """Fresh problems for every update."""
 
-    Args:
-        train_length: tokens per row.
-        batch_size: rows of an update.
-        seed: of the problems alone.
-        offset: each row's positions begin at 0 to this.
-    """
-
-    def __init__(self, task: Task, train_length: int, batch_size: int, seed: int, offset: int = 0) -> None:
-        self._task = task
-        self._train_length = train_length
-        self._batch_size = batch_size
-        self._seed = seed
-        self._offset = offset
+    task: Task
+    train_length: int  # tokens per row
+    batch_size: int  # rows of an update
+    seed: int  # of the problems alone
+    offset: int = 0  # each row's positions begin at 0 to this
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
-        rng = np.random.default_rng(derive(self._seed, "problems", step))
-        lengths = rng.integers(self._task.shortest, self._task.longest, self._batch_size, endpoint=True)
-        ids = np.zeros((self._batch_size, self._train_length), np.int64)
+        rng = np.random.default_rng(derive(self.seed, "problems", step))
+        lengths = rng.integers(self.task.shortest, self.task.longest, self.batch_size, endpoint=True)
+        ids = np.zeros((self.batch_size, self.train_length), np.int64)
         labels = np.full_like(ids, IGNORED)
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
-            read, answers = _read(self._task.problems(rng, int(length), len(rows)))
+            read, answers = _read(self.task.problems(rng, int(length), len(rows)))
             ids[rows, : read.shape[1]] = read
             labels[rows, : read.shape[1]] = answers
         batch = Batch.of(torch.from_numpy(ids), torch.from_numpy(labels))
-        if not self._offset:
+        if not self.offset:
             return batch
-        first = torch.from_numpy(rng.integers(0, self._offset, self._batch_size, endpoint=True))
+        first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
         # No row has a token of its problem beyond the last position, only of what fills it.
-        positions = (first[:, None] + torch.arange(self._train_length)).clamp(max=self._train_length - 1)
+        positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
         return dataclasses.replace(batch, positions=positions)
 
 
