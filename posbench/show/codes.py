@@ -18,7 +18,6 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.model.attention.reference import attention_logits, attention_output
 
-PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
 CONTENTS = 4  # random tokens per measurement
 # First tokens, left out for encodings that read neighbours: the padding before them is no position.
 MARGIN = 8

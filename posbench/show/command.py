@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from posbench.errors import UserError
-from posbench.show import panels, schemes
+from posbench.show import characters, panels, plots, schemes
 
 
 def main(names: list[str], png: Path | None = None, phrase: str | None = None, words: str | None = None) -> None:
@@ -20,15 +20,24 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     """
     asked = schemes.parted(names)
     if phrase is None and words is None:
-        _show_pictures([_picture(name, options) for name, options in asked], png)
-        return
-    if phrase is None or words is None:
+        pictures = [_picture(name, options) for name, options in asked]
+        if png is None:
+            characters.print_pictures(pictures)
+        else:
+            plots.save_pictures(pictures, png)
+    elif phrase is None or words is None:
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
-    if run := next((name for name, _ in asked if _is_run(name)), None):
-        raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
-    chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
-    pair = _pair(words)
-    _show_moved([panels.moved(scheme, phrase, pair) for scheme in chosen], phrase, pair, png)
+    else:
+        if run := next((name for name, _ in asked if _is_run(name)), None):
+            raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
+        chosen, pair = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked], _pair(words)
+        rows = [panels.moved(scheme, phrase, pair) for scheme in chosen]
+        if png is None:
+            characters.print_moved(rows, phrase, pair)
+        else:
+            plots.save_moved(rows, phrase, pair, png)
+    if png:
+        print(png)
 
 
 def _picture(name: str, options: list[str]) -> panels.Picture:
@@ -51,27 +60,3 @@ def _pair(words: str) -> tuple[str, str]:
     if len(parts) != 2 or parts[0].lower() == parts[1].lower():
         raise UserError(f"--words is '{words}': expected two different words of the phrase, such as daughter,called")
     return parts[0], parts[1]
-
-
-def _show_pictures(pictures: list[panels.Picture], png: Path | None) -> None:
-    if png is None:
-        from posbench.show import characters
-
-        characters.print_pictures(pictures)
-    else:
-        from posbench.show import plots
-
-        plots.save_pictures(pictures, png)
-        print(png)
-
-
-def _show_moved(rows: list[panels.Moved], phrase: str, words: tuple[str, str], png: Path | None) -> None:
-    if png is None:
-        from posbench.show import characters
-
-        characters.print_moved(rows, phrase, words)
-    else:
-        from posbench.show import plots
-
-        plots.save_moved(rows, phrase, words, png)
-        print(png)

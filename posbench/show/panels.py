@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench.encodings._wrapper import Wrapper
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import PAIRWISE, Encoding, Shape
 from posbench.errors import UserError, did_you_mean
 from posbench.show import codes
 from posbench.show.schemes import Scheme
@@ -70,15 +70,11 @@ class Picture:
 
 
 def picture(scheme: Scheme) -> Picture:
-    """Draw an encoding.
-
-    Raises:
-        UserError: an unknown name or option, or an encoding that cannot be built for `SHAPE`.
-    """
+    """Draw an encoding; UserError if its name, an option or `SHAPE` does not fit."""
     with codes.in_double(), torch.no_grad():
         encoding = codes.build(scheme.name, SHAPE, options=scheme.options)
         panels = of_positions(encoding)
-        if codes.hooks_of(encoding) & codes.PAIRWISE:
+        if codes.hooks_of(encoding) & PAIRWISE:
             panels.append(_by_distance(encoding))
         elif not panels and _varies(by_distance := _by_distance(encoding)):  # acts on q and k, but not as a rotation
             panels.append(by_distance)

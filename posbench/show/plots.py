@@ -30,11 +30,7 @@ COLUMNS = 5
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
-    """A row of panels per encoding, or two rows if it has many.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """A row of panels per encoding, or two rows if it has many; UserError if the file cannot be written."""
     most = max(len(picture.panels) for picture in pictures)
     columns = -(-most // -(-most // COLUMNS))  # six are two rows of three
     heights = [-(-len(picture.panels) // columns) for picture in pictures]

@@ -27,7 +27,7 @@ from rich.text import Text
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Shape, shared
+from posbench.encodings.base import PAIRWISE, Encoding, Shape, shared
 from posbench.errors import UserError
 from posbench.model.attention.reference import attention_logits, attention_output
 from posbench.show import codes, schemes
@@ -118,10 +118,7 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
 
 
 def measure(words: list[str] | None = None) -> list[Properties]:
-    """Measure encodings, all of them by default.
-
-    Args:
-        words: names, each followed by its options: rope base=100.
+    """Measure encodings, each name followed by its options (rope base=100); all of them by default.
 
     Raises:
         UserError: an unknown name or option.
@@ -312,7 +309,7 @@ def _relative_code(scheme: Scheme) -> Measured:
     if "embed" in codes.hooks_of(encoding):
         vectors = codes.input_code(encoding, codes.positions_of(encoding, RELATIVE_LENGTH))
         spreads.append(_uneven(torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")))
-    if codes.hooks_of(encoding) & ({"rotate"} | codes.PAIRWISE):
+    if codes.hooks_of(encoding) & ({"rotate"} | PAIRWISE):
         pairs = codes.contribution(encoding, codes.positions_of(encoding, RELATIVE_LENGTH + codes.MARGIN))
         spreads.extend(_uneven(matrix) for matrix in pairs[:, 0])
     return Measured("yes" if max(spreads) < 1e-4 else "no", {"unevenness": max(spreads)})
@@ -394,7 +391,7 @@ def _invariance(scheme: Scheme) -> Measured:
         if codes.hooks_of(encoding) & hooks:
             short, long = (code(encoding, codes.positions_of(encoding, length))[:32] for length in (32, 64))
             change = max(change, (short - long).abs().max().item())
-    if codes.hooks_of(encoding) & codes.PAIRWISE:
+    if codes.hooks_of(encoding) & PAIRWISE:
         short, long = (codes.contribution(encoding, codes.positions_of(encoding, n))[..., :24, :24] for n in (32, 64))
         visible = torch.isfinite(short)
         change = max(change, (short[visible] - long[visible]).abs().max().item())

@@ -28,11 +28,7 @@ class Scheme:
 
 
 def parted(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split words into names, each with the key=value words after it.
-
-    Raises:
-        UserError: an option stands before any name.
-    """
+    """Split words into names, each with the key=value words after it; UserError if one of these comes first."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         key, equals, given = word.partition("=")

@@ -41,11 +41,7 @@ FAINTEST = 1e-5  # attention; below, a curve leaves the picture
 
 
 def picture(folder: Path) -> Picture:
-    """Draw a run.
-
-    Raises:
-        UserError: the folder is no run, or has no complete checkpoint.
-    """
+    """Draw a run; UserError if the folder is no run, or has no complete checkpoint."""
     config = load_config(folder)
     tokenizer = tokenizer_of(folder)
     model = model_of(folder, config, tokenizer)
@@ -119,7 +115,10 @@ def _on_text(model: GPT, config: Config, text: data.TokenSplit) -> list[Panel]:
         return []
     hooks = {hook for layer in range(config.model.n_layers) for hook in model.encoding.at(layer)[0].hooks}
     added = _added(seen[-1], trained) if hooks & {"distance_bias", "bias", "scores"} else []
-    return [*added, *_kept(seen[0]), _read(seen[0]), _attention(seen, lengths[-1], trained)]
+    length, read, kept = seen[0].length, seen[0].read, seen[0].kept
+    gates = [] if kept is None else [_by_layer("Forget gates: kept at each token", "share kept", kept)]
+    reading = _by_layer(f"Mean distance read, at {length} tokens", "tokens", read)
+    return [*added, *gates, reading, _attention(seen, lengths[-1], trained)]
 
 
 def _seen(model: GPT, config: Config, text: data.TokenSplit, length: int) -> _Seen | None:
@@ -228,16 +227,6 @@ def _added(seen: _Seen, trained: int) -> list[Panel]:
             )
         )
     return found
-
-
-def _kept(seen: _Seen) -> list[Panel]:
-    if seen.kept is None:
-        return []
-    return [_by_layer("Forget gates: kept at each token", "share kept", seen.kept)]
-
-
-def _read(seen: _Seen) -> Curves:
-    return _by_layer(f"Mean distance read, at {seen.length} tokens", "tokens", seen.read)
 
 
 def _by_layer(title: str, y_label: str, values: Numbers) -> Curves:
