@@ -60,7 +60,8 @@ def load(name: str) -> "type[Encoding]":
 
 def options_of(name: str) -> dict[str, Any]:
     """An encoding's options with their defaults, as the constructor declares them."""
-    return {p.name: p.default for p in _parameters(load(name))}
+    parameters = inspect.signature(load(name)).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "shape"}
 
 
 def reject_option(name: str, option: str) -> NoReturn:
@@ -79,8 +80,11 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
     Raises:
         UserError: unknown encoding, unknown option, or an option of the wrong type or value.
     """
-    cls = load(name)
-    return cls(shape, **_checked(name, cls, dict(options or {})))
+    cls, given, defaults = load(name), dict(options or {}), options_of(name)
+    for key in given:
+        if key not in defaults:
+            reject_option(name, key)
+    return cls(shape, **checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding."))
 
 
 def installed_configs() -> list[Path]:
@@ -94,18 +98,6 @@ def installed_configs() -> list[Path]:
 @functools.cache
 def _installed() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=_GROUP)}
-
-
-def _parameters(cls: "type[Encoding]") -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(cls).parameters.values() if p.name != "shape"]
-
-
-def _checked(name: str, cls: "type[Encoding]", given: dict[str, Any]) -> dict[str, Any]:
-    defaults = {p.name: p.default for p in _parameters(cls)}
-    for key in given:
-        if key not in defaults:
-            reject_option(name, key)
-    return checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding.")
 
 
 def _owner(key: str, name: str) -> str:

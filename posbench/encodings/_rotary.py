@@ -65,11 +65,9 @@ class Rotary(Encoding):
         return rotation if self.attention_factor == 1 else rotation * self.attention_factor
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
-        """The same encoding, sharing its parameters, with other frequencies.
+        """The same encoding, sharing its parameters, with other frequencies, (width / 2,) fp64 on the CPU.
 
-        Args:
-            inv_freq: (width / 2,) fp64 on the CPU. attention_factor: multiplies q and k, on top of the encoding's own
-            factor.
+        `attention_factor` multiplies q and k, on top of the encoding's own factor.
         """
         made = self.sharing()
         made.stretched = inv_freq

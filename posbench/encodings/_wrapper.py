@@ -117,11 +117,7 @@ class Repositioned(Wrapper):
 
 
 def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
-    """Build an encoding for a wrapper; `key` names its options in messages: encoding.inner_options.
-
-    Raises:
-        UserError: as `encodings.build`, naming the full key.
-    """
+    """Build an encoding for a wrapper; `key` names its options in messages, as encoding.inner_options."""
     try:
         return encodings.build(name, shape, options)
     except OptionError as error:

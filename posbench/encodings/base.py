@@ -146,6 +146,12 @@ class Encoding(nn.Module):
                 f"is {plain(value)} for '{self.name}': expected {expected} (default {plain(default)})",
             )
 
+    def given(self, x: Tensor | None, uses: str) -> Tensor:
+        """The layer's input, for encodings that look at it; UserError, with how it is used, if a caller left it out."""
+        if x is None:
+            raise UserError(f"'{self.name}' {uses} the layer's input: pass x")
+        return x
+
     def remarks(self) -> list[str]:
         """Warnings about these options, one line each; a run logs them at its start."""
         return []

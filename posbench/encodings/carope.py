@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
 
 
 class CARoPE(Encoding):
@@ -36,8 +35,7 @@ class CARoPE(Encoding):
         self.step = nn.Parameter(torch.zeros(shape.n_layers, shape.n_heads, shape.d_model))
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if x is None:
-            raise UserError("'carope' makes its angles from the layer's input: pass x")
+        x = self.given(x, "makes its angles from")
         with torch.autocast(x.device.type, enabled=False):
             asked = (x.float() @ self.step[layer].mT).mT.to(rotary.has_fp64(x.device))  # (B, H, T)
             # fp64, for sums over thousands of tokens

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape, once
-from posbench.errors import UserError
 
 Placement = Literal["beside", "trailing"]
 
@@ -66,8 +65,7 @@ class DecoupledRoPE(rotary.Rotary):
         made = once(positions, self, lambda: rotary.laid_out(self.rotation(positions, q.device), self.layout))
         if not self.beside:
             return self._turned(q, made), self._turned(k, made)
-        if x is None:
-            raise UserError("'decoupled_rope' makes its channels from the layer's input: pass x")
+        x = self.given(x, "makes its channels from")
         with torch.autocast(x.device.type, enabled=False):
             more_q = self.query[layer](x.float()).unflatten(-1, (-1, self.turning)).transpose(1, 2)  # (B, H, T, r)
             more_k = self.key[layer](x.float())[:, None].expand_as(more_q)

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.errors import UserError
 from posbench.kernels.bias import Decay
 
 
@@ -36,8 +35,7 @@ class FoX(Encoding):
         self.gate_bias = nn.Parameter(torch.full((shape.n_layers, shape.n_heads), gate_bias))
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        if x is None:
-            raise UserError(f"'{self.name}' reads its gates from the layer's input: pass x")
+        x = self.given(x, "reads its gates from")
         with torch.autocast(x.device.type, enabled=False):  # sums over thousands of gates need fp32
             gates = F.linear(x.float(), self.weight[layer], self.gate_bias[layer])  # (B, T, H)
             return (self.kept(gates).mT.contiguous().cumsum(-1),)  # (B, H, T)

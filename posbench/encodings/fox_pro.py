@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Shape
 from posbench.encodings.fox import FoX
-from posbench.errors import UserError
 
 
 class FoXPro(FoX):
@@ -88,8 +87,7 @@ class FoXPro(FoX):
 
     def _read(self, weight: Tensor, x: Tensor | None) -> Tensor:
         """A linear map of the layer's input, (B, T, ...) fp32."""
-        if x is None:
-            raise UserError(f"'{self.name}' reads shifts and gates from the layer's input: pass x")
+        x = self.given(x, "reads shifts and gates from")
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.float(), weight)
 

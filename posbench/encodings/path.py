@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Rows, Shape, part_of
-from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
 from posbench.kernels.reflections import change_by_reflections
 
@@ -51,8 +50,7 @@ class PaTH(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Unit vectors w (B, H, T, Dh) and strengths beta (B, H, T), fp32."""
-        if x is None:
-            raise UserError(f"'{self.name}' makes its reflections from the layer's input: pass x")
+        x = self.given(x, "makes its reflections from")
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
             weights = self.convolution[layer].get_parameter("weight")[:, 0]

@@ -37,8 +37,7 @@ class ProjectedBias(Encoding):
         self.curves = nn.Parameter(torch.randn(shape.n_layers, curves, self.extent) * DEVIATION)
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
-        if x is None:
-            raise UserError(f"'{self.name}' mixes its curves by the layer's input: pass x")
+        x = self.given(x, "mixes its curves by")
         with torch.autocast(x.device.type, enabled=False):
             mixtures = F.linear(x.float(), self.weight[layer].float().flatten(0, 1))
             return (mixtures.view(*mixtures.shape[:2], *self.weight.shape[1:3]).transpose(1, 2),)  # (B, H, T, curves)

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import _start as starts
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
 from posbench.kernels.convolution import causal_convolution
 
 TOKENS = 4  # width of the convolution
@@ -59,8 +58,7 @@ class SelectiveRoPE(Encoding):
         starts.start(self, start)
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if x is None:
-            raise UserError("'selective_rope' makes its angles from the layer's input: pass x")
+        x = self.given(x, "makes its angles from")
         with torch.autocast(x.device.type, enabled=False):
             exact = rotary.has_fp64(x.device)  # sums over thousands of tokens
             sums = self._phi(x.float(), layer).to(exact).double().cumsum(2)  # (B, H, T, P)

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Rows, Shape
-from posbench.errors import UserError
 
 PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
 
@@ -41,8 +40,7 @@ class Wall(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, ...]:
         """Running sums of the log gates (B, H, T, Dh), fp32."""
-        if x is None:
-            raise UserError(f"'{self.name}' reads its gates from the layer's input: pass x")
+        x = self.given(x, "reads its gates from")
         with torch.autocast(x.device.type, enabled=False):
             kept = F.logsigmoid(F.linear(x.float(), self.weight[layer], self.gate_bias[layer]))
             return (kept.cumsum(1).view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2),)

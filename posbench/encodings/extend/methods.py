@@ -88,7 +88,7 @@ def _extended(
 ) -> tuple[Encoding, dict[str, Any]]:
     able = methods_of(encoding)
     if method.name not in able:
-        raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {_listed(able)}")
+        raise Undefined(f"'{encoding.name}' has no extension '{method.name}': it supports {', '.join(able) or 'none'}")
     if isinstance(encoding, Wrapper):
         return _handed_on(encoding, method, stretch, options)
     try:
@@ -113,7 +113,3 @@ def _handed_on(
             inner, facts[f"{inner.name} {number}"] = _extended(inner, method, known, options)
         inners.append(inner)
     return wrapper.around(inners), {"dynamic": any(one["dynamic"] for one in facts.values()), "extended": facts}
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "none"

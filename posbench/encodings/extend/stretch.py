@@ -28,10 +28,6 @@ class Stretch:
 
 
 def expect(holds: bool, option: str, value: object, expected: str) -> None:
-    """Refuse an option's value in one line.
-
-    Raises:
-        UserError: `holds` is false.
-    """
+    """Raise UserError, in one line, if an option's value does not hold."""
     if not holds:
         raise UserError(f"extension option {option} is {value}: expected {expected}")
