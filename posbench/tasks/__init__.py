@@ -18,11 +18,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Task]:
-    """The class of a task.
-
-    Raises:
-        UserError: no task of that name.
-    """
+    """The class of a task; UserError if there is none of that name."""
     if name not in names():
         raise unknown("task", name, names())
     module = importlib.import_module(f"{__name__}.{name}")

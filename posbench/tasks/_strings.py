@@ -13,11 +13,8 @@ from posbench.tasks.base import ANSWER, SEPARATOR, Integers, Problems, Task, ans
 class OfAString(Task):
     vocabulary: int = 32  # number of symbols
 
+    numbers: ClassVar[dict[str, int]] = {"vocabulary": 2}
     trivial_reader: ClassVar[str] = LEFT_OVER
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.expect_number("vocabulary", 2)
 
     @property
     def symbols(self) -> tuple[str, ...]:

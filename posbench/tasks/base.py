@@ -46,6 +46,7 @@ class Task:
 
     name: ClassVar[str]  # the file's name, as in the registry
     least: ClassVar[int] = 1  # the shortest possible problem
+    numbers: ClassVar[dict[str, int]] = {}  # options that are numbers of symbols, and the least of each
     # Options that evaluation also tests with other values; such a row's task is called passkey:depth=0.5.
     variants: ClassVar[tuple[str, ...]] = ()
     trivial_reader: ClassVar[str]  # what `trivial` does, in words that follow "a reader that"
@@ -55,6 +56,8 @@ class Task:
         cls.name = cls.__module__.rpartition(".")[2]
 
     def __post_init__(self) -> None:
+        for option, least in self.numbers.items():
+            self.expect_number(option, least)
         fits = self.least <= self.shortest <= self.longest
         self.expect(fits, "shortest", f"a length from {self.least} to longest, {self.longest}")
         if self.limit is not None:
@@ -72,11 +75,7 @@ class Task:
             raise OptionError(f"data.task.{option}", f"{said} (default {plain(default)})")
 
     def expect_number(self, option: str, least: int) -> None:
-        """Refuse a number of symbols below `least` or above the limit.
-
-        Raises:
-            OptionError: the option is out of this range.
-        """
+        """Raise OptionError if a number of symbols is below `least` or above the limit."""
         fits = least <= getattr(self, option) <= MOST_SYMBOLS
         self.expect(fits, option, f"a whole number from {least} to {MOST_SYMBOLS}")
 
@@ -95,11 +94,7 @@ class Task:
         raise NotImplementedError
 
     def problems(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        """Fresh problems of one length.
-
-        Raises:
-            Undefined: the vocabulary has too few symbols for this length.
-        """
+        """Fresh problems of one length; Undefined if the vocabulary has too few symbols for it."""
         if self.limit is not None and length > self.limit:
             raise Undefined(f"'{self.name}' has no problem of length {length}: its vocabulary allows {self.limit}")
         return self.drawn(rng, length, count)

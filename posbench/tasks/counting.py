@@ -29,11 +29,11 @@ class Counting(Task):
     reset: float = 0.1  # probability of a reset
     highest: int = 192  # the highest count with a token, and the longest problem
 
+    numbers: ClassVar[dict[str, int]] = {"highest": 1}
     trivial_reader: ClassVar[str] = "always says 0"
 
     def __post_init__(self) -> None:
         self.expect(0 <= self.reset <= 1, "reset", "a probability from 0 to 1")
-        self.expect_number("highest", 1)
         super().__post_init__()
 
     @property

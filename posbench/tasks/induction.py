@@ -27,11 +27,8 @@ class Induction(Task):
     vocabulary: int = 16  # number of symbols, without the trigger
 
     least: ClassVar[int] = 2
+    numbers: ClassVar[dict[str, int]] = {"vocabulary": 2}
     trivial_reader: ClassVar[str] = "says the commonest symbol"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.expect_number("vocabulary", 2)
 
     @property
     def symbols(self) -> tuple[str, ...]:

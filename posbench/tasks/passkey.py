@@ -32,13 +32,12 @@ class Passkey(Task):
     fillers: int = 16  # number of filler symbols
     depth: float | None = None  # place of the key among the fillers, from 0 to 1; null = uniformly drawn
 
+    numbers: ClassVar[dict[str, int]] = {"digits": 1, "fillers": 1}
     variants: ClassVar[tuple[str, ...]] = ("depth=0.0", "depth=0.25", "depth=0.5", "depth=0.75", "depth=1.0")
     trivial_reader: ClassVar[str] = LEFT_OVER
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.expect_number("digits", 1)
-        self.expect_number("fillers", 1)
         self.expect(self.depth is None or 0 <= self.depth <= 1, "depth", "a number from 0 to 1, or null")
 
     @property

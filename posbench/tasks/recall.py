@@ -33,11 +33,10 @@ class Recall(Task):
     slots: int = 2  # places of two tokens after the pairs, per pair
     power: float = 0.01  # how evenly the queries are spread; 1 = uniformly
 
+    numbers: ClassVar[dict[str, int]] = {"keys": 1, "values": 1, "fillers": 1, "slots": 1}
     trivial_reader: ClassVar[str] = "says the value of the first pair that was not asked yet"
 
     def __post_init__(self) -> None:
-        for option in ("keys", "values", "fillers", "slots"):
-            self.expect_number(option, 1)
         self.expect(0 < self.power <= 1, "power", "a number above 0, at most 1")
         super().__post_init__()
 

@@ -29,11 +29,8 @@ class Repeat(Task):
     vocabulary: int = 32  # number of symbols
 
     least: ClassVar[int] = 2
+    numbers: ClassVar[dict[str, int]] = {"vocabulary": 2}
     trivial_reader: ClassVar[str] = LEFT_OVER
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.expect_number("vocabulary", 2)
 
     @property
     def symbols(self) -> tuple[str, ...]:

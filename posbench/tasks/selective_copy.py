@@ -28,12 +28,8 @@ class SelectiveCopy(Task):
     tokens: int = 8  # number of tokens among the blanks
     vocabulary: int = 16  # number of symbols, without the blank
 
+    numbers: ClassVar[dict[str, int]] = {"tokens": 1, "vocabulary": 2}
     trivial_reader: ClassVar[str] = LEFT_OVER
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.expect_number("tokens", 1)
-        self.expect_number("vocabulary", 2)
 
     @property
     def symbols(self) -> tuple[str, ...]:
