@@ -10,7 +10,7 @@ from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
 from posbench.report.comparison import load, looks, rates
 from posbench.report.comparison.claims import ALPHA, SPENT
-from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.load import Group
 from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
@@ -23,7 +23,8 @@ MOST = 3  # most commands that are all listed
 def of_text(group: Group, summaries: list[Summary]) -> str:
     """The caption of a set: corpus, budget, seeds, blocks, initialisation, protocol, units, marks."""
     config = group.runs[0].config
-    data: dict[str, Any] = next((run.record["data"] for run in group.runs if _knows_data(run)), {})
+    known = (run.record.get("data") for run in group.runs)
+    data: dict[str, Any] = next((one for one in known if isinstance(one, dict)), {})
     rows = [level.row for run in group.runs for level in run.levels.at.values() if level.status == "ok"]
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
@@ -224,7 +225,3 @@ def _commands(group: Group) -> str:
         return "Command: not known."
     more = f" (and {len(found) - 1} more: each run has its own below and in runs.csv)" if len(found) > MOST else ""
     return f"Command: {'; '.join(found[:1] if more else found)}{more}."
-
-
-def _knows_data(run: RunData) -> bool:
-    return isinstance(run.record.get("data"), dict)

@@ -87,6 +87,7 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
     }  # fmt: skip
     seen = {"condition": {"param": "only", "value": 1}, "value": 0.08}
     own = {"color": _colours(series), "opacity": seen}
+    dashes = [[float(part) for part in one.style.dash.split()] or [1, 0] for one in series]
     at_one: list[dict[str, Any]] = [
         {"mark": {"type": "rule", "strokeDash": [2, 3], "color": "var(--text)", "aria": False},
          "data": {"values": [{"ratio": 1}]}, "encoding": {"x": position["x"]}},
@@ -99,7 +100,7 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
         {"transform": [{"filter": "datum.line"}],
          "mark": {"type": "line", "clip": True, "aria": False},
          "encoding": {**position, **own, "detail": {"field": "seed"},
-                      "strokeDash": _by_curve(series, [_dash(one) for one in series]),
+                      "strokeDash": _by_curve(series, dashes),
                       "strokeWidth": {"condition": {"test": "isValid(datum.seed)", "value": 1}, "value": 2.2}}},
         {"params": [
             {"name": "only", "select": {"type": "point", "fields": ["curve"]}, "bind": "legend"},
@@ -220,10 +221,6 @@ def _by_curve(series: Sequence[Series], looks: Sequence[Any]) -> dict[str, Any]:
 def _colours(series: Sequence[Series]) -> dict[str, Any]:
     inks = [f"var(--ink-{styles.COLOURS.index(one.style.colour)})" for one in series]  # page.css: for light and dark
     return _by_curve(series, inks)
-
-
-def _dash(one: Series) -> list[float]:
-    return [float(part) for part in one.style.dash.split()] or [1, 0]
 
 
 def _inputs(series: Sequence[Series], axes: Axes) -> list[dict[str, Any]]:

@@ -119,23 +119,13 @@ def _signs(axis: "Axes", lines: Sequence[Line]) -> None:
     """Draw a stop sign between the last defined length of a scheme and its first undefined one."""
     box, size = axis.get_window_extent(), _pixels_of(axis, SIGN + 2)
     wanted = [_pixels(axis, (_between(line), line.points[-1][1])) for line in lines]
-    order = sorted(range(len(lines)), key=lambda i: wanted[i][0])
-    for near in _clusters(order, [x for x, _ in wanted], size):
+    along = np.array([x for x, _ in wanted])
+    order = np.argsort(along, kind="stable")
+    for near in np.split(order, np.flatnonzero(np.diff(along[order]) >= size) + 1):
         heights = apart([wanted[i][1] for i in near], [size] * len(near), box.y0, box.y1)
         for i, height in zip(near, heights, strict=True):
             at = float(axis.transData.inverted().transform((wanted[i][0], height))[1])
             _sign(axis, lines[i], at)
-
-
-def _clusters(order: Sequence[int], x: Sequence[float], size: float) -> list[list[int]]:
-    """Groups of signs whose neighbours along x are closer than their size."""
-    found: list[list[int]] = []
-    for i in order:
-        if found and x[i] - x[found[-1][-1]] < size:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
 
 
 def _sign(axis: "Axes", line: Line, y: float) -> None:

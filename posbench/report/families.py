@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from posbench.report.comparison.load import Scheme
+from posbench.report.comparison.standing import Standing
+from posbench.report.comparison.summary import Summary
 from posbench.show import places
 
-
-class OfScheme(Protocol):
-    """An object that describes a scheme."""
-
-    @property
-    def scheme(self) -> Scheme: ...
-
-
-Found = TypeVar("Found", bound=OfScheme)
+Found = TypeVar("Found", bound=Summary | Standing)
 MOST_TOGETHER = 8  # most schemes that a reader can tell apart in one panel
 
 

@@ -79,11 +79,7 @@ _NAMED = {
 
 
 def check(names: str | None) -> None:
-    """Check that every name of a comma-separated list is a column.
-
-    Raises:
-        UserError: a name is not.
-    """
+    """Raise UserError if a name of a comma-separated list is no column."""
     for name in _listed(names or DEFAULT):
         if name not in _NAMED and not _AT_RATIO.fullmatch(name):
             known = ["nll_1x", "rise_4x", *_NAMED]

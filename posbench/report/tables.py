@@ -64,11 +64,7 @@ class Table:
 
 
 def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
-    """The tables of the terminal: in distribution, beyond, and against the reference.
-
-    Args:
-        least: as in `summary.summarise`.
-    """
+    """The tables of the terminal: in distribution, beyond, and against the reference; `least` as of `summarise`."""
     tables = [_in_distribution(group, summaries), _beyond(group, summaries)]
     tables += [_against(group, summaries, least)] if any(one.endpoints for one in summaries) else []
     return [table.filled() for table in tables]
@@ -394,8 +390,8 @@ def _signs(rows: list[list[Value]]) -> str:
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def decimal(value: float | None, digits: int = 3, suffix: str = "") -> Value:
-    return Value("") if value is None or math.isnan(value) else Value(f"{value:.{digits}f}{suffix}", value)
+def decimal(value: float | None, digits: int = 3) -> Value:
+    return Value("") if value is None or math.isnan(value) else Value(f"{value:.{digits}f}", value)
 
 
 def whole(value: float | None) -> Value:

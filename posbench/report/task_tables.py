@@ -8,7 +8,7 @@ from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.answer import few_seeds
 from posbench.report.comparison import rates, standing
-from posbench.report.comparison.load import Group, RunData
+from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import ENDPOINTS, At, Spread, Standing, Tested
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.tables import Table, Value
@@ -235,7 +235,7 @@ def _runs(found: list[Standing]) -> Table:
                     [
                         Value(one.scheme.label),
                         Value(str(run.config.seed), run.config.seed),
-                        Value(_yes(run)),
+                        Value({True: "yes", False: "no", None: "not known"}[standing.learned(run)]),
                         Value("-") if reached is None else tables.whole(reached),
                         *cells,
                     ]
@@ -362,18 +362,10 @@ def _p(test: Tested | None) -> Value:
     return Value("n too small") if test.too_small else tables.p_value(test.p)
 
 
-def _yes(run: RunData) -> str:
-    return {True: "yes", False: "no", None: "not known"}[standing.learned(run)]
-
-
 def _title(group: Group) -> str:
-    lengths = {answer.row.problem_length for run in group.runs for answer in _trained(run)}
-    known = sorted(length for length in lengths if length is not None)
+    trained = (answer for run in group.runs if (answer := run.answers.at.get(TRAINED)))
+    known = sorted(length for answer in trained if (length := answer.row.problem_length) is not None)
     return f"{group.task}, trained on problems up to {known[-1]}" if known else str(group.task)
-
-
-def _trained(run: RunData) -> list[Answer]:
-    return [answer for place, answer in run.answers.at.items() if place == TRAINED]
 
 
 def _spare(places: list[Place], first: int) -> tuple[int, ...]:
