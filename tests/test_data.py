@@ -827,7 +827,7 @@ def test_what_was_downloaded_before_works_without_network(
         arrow.rename(arrow.with_name(arrow.name.replace("wikitext-", "wiki-")))
     info = json.loads((cached / "dataset_info.json").read_text())
     (cached / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "wiki"}))
-    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: None)
+    monkeypatch.setattr(hub, "_commit", lambda kind, dataset, revision: None)
     result = load(config("wikitext-2", dataset="acme/wiki"), tmp_path)
     assert result.record["revision"] == commit
     assert result.documents["test"][1].endswith(" in test . \n")
@@ -838,9 +838,9 @@ def test_what_was_downloaded_before_works_without_network(
 def test_a_resolved_revision_is_remembered_for_when_the_hub_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: "c0ffee")
+    monkeypatch.setattr(hub, "_commit", lambda kind, dataset, revision: "c0ffee")
     assert hub.resolve("acme/wiki", None, None, tmp_path / "revisions") == "c0ffee"
-    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: None)
+    monkeypatch.setattr(hub, "_commit", lambda kind, dataset, revision: None)
     assert hub.resolve("acme/wiki", None, None, tmp_path / "revisions") == "c0ffee"
     with pytest.raises(UserError, match="cannot be reached"):
         hub.resolve("acme/wiki", None, "v2", tmp_path / "revisions")

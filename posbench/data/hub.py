@@ -46,7 +46,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     note = remembered / f"{hashlib.sha256(f'{dataset}@{revision}'.encode()).hexdigest()[:16]}.txt"
-    if commit := _ask(dataset, revision):
+    if commit := _commit("dataset", dataset, revision):
         with contextlib.suppress(OSError):  # only a convenience for later
             note.parent.mkdir(parents=True, exist_ok=True)
             files.write(note, commit.encode())
@@ -210,7 +210,7 @@ def _prepare(builder: Any, dataset: str) -> None:
 def _builder(dataset: str, subset: str | None, commit: str | None) -> Any:
     """The `datasets` builder of a data set at a commit: from the hub if it answers, else from the local cache."""
     local = Path(dataset).is_dir()
-    offline = not local and _ask(dataset, commit) is None
+    offline = not local and _commit("dataset", dataset, commit) is None
     with _offline(offline):
         import datasets
 
@@ -308,10 +308,6 @@ def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
         ) from None
     except (OSError, errors.HfHubHTTPError) as error:  # of the transfer
         raise UserError(f"{what} '{repository}' cannot be loaded: {str(error).splitlines()[0]}") from None
-
-
-def _ask(dataset: str, revision: str | None) -> str | None:
-    return _commit("dataset", dataset, revision)
 
 
 @functools.lru_cache

@@ -218,7 +218,7 @@ def test_what_the_hub_said_is_noted_in_place_of_a_link(
 ) -> None:
     from posbench.data import hub
 
-    monkeypatch.setattr(hub, "_ask", lambda dataset, revision: "1" * 40)
+    monkeypatch.setattr(hub, "_commit", lambda kind, dataset, revision: "1" * 40)
     hub.resolve("a/b", None, None, tmp_path)
     (note,) = tmp_path.glob("*.txt")
     note.unlink()
