@@ -129,7 +129,8 @@ def read(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: mpt without ALiBi: transformers would compute it with ALiBi")
     if not (folder / TOKENIZER).is_file():
         raise UserError(f"{folder} has no {TOKENIZER}: expected one")
-    _size_within(_own(folder, TOKENIZER), LARGEST_TOKENIZER)
+    if (size := _own(folder, TOKENIZER).stat().st_size) > LARGEST_TOKENIZER:
+        raise UserError(f"{folder / TOKENIZER} has {size:,} bytes: expected at most {LARGEST_TOKENIZER:,}")
     return Checkpoint(folder, config, _weights(folder))
 
 
@@ -224,11 +225,6 @@ def _own(folder: Path, name: str) -> Path:
         why = "" if isinstance(error, FileNotFoundError) else f": {error.__class__.__name__}"
         raise UserError(f"{folder} has no {name}{why}") from None
     return path
-
-
-def _size_within(path: Path, most: int) -> None:
-    if (size := path.stat().st_size) > most:
-        raise UserError(f"{path} has {size:,} bytes: expected at most {most:,}")
 
 
 def _object(path: Path, most: int) -> dict[str, Any]:
