@@ -201,11 +201,7 @@ def measure(
 
 
 def find_shape(name: str, length: int | None = None) -> Sizes:
-    """The sizes that go by a name.
-
-    Raises:
-        UserError: no such shape.
-    """
+    """The sizes that go by a name; UserError if there are none."""
     if name not in SHAPES:
         if millions := re.fullmatch(r"0*([1-9]\d*)m", name.lower()):  # 125m is nearer to 124m than to 12m
             name_of = {1: "demo"} | {int(known[:-1]): known for known in SHAPES if known != "demo"}

@@ -30,13 +30,9 @@ _TOO_MUCH_MEMORY = 3  # exit code
 
 
 def encoded(tokenizer: Path, batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
-    """The ids of each text of each batch, as from `Tokenizer.encode`.
+    """The ids of each text of each batch, as from `Tokenizer.encode` of a `tokenizer.json`.
 
-    Args:
-        tokenizer: a `tokenizer.json`.
-
-    Raises:
-        UserError: it fails at a text, or takes too long for it.
+    Raises UserError if it fails at a text, or takes too long for it.
     """
     command = [sys.executable, "-P", "-m", "posbench.data.apart", str(tokenizer)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -86,11 +82,7 @@ def _put(stream: IO[bytes], data: bytes) -> None:
 
 
 def _got(stream: IO[bytes]) -> bytes:
-    """Read the next message of the other process.
-
-    Raises:
-        EOFError: it has ended.
-    """
+    """Read the next message of the other process; EOFError if it has ended."""
     head = stream.read(8)
     data = stream.read(int.from_bytes(head, "little"))
     if len(head) < 8 or len(data) < int.from_bytes(head, "little"):

@@ -10,10 +10,7 @@ from posbench.data.tokens import Tokens
 
 
 def prepare(config: DataConfig, cache: str | None) -> Tokens | TaskData:
-    """Return the data of a configuration, ready for training.
-
-    Args:
-        cache: `runtime.cache`, for text.
+    """Return the data of a configuration, ready for training; `cache` is `runtime.cache`, for text.
 
     Raises:
         UserError, RunFailed: as `tokens.prepare` and `problems.prepare`.

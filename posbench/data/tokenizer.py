@@ -64,11 +64,7 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(inner.to_str().encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, without separators.
-
-        Raises:
-            UserError: the tokenizer, which may be a stranger's, fails at it.
-        """
+        """Return the token ids of each text, without separators; UserError if a stranger's tokenizer fails."""
         cut = [list(pieces(text)) for text in texts]
         with _library("the tokenizer cannot encode this text"):
             found = self._inner.encode_batch_fast([p for ps in cut for p in ps], add_special_tokens=False)
@@ -195,11 +191,7 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
 
 @contextlib.contextmanager
 def _library(what: str) -> Iterator[None]:
-    """The library raises bare Exception for whatever is wrong with a file, and its Rust code panics past that.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Raise UserError, in one line, for whatever the library raises: bare Exceptions, and panics of its Rust code."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, UserError):
@@ -226,10 +218,9 @@ def _rust_is_quiet() -> Iterator[None]:
 
 
 def _refuse_holes(description: Any) -> None:
-    """Ids up to 2^31 for a few tokens would have all of them walked through, and a model with as many rows.
+    """Raise UserError if more than half of the ids have no token.
 
-    Raises:
-        UserError: more than half of the ids have no token.
+    Ids up to 2^31 for a few tokens would have all of them walked through, and a model with as many rows.
     """
     model, added = description["model"], description.get("added_tokens") or []
     vocabulary = model["vocab"]
@@ -240,10 +231,10 @@ def _refuse_holes(description: Any) -> None:
 
 
 def _refuse_growth(decoder: Any) -> None:
-    """Tokens are decoded in this process: replacements one after another could write gigabytes for each.
+    """Raise UserError if a decoder can lengthen a text by more than `_MOST_GROWTH`, or has a pattern.
 
-    Raises:
-        UserError: they can lengthen a text by more than `_MOST_GROWTH`, or one has a pattern, which may never end.
+    Tokens are decoded in this process: replacements one after another could write gigabytes for each, and a pattern may
+    never end.
     """
     parts, growth = [decoder or {}], 1
     while parts:

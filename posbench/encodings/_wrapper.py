@@ -117,7 +117,7 @@ class Repositioned(Wrapper):
 
 
 def build_inner(name: str, shape: Shape, options: Mapping[str, Any], key: str) -> Encoding:
-    """Build an encoding for a wrapper; `key` names its options in messages, as encoding.inner_options."""
+    """Build an encoding for a wrapper; an error names the full key of its options, such as encoding.inner_options."""
     try:
         return encodings.build(name, shape, options)
     except OptionError as error:

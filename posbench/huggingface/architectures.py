@@ -82,11 +82,7 @@ class _Layers:
 
 
 def stock(model: GPT, config: Config) -> Stock:
-    """The stock architecture that computes the same as a trained model.
-
-    Raises:
-        UserError: there is none; the line says why, and what could be exported.
-    """
+    """The stock architecture that computes the same as a trained model; UserError if there is none, and why."""
     kind = (config.model.norm, config.model.mlp)
     if kind not in _BLOCKS:
         raise UserError(

@@ -35,11 +35,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def transformers() -> Any:
-    """Import the library.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Import the library; UserError if it is not installed."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         import transformers
@@ -49,13 +45,9 @@ def transformers() -> Any:
 
 
 def configuration(checkpoint: Checkpoint, longest: int) -> Any:
-    """The library's configuration object of a model.
+    """The library's configuration object of a model; UserError if the library refuses it.
 
-    Args:
-        longest: the longest input, in tokens; sets the size of MPT's bias.
-
-    Raises:
-        UserError: the library refuses it.
+    `longest`, the longest input in tokens, sets the size of MPT's bias.
     """
     kind = getattr(transformers(), checkpoint.family.model).config_class
     base = {field.name for field in dataclasses.fields(transformers().PreTrainedConfig)}
@@ -128,11 +120,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
 
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of the checkpoint's files, mapped into memory.
-
-    Raises:
-        UserError: a file cannot be mapped.
-    """
+    """The tensors of the checkpoint's files, mapped into memory; UserError if a file cannot be."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}

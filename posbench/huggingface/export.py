@@ -1,8 +1,9 @@
 """A run as a folder that transformers loads by itself: `posbench export RUN DIR`.
 
-    config.json, generation_config.json, model.safetensors      the model, as a stock architecture tokenizer.json,
-    tokenizer_config.json, special_tokens_map.json README.md                                                   the model
-    card posbench_parity.json                                        difference of its logits from the run's, by length
+    config.json, generation_config.json, model.safetensors            the model, as a stock architecture
+    tokenizer.json, tokenizer_config.json, special_tokens_map.json    its tokenizer
+    README.md                                                         the model card
+    posbench_parity.json                                              difference of its logits from the run's, by length
 
 The folder is written elsewhere first, read again, compared with the run's own model, and renamed into place. So it is
 complete and equal to the run, or absent. After a kill, the same command removes half-written folders and accepts an

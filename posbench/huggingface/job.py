@@ -163,11 +163,7 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
 
 
 def find(word: str) -> Found:
-    """Find a model in a folder, or by its name on the hub; the hub's cache comes first.
-
-    Raises:
-        UserError: there is none, or its files are not accepted.
-    """
+    """Find a model in a folder, or on the hub, whose cache comes first; UserError if there is none that is accepted."""
     if Path(word).exists():
         return Found(folders.read(Path(word)), word, None)
     folder, commit = hub.model_folder(word)
@@ -273,10 +269,9 @@ def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
-    """Refuse mistyped settings before any work; undefined ones become rows that say so.
+    """Raise UserError, before any work, for an unknown probe or extension, a wrong option, or a reference.
 
-    Raises:
-        UserError: an unknown probe or extension, a wrong option, or a reference.
+    What is undefined for the model becomes rows that say so.
     """
     if asked.settings.reference is not None:
         raise UserError("evaluation.reference cannot be set for HuggingFace models: they choose their own key tokens")
@@ -332,11 +327,7 @@ def _outcome_kept(run: Run) -> Iterator[None]:
 
 
 def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
-    """Refuse a text other than that of the folder's rows, and tokens that the model does not know.
-
-    Raises:
-        UserError: the text has changed, or the tokenizer is another model's.
-    """
+    """Raise UserError if the text is not that of the folder's rows, or has tokens that the model does not know."""
     known = run.record["data"]
     before = known.get("sha256") if isinstance(known, dict) else None
     if before not in (None, tokens.record["sha256"]):
@@ -351,11 +342,7 @@ def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
 
 
 def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray]:
-    """Encode further texts with the model's tokenizer.
-
-    Raises:
-        Undefined: the model's table has no rows for their tokens.
-    """
+    """Encode further texts with the model's tokenizer; Undefined if the model's table has no rows for their tokens."""
     found = tokens.tokenizer.encode(texts)
     if (highest := max(int(ids.max(initial=0)) for ids in found)) >= rows:
         raise Undefined(f"the tokenizer gives id {highest:,}, the model's table has {rows:,} rows")

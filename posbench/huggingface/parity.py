@@ -49,11 +49,7 @@ class Agreement:
 
 @torch.inference_mode()
 def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[Agreement]:
-    """Compare the model in a folder with ours, by length.
-
-    Raises:
-        UserError: for transformers, a tensor is missing, unknown, or of another shape.
-    """
+    """Compare the model in a folder with ours, by length; UserError if a tensor is missing, unknown, or misshapen."""
     lengths = _lengths(model, stock, train_length)
     grown = {stock.grows_by: lengths[-1]} if stock.grows_by else {}
     theirs = _read(folder, grown)

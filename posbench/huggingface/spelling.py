@@ -11,12 +11,9 @@ Parameters = dict[str, Any]
 
 
 def earlier(kind: str, parameters: Parameters) -> dict[str, Any]:
-    """The same parameters with the keys of transformers 4, which ignores `rope_parameters`.
+    """The same parameters with the keys of transformers 4, which ignores `rope_parameters`, for a `model_type`.
 
     `rope_scaling` has all keys: transformers 5 prefers it to `rope_parameters` if both exist.
-
-    Args:
-        kind: transformers' model_type.
     """
     theta, plain = parameters["rope_theta"], parameters["rope_type"] == "default"
     keys: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None if plain else parameters}

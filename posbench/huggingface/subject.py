@@ -76,8 +76,7 @@ class HuggingFaceModel:
     def reading(self) -> Any:
         """The model for forward passes: unchanged, or with the rotary modules of the extension.
 
-        Raises:
-            RunFailed: the built model has wrong rotary frequencies.
+        Raises RunFailed if the built model has wrong rotary frequencies.
         """
         if self.extension is None:
             return self.model

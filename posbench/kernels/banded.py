@@ -26,17 +26,12 @@ def banded_attention(
     near_values: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention whose K nearest keys carry vectors by distance.
+    """Causal attention whose K nearest keys carry vectors by distance; otherwise as `tiled_attention`.
 
     Args:
-        q, k, v: queries, keys, values (B, H, T, Dh), of one dtype.
-        scale: what every product with q is multiplied by.
+        q, k, v: queries, keys, values (B, H, T, Dh), of one dtype; so is the result.
         near_keys: (K, Dh), added to keys at the distances K-1 .. 0, in that order.
         near_values: (K, Dh), likewise added to values.
-        window: keys a query may see, itself included; None = all before it.
-
-    Returns:
-        (B, H, T, Dh) in the same dtype.
     """
     if near_values is None:
         near_values = near_keys.new_zeros(near_keys.shape)

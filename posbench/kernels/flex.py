@@ -66,11 +66,7 @@ def serves(device: torch.device) -> bool:
 
 
 def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = None, sinks: int = 0) -> Options | None:
-    """The options of FlexAttention for queries and values of this shape (B, H, T, their Dh) under this bias.
-
-    Returns:
-        None if it is not used for such a layer.
-    """
+    """The options of FlexAttention for queries and values (B, H, T, their Dh) under this bias; None: it is not used."""
     if not serves(v.device) or v.dtype == torch.float64:
         return None
     _, heads, length, width = v.shape

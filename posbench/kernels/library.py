@@ -112,8 +112,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
 def _kept(path: Path) -> ctypes.CDLL:
     """Load the library that is kept there.
 
-    Raises:
-        OSError: there is none, it is a link, another user's or too large, or it is not as it was written.
+    Raises OSError if there is none, it is a link, another user's or too large, or it is not as it was written.
     """
     with files.open_itself(path) as file:
         facts = os.fstat(file.fileno())
@@ -126,11 +125,7 @@ def _kept(path: Path) -> ctypes.CDLL:
 
 
 def _loaded(data: bytes) -> ctypes.CDLL:
-    """Load a library from memory and declare its functions as they are in the source.
-
-    Raises:
-        OSError: it cannot be loaded, or lacks a function.
-    """
+    """Load a library from memory and declare its functions as they are in the source; OSError if that fails."""
     library = _opened(data)
     try:
         library.can_run.restype = ctypes.c_bool
@@ -179,8 +174,7 @@ def _remove_leftovers(folder: Path) -> None:
 def _build(kept: Path, compilers: list[list[str]], options: list[str]) -> ctypes.CDLL:
     """Build the library by the first compiler whose result can be loaded, and keep it. One process at a time builds.
 
-    Raises:
-        OSError, subprocess.SubprocessError: no compiler serves; why the first does not.
+    Raises what the first compiler raised, OSError or subprocess.SubprocessError, if none serves.
     """
     failed: OSError | subprocess.SubprocessError | None = None
     held = files.lock(kept.parent / ".lock", wait=True)
@@ -222,8 +216,7 @@ def _compiled(kept: Path, compiler: list[str], options: list[str]) -> bytes:
 def _run(commands: list[list[str]]) -> None:
     """Run commands side by side. None of their processes is left when this returns, or when this process dies.
 
-    Raises:
-        OSError, subprocess.SubprocessError: one of them fails or takes too long.
+    Raises OSError or subprocess.SubprocessError if one of them fails or takes too long.
     """
     deadline = time.monotonic() + _BUILD_SECONDS
     watched, ours = os.pipe()  # closes when this process ends

@@ -69,18 +69,9 @@ def native_attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention softmax(scale q·k + bias) v.
+    """`tiled_attention` in bf16, of queries that are all tokens, under a bias of a kind that `takes` names.
 
-    Args:
-        q, k, v: queries and keys (B, H, T, Dq) and values (B, H, T, Dh) in bf16, after any rotation. They are filled up
-            to one width, a multiple of 32.
-        scale: what q·k is multiplied by.
-        bias: None, or one of a kind that `takes` names.
-        window: keys a query may see, itself included; None = all before it.
-        sinks: a logit per head, (H,), that joins the denominator of each of its rows and has no value; None = none.
-
-    Returns:
-        (B, H, T, Dh) in bf16.
+    Queries, keys and values are filled up to one width, a multiple of 32.
     """
     bias, width = bias or Bias(), v.shape[3]
     q, k, v = _filled_up(q, k, v)

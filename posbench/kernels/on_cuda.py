@@ -46,11 +46,7 @@ def _keep_privately() -> None:
 
 
 def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """The function, compiled at its first call; uncompiled, with one warning, if that fails.
-
-    Args:
-        dynamic: as of `compiled`.
-    """
+    """The function, `compiled` at its first call; uncompiled, with one warning, if that fails."""
     lazily = functools.cache(lambda: compiled(function, dynamic))
     failed = False
 

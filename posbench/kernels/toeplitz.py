@@ -16,16 +16,10 @@ MIN_ROWS, MAX_ROWS, SHARE = 256, 1024, 16
 
 
 def toeplitz_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, values: Tensor, window: int | None) -> Tensor:
-    """Causal attention softmax(scale q·k + bias) v.
+    """Causal attention softmax(scale q·k + bias) v; arguments and result as of `tiled_attention`. It has no gradient.
 
     Args:
-        q, k, v: queries (B, H, Tq, Dh), the last ones of Tk tokens; keys and values (B, H, Tk, Dh).
-        scale: what q·k is multiplied by.
         values: the bias at the distances 0 .. Tk-1, (H, Tk) fp32.
-        window: keys a query may see, itself included; None = all before it.
-
-    Returns:
-        (B, H, Tq, Dh) in the dtype of the values v. No gradient goes through it.
     """
     length, keys = q.shape[2], k.shape[2]
     before, seen = keys - length, min(keys, window or keys)
