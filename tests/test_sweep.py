@@ -620,7 +620,10 @@ def in_this_process(todo: list[Plan]) -> dict[str, Status]:
 def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     overrides: list[str], tmp_path: Path
 ) -> None:
-    todo = plans.resolve([["encoding=rope,alibi", "seed=0,1", "training.learning_rate=0.003", *overrides]])
+    asked = ["seed=0,1", "training.learning_rate=0.003", "evaluation.at_tokens=[512]", *overrides]
+    todo = plans.resolve([["encoding=rope,alibi", *asked]])
+    assert {job.config.evaluation.at_tokens for job in todo} == {(512,)}
+    assert {trial.config.evaluation.at_tokens for trial in tuning.trials(todo, [1.0])} == {()}
     chosen = tuning.tuned(todo, [0.01, 1.0, 1e32], in_this_process, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003] * 4
     assert [(job.config.encoding.name, job.config.seed) for job in chosen] == [

@@ -77,6 +77,7 @@ def _trial(job: Plan, factor: float) -> Plan:
         tasks=(),
         split="validation",
         blocks=_BLOCKS,
+        at_tokens=(),
     )
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
