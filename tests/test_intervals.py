@@ -1,5 +1,6 @@
 """Intervals against textbooks and scipy; how often they hold the truth on real losses is in test_coverage.py."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -118,6 +119,19 @@ def test_few_documents_are_cut_into_contiguous_segments() -> None:
     assert two is not None and (two.units, two.error) == (16, pytest.approx(found.error, rel=1e-12))
 
 
+def test_stretches_of_few_documents_are_the_segments_and_of_many_documents_are_not() -> None:
+    values = np.random.default_rng(5).normal(size=120)
+    stretch, alone = np.arange(120) // 4, blocks_of(values, np.zeros(120, int))
+    found = intervals.over_text(dataclasses.replace(alone, stretches=stretch))
+    theirs = stats.ttest_1samp(values.reshape(30, 4).mean(1), 0).confidence_interval(0.95)
+    assert found is not None and (found.units, found.kind) == (30, "segments")
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
+    nine = blocks_of(values, np.arange(120) * 9 // 120)
+    assert intervals.over_text(dataclasses.replace(nine, stretches=stretch)) == intervals.over_text(nine)
+    few = intervals.over_text(dataclasses.replace(alone, stretches=np.arange(120) // 30))
+    assert few == intervals.over_text(alone)  # four stretches are too few units
+
+
 def test_blocks_of_unknown_documents_are_said_to_be_blocks() -> None:
     found = intervals.over_text(blocks_of(np.arange(10.0), None))
     assert found is not None and (found.units, found.over) == (10, "blocks")
@@ -163,12 +177,26 @@ def test_a_reader_is_told_of_few_documents_and_of_one_that_is_most_of_the_text()
     assert uneven.warning is not None and uneven.warning.startswith(
         "69% of the targets behind each figure stand in one"
     )
-    assert "one of 41 documents, as good as 2.1 of equal size: " in uneven.warning
+    assert "one of 41 documents, effectively 2.1 of equal size: " in uneven.warning
     few = intervals.documents_of(blocks_of(np.ones(9), np.arange(9)))
     assert few is not None and few.warning == (
-        "Only 9 documents stand behind each figure: intervals are less certain than they say."
+        "Only 9 documents, effectively 9.0 of equal size, stand behind each figure: "
+        "intervals are less certain than they say."
     )
+    for number, warned in ((19, True), (20, False)):
+        even = intervals.documents_of(blocks_of(np.ones(4 * number), np.arange(4 * number) // 4))
+        assert even is not None and bool(even.warning) == warned
+    large = np.repeat([0, 1, 2, 3], 8)  # with 26 small ones: effectively 11.6 of 30, though none has a third
+    thirty = intervals.documents_of(blocks_of(np.ones(58), np.concatenate([large, np.arange(4, 30)])))
+    assert thirty is not None and thirty.effective == pytest.approx(58**2 / (4 * 64 + 26)) and thirty.warning
     alone = intervals.documents_of(blocks_of(np.ones(9), np.zeros(9, int)))
     assert alone is not None and alone.warning is not None
     assert alone.warning.startswith("Only one document stands behind each figure: intervals are over segments")
     assert intervals.documents_of(blocks_of(np.ones(9), None)) is None
+
+
+@pytest.mark.parametrize(("of_one", "said"), [(49, ""), (50, "50%"), (80, "80%"), (100, "all")])
+def test_no_scheme_is_judged_where_one_document_has_half_of_the_targets(of_one: int, said: str) -> None:
+    behind = intervals.documents_of(blocks_of(np.ones(100), np.maximum(np.arange(100) - of_one + 1, 0)))
+    assert behind is not None
+    assert behind.no_verdict == (f"one document has {said} of the targets: no verdict" if said else "")

@@ -306,6 +306,25 @@ def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: 
     assert "evaluated by an earlier version" in reported(folder)
 
 
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize(("share", "judged"), [(0.375, True), (0.625, False)])
+def test_where_one_document_has_half_of_the_targets_no_word_is_said(
+    share: float, judged: bool, template: Config, tmp_path: Path
+) -> None:
+    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"], "alibi": SCHEMES["alibi"]})
+    for path in folder.glob("*/evaluation_blocks.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [line | ({"document": 0} if line["block"] < share * BLOCKS else {}) for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alibi, told = summarised(folder)["alibi"], reported(folder)
+    assert alibi.endpoints is not None and (alibi.reach is not None) == judged
+    why = f"one document has {share:.0%} of the targets: no verdict"
+    assert (alibi.endpoints.verdict.text == why) == (alibi.endpoints.rise_bounds is None) == (not judged)
+    assert ("ne document has" in told) == (not judged)
+    assert any(word in told for word in ("holds to", "hold to", "extrapolates better:")) == judged
+    assert f"{share:.0%} of the targets behind each figure stand in one of" in told  # the numbers stay, with a warning
+
+
 def test_two_groups_of_seeds_are_said_to_be_two_groups(template: Config, tmp_path: Path) -> None:
     for seed in range(5):
         write_run(tmp_path, configured(template, "fire", seed), Truth(3.67, 0.02 if seed < 3 else 0.3))
@@ -489,8 +508,8 @@ def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
     markdown = (written / "report.md").read_text()
     for fact in (
         "c0ffee000000", "1,000,000 tokens", "seeds 0, 1, 2, 3, 4", f"{BLOCKS} blocks", "initialisation fan_in",
-        "fixed_target", "nats per token", "bits per byte", "split test", f"{BLOCKS} documents (doc)",
-        "learning rate 0.006", "Command: posbench train",
+        "fixed_target", "nats per token", "bits per byte", "split test",
+        f"{BLOCKS} documents, effectively {BLOCKS}.0 (doc)", "learning rate 0.006", "Command: posbench train",
     ):  # fmt: skip
         assert fact in markdown, fact
     assert "n.s." not in markdown

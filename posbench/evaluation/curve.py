@@ -159,7 +159,7 @@ def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:
     behind = intervals.documents_of(intervals.blocks_of(blocks)) if blocks else None
     if behind is None:
         return ["95 %: over blocks of unknown documents, which is too narrow; 'posbench evaluate' makes it anew."]
-    usual = f"95 %: over {behind.number} documents, for this checkpoint on other text like this; not for other seeds."
+    usual = f"95 %: over {behind.told}, for this checkpoint on other text like this; not for other seeds."
     return [behind.warning or usual]
 
 

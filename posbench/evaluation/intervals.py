@@ -2,7 +2,8 @@
 
 The unit of text is the document, never a token and not a block: blocks of one document are alike, and intervals that
 take them for independent cover far less than they say (tests/test_coverage.py, on the losses of trained models). Of
-fewer than `FEW_DOCUMENTS` the units are contiguous segments; then an interval speaks for these very documents.
+fewer than `FEW_DOCUMENTS` the units are segments: the separate stretches that were held out, or parts of the documents'
+held-out ends. Then an interval speaks for these very documents.
 
 What an interval conditions on is said by what it goes over:
 - documents (or segments): one checkpoint, other text like this;
@@ -26,8 +27,9 @@ Units = Literal["documents", "segments", "blocks"]
 
 FEW_DOCUMENTS = 8  # fewer are no units to go by
 SEGMENTS = 16  # that the text of few documents is cut into, in all
-ENOUGH_DOCUMENTS = 30  # fewer, or one with more than `LARGEST_SHARE` of the tokens, are worth a warning
+ENOUGH_DOCUMENTS = 20  # effective number; fewer, or one with more than `LARGEST_SHARE` of the tokens: a warning
 LARGEST_SHARE = 1 / 3
+HALF = 1 / 2  # of the tokens in one document: no verdict is given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Blocks:
     sums: Floats
     counts: Floats
     documents: Integers | None  # None: not known, as in files of earlier versions
+    stretches: Integers | None = None  # the held-out stretch of the document; None: all of a document's text is in one
 
     def same_text(self, other: "Blocks") -> bool:
         if self.documents is None or other.documents is None:
@@ -94,10 +97,12 @@ class Blocks:
 def blocks_of(rows: Sequence[BlockRow]) -> Blocks:
     """Block rows as arrays, a number that a row lacks as NaN; the documents where every row has one."""
     documents = [row.document for row in rows if row.document is not None]
+    stretches = [row.stretch for row in rows if row.stretch is not None]
     return Blocks(
         sums=np.array([row.nll_sum for row in rows], dtype=np.float64),
         counts=np.array([row.n_tokens for row in rows], dtype=np.float64),
         documents=np.array(documents, dtype=np.int64) if len(documents) == len(rows) else None,
+        stretches=np.array(stretches, dtype=np.int64) if rows and len(stretches) == len(rows) else None,
     )
 
 
@@ -110,20 +115,32 @@ class Documents:
     largest: float  # share of the tokens in one document
 
     @property
+    def told(self) -> str:
+        """The number in words, with the effective one: `49 documents, effectively 45.2`."""
+        return "1 document" if self.number == 1 else f"{self.number} documents, effectively {self.effective:.1f}"
+
+    @property
     def warning(self) -> str | None:
-        """A line for the reader where they are few or one of them is most of the text."""
-        if self.number >= ENOUGH_DOCUMENTS and self.largest <= LARGEST_SHARE:
+        """A line for the reader if they are few, effectively, or one of them has much of the text."""
+        if self.effective >= ENOUGH_DOCUMENTS and self.largest <= LARGEST_SHARE:
             return None
         if self.number == 1:
             said = "Only one document stands behind each figure"
         elif self.largest > LARGEST_SHARE:
-            said = f"{self.largest:.0%} of the targets behind each figure stand in one of {self.number} documents"
+            said = f"{self.largest:.0%} of the targets behind each figure stand in one of {self.told} of equal size"
         else:
-            said = f"Only {self.number} documents stand behind each figure"
-        good_as = f", as good as {self.effective:.1f} of equal size" if self.effective < 0.95 * self.number else ""
+            said = f"Only {self.told} of equal size, stand behind each figure"
         if self.few:
-            return f"{said}{good_as}: intervals are over segments of the text and speak for no other."
-        return f"{said}{good_as}: intervals are less certain than they say."
+            return f"{said}: intervals are over segments of the text and speak for no other."
+        return f"{said}: intervals are less certain than they say."
+
+    @property
+    def no_verdict(self) -> str:
+        """Why no scheme may be judged on them: one document has half of the targets or more. Else empty."""
+        if self.largest < HALF:
+            return ""
+        has = "all" if self.number == 1 else f"{self.largest:.0%}"
+        return f"one document has {has} of the targets: no verdict"
 
     @property
     def few(self) -> bool:
@@ -135,8 +152,9 @@ def documents_of(blocks: Blocks) -> Documents | None:
     if blocks.documents is None:
         return None
     tokens = np.bincount(np.unique(blocks.documents, return_inverse=True)[1], blocks.counts)
-    share = tokens[tokens > 0] / tokens.sum()
-    return Documents(len(share), float(1 / (share**2).sum()), float(share.max()))
+    tokens = tokens[tokens > 0]
+    total = tokens.sum()
+    return Documents(len(tokens), float(total**2 / (tokens**2).sum()), float(tokens.max() / total))
 
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
@@ -227,7 +245,7 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
 def _by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
     """(seeds, units) sums and (units,) tokens, and what a unit is."""
     counts, documents = each[0].counts, each[0].documents
-    unit, kind = _units(documents) if documents is not None else _blocks(len(counts))
+    unit, kind = _units(documents, each[0].stretches) if documents is not None else _blocks(len(counts))
     *sums, tokens = (np.bincount(unit, values).astype(np.float64) for values in (*(one.sums for one in each), counts))
     return np.stack(sums), tokens, kind
 
@@ -236,11 +254,13 @@ def _blocks(number: int) -> tuple[Integers, Units]:
     return np.arange(number), "blocks"
 
 
-def _units(documents: Integers) -> tuple[Integers, Units]:
+def _units(documents: Integers, stretches: Integers | None) -> tuple[Integers, Units]:
     """The unit of each block, numbered from 0; blocks come in the order of the text."""
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:
         return document, "documents"
+    if stretches is not None and len(np.unique(stretches)) >= FEW_DOCUMENTS:
+        return np.unique(stretches, return_inverse=True)[1], "segments"
     parts = np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64))
     parts = np.minimum(parts, blocks)
     place = np.empty(len(documents), np.int64)  # of a block in its document

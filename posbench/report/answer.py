@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from posbench.evaluation.intervals import Documents
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report.comparison.claims import MARGIN
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, documents
 
 
 def answer(group: Group, summaries: list[Summary]) -> list[str]:
@@ -16,7 +17,9 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     """
     unlearned = [one for one in summaries if not one.ranked]
     ranked = [one for one in summaries if one.ranked and one.reach]
+    behind = documents(group)
     sentences = [
+        _one_has_half(behind) if behind else "",
         _held(ranked, group.train_length),
         _used(ranked, group.train_length),
         *_against(group, ranked),
@@ -29,6 +32,12 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
     ):
         sentences.append(_unlearned([one for one in unlearned if one.learned == gate], why))
     return [sentence for sentence in sentences if sentence]
+
+
+def _one_has_half(behind: Documents) -> str:
+    """Why nothing is judged, where one document has half of the targets or more."""
+    why = behind.no_verdict
+    return f"{why[:1].upper()}{why[1:]}, since figures would speak for that document only." if why else ""
 
 
 def _held(ranked: list[Summary], train_length: int) -> str:

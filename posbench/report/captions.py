@@ -6,7 +6,6 @@ from typing import Any
 from posbench.config.external import ModelElsewhere, TrainedElsewhere
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
-from posbench.evaluation.intervals import documents_of
 from posbench.report import families, lines
 from posbench.report.comparison import load, looks, rates
 from posbench.report.comparison.claims import ALPHA, SPENT
@@ -14,7 +13,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import SeedRange, Summary
+from posbench.report.comparison.summary import SeedRange, Summary, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # most commands that are all listed
@@ -29,7 +28,7 @@ def of_text(group: Group, summaries: list[Summary]) -> str:
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
         _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
-        *([*_protocol(rows), *_marks(group, summaries)] if rows else []),
+        *([*_protocol(group, rows), *_marks(group, summaries)] if rows else []),
         _commands(group),
     ]
     return " ".join(sentences)
@@ -52,10 +51,12 @@ def _elsewhere(config: TrainedElsewhere) -> str:
     )
 
 
-def _protocol(rows: list[EvaluationRow]) -> list[str]:
+def _protocol(group: Group, rows: list[EvaluationRow]) -> list[str]:
+    behind = documents(group)
+    documents_told = behind.told if behind else f"{_all(rows, 'n_documents')} documents"
     return [
         f"Protocol fixed_target: the same {_all(rows, 'n_tokens')} target tokens in {_all(rows, 'n_blocks')} blocks "
-        f"at every context length, from {_all(rows, 'n_documents')} documents ({_all(rows, 'documents')}), evaluated "
+        f"at every context length, from {documents_told} ({_all(rows, 'documents')}), evaluated "
         f"in {_all(rows, 'dtype')}.",
         "Unit: nats per token, a sum over all target tokens over their number; bits per byte: over the bytes of the "
         f"original text, {_all(rows, 'n_bytes')}.",
@@ -103,9 +104,9 @@ def notes_on_text(group: Group, earlier: Sequence[Look] = ()) -> list[str]:
             f"{ALPHA * SPENT:g}: adding seeds until a word pleases would find one by luck."
         )
     blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
-    documents = next((documents_of(one) for one in blocks if one), None)
-    if documents and documents.warning:
-        notes.append(documents.warning)
+    behind = documents(group)
+    if behind and behind.warning:
+        notes.append(behind.warning)
     if any(one and one.documents is None for one in blocks):
         notes.append(
             "Some runs were evaluated by an earlier version, which did not record the document of each block. Where "

@@ -140,6 +140,7 @@ class BlockRow:
 
     block: int | None  # from 0 on, in the order of the text
     document: int | None = None  # that its first target stands in, from 0 on in the split: what intervals go by
+    stretch: int | None = None  # the same where stretches of documents are held out; None: whole documents, or tails
     nll_sum: float | None  # nats, over the block's targets
     n_tokens: int | None  # targets
     n_bytes: int | None

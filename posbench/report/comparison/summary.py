@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from posbench.evaluation import intervals, levels
-from posbench.evaluation.intervals import Interval
+from posbench.evaluation.intervals import Documents, Interval
 from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
 from posbench.evaluation.measure import Learned
 from posbench.report.comparison import claims, load, looks, statistics
@@ -336,6 +336,13 @@ def gate(scheme: Scheme) -> Gate | None:
     return Gate(float(ceiling), levels.learned(float(nll - ceiling), interval(above) if paired_by_text else None))
 
 
+def documents(group: Group) -> Documents | None:
+    """The documents behind the figures of a set; where runs differ, the most uneven ones. None if no run knows them."""
+    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
+    found = [behind for one in blocks if one and (behind := intervals.documents_of(one))]
+    return max(found, key=lambda behind: behind.largest, default=None)
+
+
 def speed(scheme: Scheme) -> float | None:
     """Median training speed over seeds, tokens per second of wall clock."""
     speeds = [run.tokens_per_second for run in scheme.by_seed.values() if run.tokens_per_second]
@@ -461,14 +468,20 @@ def _judged(group: Group, least: float, earlier: Sequence[Look]) -> tuple[dict[s
     pairs = {one.label: (paired(one, reference, base), paired(one, reference, risen)) for one in others if reference}
     gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
     unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
-    why = {one.label: _no_verdict(one, reference, unlearned, pairs[one.label], length) for one in others if reference}
+    behind = documents(group)
+    one_has_half = behind.no_verdict if behind else ""
+    why = {
+        one.label: _no_verdict(one, reference, unlearned, pairs[one.label], length) or one_has_half
+        for one in others
+        if reference
+    }
     looks_of = {one.label: looks.number(looks.of(one, reference), earlier) for one in group.schemes}
     found: dict[str, Endpoints] = {}
     far = Far({}, {})
     for labels, number in load.families(group):
         schemes = [one for one in group.schemes if one.label in labels]
         ranked = [one for one in schemes if one.label not in unlearned and per_seed(one, base)]
-        rises = {one.label: _rises(one, length) for one in ranked}
+        rises = {one.label: _rises(one, length) for one in ranked if not one_has_half}
         tested = {one.label: pairs[one.label] for one in schemes if one in others and not why[one.label]}
         judged = judge(tested, rises, length, least, number, looks_of)
         far.reach.update(judged.reach)
