@@ -95,18 +95,52 @@ def contiguous(text: str) -> dict[str, str]:
     return {"validation": text[len(text) - 2 * share : len(text) - share], "test": text[len(text) - share :]}
 
 
+def grown(held: dict[str, list[int]], texts: Sequence[str], wanted: int) -> dict[str, list[int]]:
+    """With up to `wanted` test documents, while 70 % of the characters remain; equal texts stay together."""
+    taken = {*held["validation"], *held["test"]}
+    rest = sorted(set(range(len(texts))) - taken, key=lambda i: hashlib.sha256(texts[i].encode()).digest())
+    alike = [list(group) for _, group in itertools.groupby(rest, key=lambda i: texts[i])]
+    test, total, left = list(held["test"]), sum(map(len, texts)), sum(len(texts[i]) for i in rest)
+    for group in alike[:-1]:
+        left -= sum(len(texts[i]) for i in group)
+        if len(test) >= wanted or left < 0.7 * total:
+            break
+        test += group
+    return {**held, "test": sorted(test)}
+
+
+def stretches(texts: Sequence[str], wanted: int) -> dict[str, list[str]]:
+    """Validation and test stretches side by side, in the middle of each of equal parts of every text.
+
+    Test stretches have 8,192 characters, or more to be 5 % of the text, or less to be 25 %; at most `wanted` in all,
+    and 8 (or `wanted`) at least, both rounded up to the same number for each text.
+    """
+    share = min(max(0.05, wanted * 8192 / sum(map(len, texts))), 1 - 0.7 - 0.05)
+    found: dict[str, list[str]] = {"validation": [], "test": []}
+    for text in texts:
+        fewest, most = math.ceil(min(8, wanted) / len(texts)), math.ceil(wanted / len(texts))
+        n = min(most, max(fewest, int(share * len(text) / 8192)))
+        validation, test = int(0.05 * len(text) / n), int(share * len(text) / n)
+        for i in range(n):
+            first = (2 * i + 1) * len(text) // (2 * n) - (validation + test) // 2
+            found["validation"].append(text[first : first + validation])
+            found["test"].append(text[first + validation : first + validation + test])
+    return {split: [piece for piece in pieces if piece] for split, pieces in found.items()}
+
+
 def split_documents(data: dict[str, Any], how: str, split: str, text: Path | None) -> list[str]:
     """The documents of one split, in their own order."""
     if data["source"] == "builtin":
         modules = builtin_documents(text or Path(sysconfig.get_path("stdlib")))
         names = list(modules)[: data["max_documents"]]
         return [modules[names[i]] for i in held_out(names, (0.06, 0.20))[split]]
-    if data["source"] != "text" or data["articles"] or how not in ("document", "contiguous"):
+    if data["source"] != "text" or data["articles"] or how not in ("document", "stretches", "contiguous"):
         sys.exit("this script reads the built-in corpus and .txt files that posbench split itself")
     texts = text_documents(text or Path(data["path"]).expanduser())[: data["max_documents"]]
+    wanted = data.get("test_pieces")  # runs of earlier versions have no such key
     if len(texts) < 20:
-        return [contiguous(text)[split] for text in texts]
-    return [texts[i] for i in held_out(texts, (0.05, 0.05))[split]]
+        return stretches(texts, wanted)[split] if wanted else [contiguous(text)[split] for text in texts]
+    return [texts[i] for i in grown(held_out(texts, (0.05, 0.05)), texts, wanted or 0)[split]]
 
 
 # -- from documents to tokens ------------------------------------------------------------------------------------------
@@ -118,6 +152,7 @@ class Stream:
 
     ids: np.ndarray  # (tokens,) int64
     starts: list[int]  # start of each document, and the end of the last
+    sources: list[int] | None = None  # where documents here are stretches: the number of the one that each is cut from
 
 
 def stream(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> Stream:
@@ -380,6 +415,9 @@ class Run:
             documents = split_documents(self.config["data"], data["split"], split, self.text)
             made = self.streams[split] = stream(self.tokenizer, documents)
             was, here = (data["documents"][split], data["tokens"][split]), (len(documents), len(made.ids))
+            if cut := data.get("stretches"):  # how many of each document
+                sources = [document for document, number in enumerate(cut[split]) for _ in range(number)]
+                made = self.streams[split] = dataclasses.replace(made, sources=sources)
             if was != here:
                 print(f"another text: then {was[0]} {split} documents of {was[1]} tokens, here {here[0]} of {here[1]}")
         return self.streams[split]
@@ -418,7 +456,9 @@ class Run:
         """The facts of a block row, without its nll."""
         where = places(block)
         n_bytes = int(self.bytes[text.ids[where]].sum())
-        return {"document": bisect.bisect(text.starts, where[0]) - 1, "n_tokens": len(where), "n_bytes": n_bytes}
+        place = bisect.bisect(text.starts, where[0]) - 1
+        stands = {"document": place} if text.sources is None else {"document": text.sources[place], "stretch": place}
+        return {**stands, "n_tokens": len(where), "n_bytes": n_bytes}
 
     def printed_blocks(self, row: Row) -> list[Row]:
         """The block rows of a row, in order; if written twice, the later ones."""

@@ -163,6 +163,19 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
     assert len({run_id(config) for config in (before, later, dropout, split)}) == 3
 
 
+def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own(tmp_path: Path) -> None:
+    asked = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
+    now, before = (compose.check([*asked, *more])[0] for more in ([], ["data.test_pieces=null"]))
+    assert (now.data.test_pieces, before.data.test_pieces) == (30, None)
+    assert run_id(before) == "rope-s0-5165727c" and set(run_ids(before)).isdisjoint(run_ids(now))
+    container = to_container(before)
+    del container["data"]["test_pieces"]  # as a run of before has saved it
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(container), encoding="utf-8")
+    assert load_saved(tmp_path / "config.yaml") == before
+    splits_of_their_own = ("builtin", "wikitext-2", "wikitext-103", "tinystories", "pg19")
+    assert {compose.check([f"data={name}"])[0].data.test_pieces for name in splits_of_their_own} == {None}
+
+
 def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "ADDED", {"data.splits.extra": None, "a.b.c": 1, "seed.x": 1})
     plain = {"seed": 0, "data": {"splits": {}}, "encoding": {"name": "rope"}}
@@ -498,7 +511,7 @@ NUMBERS = {
 
 
 def test_the_table_of_numbers_is_whole() -> None:
-    assert len(NUMBERS) == 35 and {"data.offset", "evaluation.ratios", "training.betas"} <= NUMBERS.keys()
+    assert len(NUMBERS) == 36 and {"data.offset", "evaluation.ratios", "training.betas"} <= NUMBERS.keys()
 
 
 @pytest.mark.parametrize("key", NUMBERS)

@@ -50,6 +50,7 @@ def config(name: str = "text", **changes: Any) -> DataConfig:
     for file in ("_base", name):
         values |= yaml.safe_load((CONFIGS / f"{file}.yaml").read_text(encoding="utf-8"))
     del values["defaults"]
+    values["test_pieces"] = None  # pieces then join to the original; tests of the default give it
     if "path" in changes:
         changes["path"] = str(changes["path"])
     return DataConfig(**{**values, **changes})
@@ -193,6 +194,67 @@ def test_many_documents_are_split_whole_and_each_goes_to_one_split(tmp_path: Pat
     assert result.record["split"] == "document"
     assert result.record["documents"] == {"train": 54, "validation": 3, "test": 3}
     assert sorted(t for s in corpus.SPLITS for t in result.documents[s]) == sorted(texts.values())
+
+
+def test_an_ordinary_folder_has_thirty_test_documents_and_the_same_validation(tmp_path: Path) -> None:
+    folder = write(tmp_path / "many", prose(151, n_words=80))
+    before = load(config(path=folder), tmp_path)
+    grown = load(config(path=folder, test_pieces=30), tmp_path)
+    assert (before.record["documents"]["test"], grown.record["documents"]) == (
+        7, {"train": 113, "validation": 8, "test": 30},
+    )  # fmt: skip
+    assert list(grown.documents["validation"]) == list(before.documents["validation"])
+    assert set(before.documents["test"]) < set(grown.documents["test"])
+
+
+@pytest.mark.parametrize(("lengths", "tested"), [([90] * 60, 15), ([10] * 40 + [500] * 20, None), ([90] * 700, 35)])
+def test_test_documents_end_where_training_would_have_less_than_seventy_percent_of_the_text(
+    tmp_path: Path, lengths: list[int], tested: int | None
+) -> None:
+    texts = {f"{i:03}.txt": f"{i:04}" + "x" * (n - 4) for i, n in enumerate(lengths)}
+    made = load(config(path=write(tmp_path / "many", texts), test_pieces=30), tmp_path)
+    left = sum(map(len, made.documents["train"])) / sum(lengths)
+    assert left >= 0.7 and len(made.documents["test"]) >= 3
+    assert tested in (None, len(made.documents["test"]))
+
+
+def test_equal_documents_stay_together_when_the_test_part_grows(tmp_path: Path) -> None:
+    texts = {f"{i:03}.txt": f"text {i // 4:03}" for i in range(160)}  # each text four times
+    documents = load(config(path=write(tmp_path / "copies", texts), test_pieces=30), tmp_path).documents
+    sets = [set(documents[s]) for s in corpus.SPLITS]
+    assert len(documents["test"]) == 32 and len(set.union(*sets)) == sum(map(len, sets)) == 40
+
+
+@pytest.mark.parametrize("sizes", [[1_500_000], [400_000], [40_000], [900], [3], [300_000, 90_000, 20_000]])
+def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path: Path, sizes: list[int]) -> None:
+    texts = {f"{i}.txt": "".join(chr(33 + (i + 7 * k) % 90) for k in range(n)) for i, n in enumerate(sizes)}
+    made = load(config(path=write(tmp_path / "text", texts), test_pieces=30), tmp_path)
+    assert made.record["split"] == "stretches"
+    own = {split: [piece for piece in made.documents[split] if piece] for split in corpus.SPLITS}
+    assert sum(len(piece) for pieces in own.values() for piece in pieces) == sum(sizes)
+    assert sum(map(len, own["train"])) >= 0.7 * sum(sizes)
+    if sum(sizes) < 1000:
+        return
+    counts = made.record["stretches"]["test"]
+    assert len(counts) == len(sizes) and sum(counts) == len(own["test"]) >= 8
+    rest = {split: iter(pieces) for split, pieces in own.items()}
+    for text, number in zip(texts.values(), counts, strict=True):  # training text ends at each hole
+        holes = ["".join(next(rest[split]) for split in corpus.SPLITS) for _ in range(number)]
+        assert "".join(holes) + next(rest["train"]) == text
+    if len(sizes) == 1 and sizes[0] >= 400_000:
+        assert (len(own["test"]), len(own["test"][0])) == {1_500_000: (30, 8192), 400_000: (12, 8333)}[sizes[0]]
+
+
+def test_tokens_know_the_text_that_a_stretch_was_cut_from_and_have_a_key_of_their_own(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a.txt": "one two three " * 3000, "b.txt": "four five " * 900})
+    settings = config(path=folder, tokenizer="bytes", test_pieces=12)
+    for _ in range(2):  # made, and found
+        made = tokens.prepare(settings, tmp_path / "cache")
+        assert made.test.sources is not None and made.train.sources is None
+        assert made.record["stretches"]["test"] == np.bincount(made.test.sources).tolist()
+        assert len(made.test.starts) == len(made.test.sources) + 1
+    before = tokens.prepare(dataclasses.replace(settings, test_pieces=None), tmp_path / "cache")
+    assert before.record["split"] == "contiguous" and before.test.sources is None
 
 
 def test_equal_documents_never_part_between_splits(tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: 
     assert {0, 5} < {possible for possible, _ in seen}  # some texts are too short for all, some for the longest only
 
 
-@pytest.mark.parametrize("count", [30, 9])
-def test_it_splits_text_as_posbench_does(count: int, recompute: ModuleType, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("wanted", [None, 30])
+@pytest.mark.parametrize("count", [60, 30, 9])
+def test_it_splits_text_as_posbench_does(
+    count: int, wanted: int | None, recompute: ModuleType, tmp_path: pathlib.Path
+) -> None:
     folder = tmp_path / "text"
     (folder / "b").mkdir(parents=True)
     for i in range(count):
@@ -84,7 +87,7 @@ def test_it_splits_text_as_posbench_does(count: int, recompute: ModuleType, tmp_
     (folder / ".hidden.txt").write_text("hidden", encoding="utf-8")
     data = yaml.safe_load((CONFIGS / "_base.yaml").read_text(encoding="utf-8"))
     data = {key: value for key, value in data.items() if key != "defaults"}
-    data |= {"name": "text", "source": "text", "path": str(folder)}
+    data |= {"name": "text", "source": "text", "path": str(folder), "test_pieces": wanted}
     config = DataConfig(**data)
     theirs = corpus.load(config, corpus.locate(config, tmp_path / "revisions"), tmp_path / "scratch")
     for split in ("validation", "test"):

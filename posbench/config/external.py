@@ -90,6 +90,8 @@ class TrainedElsewhere:
         text: dict[str, Any] = dataclasses.asdict(self.data)
         for name in ("tokenizer", "vocab_size"):  # the model's own
             del text[name]
+        if self.data.test_pieces is None:  # as in ids of before there was such a key
+            del text["test_pieces"]
         shaping = {
             "model": self.model.sha256,
             "reading": dataclasses.asdict(self.reading),

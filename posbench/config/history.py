@@ -30,6 +30,7 @@ ADDED: dict[str, Any] = {
     **_STARTS,
     "data.task": None,
     "data.offset": 0,
+    "data.test_pieces": None,
     "encoding/canon.inner": "none",
     "encoding/canon.inner_options": {},
     "encoding/cca.inner": "none",

@@ -97,10 +97,11 @@ class DataConfig:
     vocab_size: int  # bpe: tokens, the 256 bytes and the separator included
     task: dict[str, Any] | None = None  # task: its name and options, which it checks itself; None = text
     offset: int = 0  # task: a problem's first token stands at a position from 0 to this
+    test_pieces: int | None = None  # documents or stretches to hold out of text without splits; None = 5 %, as before
 
     def __post_init__(self) -> None:
         plain_name("data.name", self.name)
-        within(1, MOST, self, "data", "max_documents", "vocab_size")
+        within(1, MOST, self, "data", "max_documents", "vocab_size", "test_pieces")
         within(0, LONGEST, self, "data", "offset")
         if (self.source == "task") != (self.task is not None):
             raise UserError(f"data.source is {self.source}, data.task {self.task}: choose a task with data=task/NAME")

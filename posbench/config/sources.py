@@ -13,10 +13,10 @@ from posbench.errors import UserError
 ASKS_FOR = {"data.path": "text", "data.dataset": "hub"}  # key -> the choice of data that reads it
 _OF_TEXT = ("column", "max_documents", "tokenizer", "vocab_size")
 _UNREAD = {
-    "builtin": ("path", "dataset", "subset", "revision", "column", "splits", "articles"),
+    "builtin": ("path", "dataset", "subset", "revision", "column", "splits", "articles", "test_pieces"),
     "text": ("dataset", "subset", "revision", "splits"),
     "hub": ("path",),
-    "task": ("path", "dataset", "subset", "revision", "splits", "articles", *_OF_TEXT),
+    "task": ("path", "dataset", "subset", "revision", "splits", "articles", "test_pieces", *_OF_TEXT),
 }
 _OF_TASKS = ("task", "offset")
 _CALLED = {"builtin": "the built-in corpus", "text": "data=text", "hub": "a data set of the hub", "task": "a task"}
@@ -49,7 +49,7 @@ def _reader(data: DataConfig, name: str) -> str:
         return f"{copy}text of your own is data=text data.path={data.path}"
     if name == "dataset":
         return f"a data set of the hub, or a copy of one, is data=hub data.dataset={data.dataset}"
-    return "data=text and data=hub do" if name in ("column", "articles") else "data=hub does"
+    return "data=text and data=hub do" if name in ("column", "articles", "test_pieces") else "data=hub does"
 
 
 def refuse_other_text(chosen: Mapping[str, Any], now: Mapping[str, Any], given: set[str]) -> None:

@@ -5,10 +5,12 @@ digest of the files, or the hub's commit), `load` reads it and splits it.
 
 How documents are split (`record["split"]`):
 - `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
-- `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. Of
-  the built-in corpus 6 % and 20 %, chosen by the hash of module names. Training documents that share a passage of 64
-  words with validation or test text are dropped.
-- `contiguous`, under 20 documents: the last 5 % and 5 % of each one's text. The pieces join to the original.
+- `document`: 5 % of the documents each, chosen by the hash of their text, so that equal documents stay together. The
+  test part grows to `data.test_pieces` documents while training keeps 70 % of the characters. Of the built-in corpus
+  6 % and 20 %, chosen by the hash of module names. Training documents that share a passage of 64 words with validation
+  or test text are dropped.
+- `stretches`, under 20 documents: separate stretches of each one's text, `data.test_pieces` in all, see `_stretches`.
+- `contiguous`, under 20 documents if `data.test_pieces` is None: the last 5 % and 5 % of each one's text.
 
 What training text shares with the held-out text stands in `record["copies"]`, as it was before anything was dropped.
 """
@@ -34,6 +36,9 @@ HELD_OUT = (0.05, 0.05)  # shares of validation and test
 # The built-in corpus is small: a larger share, for some fifty test documents of more than a thousand tokens.
 BUILTIN_HELD_OUT = (0.06, 0.20)
 FEWEST_DOCUMENTS = 20  # to split by document
+TRAINING = 0.70  # of the characters at least, as far as `data.test_pieces` decides
+STRETCH = 2**13  # characters that a held-out stretch should have: some 2,000 tokens of context before its targets
+FEWEST_STRETCHES = 8  # of a short text: fewer would give no interval, so they are shorter instead
 MUCH_SHARED = 0.01  # of the held-out passages, in training text that is left alone: worth a warning
 MUCH_DROPPED = 0.10  # of the training text: worth a warning
 
@@ -105,6 +110,7 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
         UserError: no text, bytes that are not UTF-8, a column or split that is not there.
     """
     documents = _read(config, source, scratch)
+    stretches: dict[str, list[int]] = {}
     if set(documents) == {"train"}:
         documents = {"": documents["train"]}
     if "" not in documents:
@@ -113,9 +119,11 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
         names = list(source.files[""])[: len(documents[""])]
         split, documents = "document", _by_document(documents[""], names, BUILTIN_HELD_OUT)
     elif len(documents[""]) >= FEWEST_DOCUMENTS:
-        split, documents = "document", _by_document(documents[""], documents[""], HELD_OUT)
-    else:
+        split, documents = "document", _by_document(documents[""], documents[""], HELD_OUT, config.test_pieces or 0)
+    elif config.test_pieces is None:
         split, documents = "contiguous", _contiguous(documents[""])
+    else:
+        split, (documents, stretches) = "stretches", _stretches(documents[""], config.test_pieces)
     documents, shared = _without_copies(documents, split, config.name)
     record = {
         "name": config.name,
@@ -124,6 +132,7 @@ def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Cor
         "split": split,
         "documents": {s: len(documents[s]) for s in SPLITS},
         "copies": shared,
+        **({"stretches": stretches} if stretches else {}),  # of each document in turn, by split
     }
     return Corpus({s: documents[s] for s in SPLITS}, record)
 
@@ -182,10 +191,35 @@ def _halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return _select(texts, first), _select(texts, second)
 
 
-def _by_document(texts: Sequence[str], keys: Iterable[str], shares: tuple[float, float]) -> dict[str, Sequence[str]]:
-    """Give the documents whose keys hash lowest to validation, the next ones to test, the others to training."""
+def _by_document(
+    texts: Sequence[str], keys: Iterable[str], shares: tuple[float, float], test_pieces: int = 0
+) -> dict[str, Sequence[str]]:
+    """Give the documents whose keys hash lowest to validation, the next ones to test, the others to training.
+
+    Args:
+        test_pieces: test documents that are wanted; more than their share only while training keeps `TRAINING`.
+    """
     validation, test, train = _parts(keys, (shares[0], sum(shares)))
+    if len(test) < test_pieces:
+        moved = _affordable(texts, train, test_pieces - len(test))
+        test, train = [*test, *train[:moved]], train[moved:]
     return {"train": _select(texts, train), "validation": _select(texts, validation), "test": _select(texts, test)}
+
+
+def _affordable(texts: Sequence[str], train: list[int], wanted: int) -> int:
+    """How many of the first training documents can be held out as well; equal ones stay together."""
+    sizes = [len(text) for text in texts]
+    left, least = sum(sizes[i] for i in train), TRAINING * sum(sizes)
+    moved = 0
+    while moved < wanted:
+        end = moved + 1
+        while end < len(train) and texts[train[end]] == texts[train[moved]]:
+            end += 1
+        left -= sum(sizes[i] for i in train[moved:end])
+        if left < least or end == len(train):
+            break
+        moved = end
+    return moved
 
 
 def _parts(keys: Iterable[str], cuts: tuple[float, ...]) -> list[list[int]]:
@@ -215,6 +249,45 @@ def _contiguous(texts: Sequence[str]) -> dict[str, Sequence[str]]:
         for split, piece in zip(SPLITS, (text[:a], text[a:b], text[b:]), strict=True):
             pieces[split].append(piece)
     return dict(pieces)
+
+
+def _stretches(texts: Sequence[str], wanted: int) -> tuple[dict[str, Sequence[str]], dict[str, list[int]]]:
+    """Hold out separate stretches of each text, evenly spread; what lies between two holes is a training document.
+
+    Each text is cut into equal parts. In the middle of a part stands a hole: a validation stretch, then a test stretch.
+    All texts give the same share of their characters: 5 % for validation, and for test so much that stretches have
+    `STRETCH` characters, but 5 % at least and 25 % at most. A text too short for stretches of that size gets fewer of
+    them. Below `FEWEST_STRETCHES` in all they get shorter instead.
+
+    Args:
+        wanted: test stretches of all texts together, rounded up to the same number for each.
+
+    Returns:
+        The pieces by split, and how many of the pieces of validation and test are of each text.
+    """
+    of_validation = HELD_OUT[0]
+    share = min(max(HELD_OUT[1], wanted * STRETCH / sum(map(len, texts))), 1 - TRAINING - of_validation)
+    most, fewest = (-(-number // len(texts)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
+    pieces: dict[str, list[str]] = {split: [] for split in SPLITS}
+    counts: dict[str, list[int]] = {split: [] for split in SPLITS[1:]}
+    for text in texts:
+        holes = min(most, max(fewest, int(share * len(text) / STRETCH)))
+        validation, test = (int(part * len(text) / holes) for part in (of_validation, share))
+        end = 0
+        found: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for i in range(holes):
+            start = (2 * i + 1) * len(text) // (2 * holes) - (validation + test) // 2
+            found["train"].append(text[end:start])
+            end = start + validation + test
+            found["validation"].append(text[start : start + validation])
+            found["test"].append(text[start + validation : end])
+        found["train"].append(text[end:])
+        for split, own in found.items():
+            kept = [piece for piece in own if piece]
+            pieces[split] += kept
+            if split in counts:
+                counts[split].append(len(kept))
+    return {split: own or [""] for split, own in pieces.items()}, counts
 
 
 def _without_copies(

@@ -50,10 +50,14 @@ _Encoder = Callable[[Iterable[list[str]]], Iterator[np.ndarray]]  # batches of p
 
 @dataclasses.dataclass(frozen=True)
 class TokenSplit:
-    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first."""
+    """One split's stream. Document i is `ids[starts[i]:starts[i + 1]]`, its separator first.
+
+    Where stretches of a text are held out, each stands here as a document, and `sources` says what it was cut from.
+    """
 
     ids: np.ndarray  # (n_tokens,) uint16 or uint32, memory-mapped
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
+    sources: np.ndarray | None = None  # (n_documents,) int64: number of the source document; None: each is whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +169,8 @@ def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None
         shape["tokenizer"] = own.sha256
     if separator is not None:
         shape["separator"] = separator
+    if config.test_pieces is not None:  # so that tokens of before are found again
+        shape["test_pieces"] = config.test_pieces
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
@@ -325,14 +331,24 @@ def _open(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens:
         if Path(file).name != file or files.sha256(folder / file).hex() != digest:
             raise ValueError(f"{file} is not what was written")
     tokenizer = from_file(folder / "tokenizer.json", separator)
-    train, validation, test = (_map(folder, split, tokenizer) for split in corpus.SPLITS)
+    stretches = meta["record"].get("stretches", {})
+    train, validation, test = (_map(folder, split, tokenizer, stretches.get(split)) for split in corpus.SPLITS)
     return Tokens(train, validation, test, tokenizer, {**meta["record"], **added})
 
 
-def _map(folder: Path, split: str, tokenizer: Tokenizer) -> TokenSplit:
+def _map(folder: Path, split: str, tokenizer: Tokenizer, stretches: list[int] | None) -> TokenSplit:
+    """Map one split.
+
+    Args:
+        stretches: how many of its documents were cut from each source document, in turn; None: they are whole.
+    """
     ids = np.memmap(folder / f"{split}.ids", dtype=_dtype(tokenizer), mode="r")
     _check_ids(ids, tokenizer)
-    return TokenSplit(ids, np.load(folder / f"{split}.starts.npy"))
+    starts = np.load(folder / f"{split}.starts.npy")
+    sources = None if stretches is None else np.repeat(np.arange(len(stretches)), stretches)
+    if sources is not None and len(sources) != len(starts) - 1:
+        raise ValueError(f"{split} has {len(starts) - 1} documents, of which meta.json names {len(sources)}")
+    return TokenSplit(ids, starts, sources)
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:

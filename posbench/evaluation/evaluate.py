@@ -274,15 +274,22 @@ def _blocks(targets: Targets, nll: Floats, evaluation: Evaluation) -> list[Block
     if evaluation.token_bytes is not None:
         of_token = evaluation.token_bytes[evaluation.split.ids[targets.indices]]
         sizes = [int(size) for size in np.bincount(targets.blocks, of_token, targets.n_blocks)]
-    documents = _documents(targets, evaluation.split)
+    places, sources = _places(targets, evaluation.split), evaluation.split.sources
     return [
-        BlockRow(block=block, document=document, nll_sum=float(total), n_tokens=int(count), n_bytes=size)
-        for block, (document, total, count, size) in enumerate(zip(documents, sums, counts, sizes, strict=True))
+        BlockRow(
+            block=block,
+            document=place if place is None or sources is None else int(sources[place]),
+            stretch=None if sources is None else place,
+            nll_sum=float(total),
+            n_tokens=int(count),
+            n_bytes=size,
+        )
+        for block, (place, total, count, size) in enumerate(zip(places, sums, counts, sizes, strict=True))
     ]
 
 
-def _documents(targets: Targets, split: TokenSplit) -> list[int | None]:
-    """The document of each block's first target; None for a block without a target that counts."""
+def _places(targets: Targets, split: TokenSplit) -> list[int | None]:
+    """The document of the split, or stretch of one, of each block's first target; None for a block without targets."""
     order = np.argsort(targets.indices)
     blocks, first = np.unique(targets.blocks[order], return_index=True)
     found = np.searchsorted(split.starts, targets.indices[order][first], side="right") - 1
