@@ -1,6 +1,7 @@
 """Configurations: every YAML composes, a run is its configuration, wrong values and hostile files end in one line."""
 
 import dataclasses
+import json
 import re
 import shutil
 import time
@@ -174,6 +175,29 @@ def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own(tmp_path
     assert load_saved(tmp_path / "config.yaml") == before
     splits_of_their_own = ("builtin", "wikitext-2", "wikitext-103", "tinystories", "pg19")
     assert {compose.check([f"data={name}"])[0].data.test_pieces for name in splits_of_their_own} == {None}
+
+
+@pytest.mark.parametrize(
+    ("record", "kept"),
+    [
+        ({"split": "given", "documents": {"test": 1}}, True),
+        ({"split": "document", "documents": {"test": 30}}, True),
+        ({"split": "document", "documents": {"test": 29}}, False),
+        ({"split": "contiguous", "documents": {"test": 30}}, False),
+        ({"split": "document", "documents": []}, False),
+        (None, False),
+    ],
+)
+def test_a_run_whose_split_does_not_move_is_found_by_the_same_command(
+    record: dict[str, Any] | None, kept: bool, tmp_path: Path
+) -> None:
+    asked = ["data=text", "data.path=a.txt", f"runtime.outputs={tmp_path}"]
+    before = compose.check([*asked, "data.test_pieces=null"])[0]
+    folder = run_folder(before)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(to_container(before)), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"status": "done", "data": record}), encoding="utf-8")
+    assert (run_folder(compose.check(asked)[0]) == folder) == kept
 
 
 def test_neutral_values_leave_nothing_behind_and_touch_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.config.external import TrainedElsewhere
 from posbench.config.history import without_neutral
 from posbench.config.schema import SAVED, Config, to_container
+from posbench.errors import UserError
 
 # What may change without making it another run. Version 1 of the digest counted the study as well.
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
 VERSIONS = (2, 1)  # of the digest, the current one first
+_LARGEST_RECORD = 2**24  # bytes of a run.json
 
 
 def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> str:
@@ -62,14 +65,29 @@ def in_one_spelling(config: Config, study: Path | None = None) -> Config:
     """The configuration with each path to text or a tokenizer spelt in one way, so that one file makes one run.
 
     Below the current folder it is relative to it, else absolute. Where a run already stands under the spelling that was
-    given, or under absolute paths, its own spelling is kept: it is that run.
+    given, or under absolute paths, its own spelling is kept: it is that run. A run from before `data.test_pieces` is
+    kept, too, if its text is split no other way by it.
 
     Args:
         study: the folder that the run is looked for in, the configuration's own unless another is given.
     """
     one = _spelt(config, _relative)
     spellings = (one, config, _spelt(config, os.path.abspath))
-    return next((each for each in spellings if (run_folder(each, study) / SAVED).is_file()), one)
+    before = [dataclasses.replace(each, data=dataclasses.replace(each.data, test_pieces=None)) for each in spellings]
+    wanted = config.data.test_pieces
+    if found := next((each for each in spellings if (run_folder(each, study) / SAVED).is_file()), None):
+        return found
+    return next((each for each in before if wanted and _splits_alike(run_folder(each, study), wanted)), one)
+
+
+def _splits_alike(folder: Path, test_pieces: int) -> bool:
+    """Whether a run's folder says that its text has splits of its own, or so many test documents anyway."""
+    try:
+        data = json.loads(files.read(folder / "run.json", _LARGEST_RECORD))["data"]
+        enough = data["split"] == "document" and data["documents"]["test"] >= test_pieces
+        return bool(data["split"] == "given" or enough)
+    except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):  # no run, or none that knows its text
+        return False
 
 
 def _spelt(config: Config, spell: Callable[[str], str]) -> Config:
