@@ -2,11 +2,15 @@
 
     python scripts/coverage.py measure outputs/six/rope-s* outputs/six/alibi-s* --out tests/data/losses.npz
     python scripts/coverage.py table tests/data/losses.npz
+    python scripts/coverage.py regions novels/*.txt
 
 `measure` scores every long enough document of a corpus, in any split: blocks of targets at 1, 4 and 16 times the
 training length, as in `fixed_target`. These documents are the population, and their mean is the truth. `table` draws
 documents from it (and runs, as other seeds), places blocks as `fixed_target` does, and counts how often an interval
 contains that mean. tests/test_coverage.py asserts the same figures.
+
+`regions` is about a text in one document. Its losses are those of n-gram models of the other files, so that all of it
+is unseen. A test part is drawn from it, the truth is the mean over the rest of this very text.
 """
 
 import argparse
@@ -20,10 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from posbench import machine
+from posbench.data import corpus
 from posbench.data import tokens as data
+from posbench.data.tokenizer import train_bpe
 from posbench.data.tokens import Tokens, TokenSplit
-from posbench.evaluation import intervals
+from posbench.evaluation import intervals, protocols
 from posbench.evaluation.intervals import Blocks, Interval
+from posbench.evaluation.ngrams import NGrams
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
@@ -194,6 +201,88 @@ def _populations(path: Path) -> Iterator[tuple[str, Population]]:
         yield f"{scheme} - {less}" if less else scheme, population(path, scheme, less)
 
 
+# -- contiguous regions of one text ------------------------------------------------------------------------------------
+
+LONGEST = 1024  # tokens of context before the first target of a stretch
+PARTS = ("tail", "stretches")
+
+
+def losses_of(file: Path, others: list[Path]) -> tuple[Floats, int]:
+    """(2, tokens) nats of the 5-gram model of the other files, and that less the bigram's; characters of the text."""
+    texts = [path.read_text(encoding="utf-8") for path in (*others, file)]
+    tokenizer = train_bpe(texts[:-1], 2048)
+    *known, own = (np.concatenate(list(tokenizer.encode([text]))).astype(np.int64) for text in texts)
+    ids = np.concatenate(known)
+    models = NGrams(ids, np.array([[0, len(ids)]]), tokenizer.vocab_size)
+    places = np.arange(4, len(own))
+    nll = models.nll(np.stack([own[places - back] for back in (4, 3, 2, 1)], 1), own[places])
+    return np.stack([nll[4], nll[4] - nll[1]]), len(texts[-1])
+
+
+def drawn(part: str, tokens: int, characters: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """First token and end of each piece of a test part that begins anywhere: one region, or evenly spread ones.
+
+    The sizes are those of `corpus`: 5 % of the text at its end in earlier versions, now 30 stretches.
+    """
+    if part == "tail":
+        size = int(corpus.HELD_OUT[1] * tokens)
+        first = int(rng.integers(tokens - size + 1))
+        return [(first, first + size)]
+    pieces, _ = corpus._stretches(["x" * characters], 30)
+    number = len(pieces["test"])
+    size = int(len(pieces["test"][0]) / characters * tokens)
+    shift = int(rng.integers(tokens // number - size + 1))
+    return [(i * tokens // number + shift, i * tokens // number + shift + size) for i in range(number)]
+
+
+def of_regions(losses: Floats, characters: int, part: str, trials: int, seed: int = 0) -> tuple[float, float, float]:
+    """Share of trials whose interval contains the mean of the rest of the text, mean half width, mean units.
+
+    Args:
+        losses: (tokens,) nats of every token of the text.
+    """
+    rng = np.random.default_rng(seed)
+    sums = np.concatenate([[0.0], losses.cumsum()])
+    hits, width, units = 0, 0.0, 0
+    for _ in range(trials):
+        pieces = drawn(part, len(losses), characters, rng)
+        room = min(LONGEST, (pieces[0][1] - pieces[0][0]) // 2)
+        candidates = [np.arange(first + room, end - TARGETS + 1, TARGETS) for first, end in pieces]
+        firsts = protocols._dealt(candidates, BLOCKS)
+        stretch = np.searchsorted([first for first, _ in pieces], firsts, side="right") - 1
+        found = intervals.over_text(
+            Blocks(
+                sums[firsts + TARGETS] - sums[firsts],
+                np.full(len(firsts), float(TARGETS)),
+                np.zeros(len(firsts), np.int64),
+                None if part == "tail" else stretch,
+            )
+        )
+        assert found is not None
+        inside = sum(sums[end] - sums[first] for first, end in pieces)
+        truth = (sums[-1] - inside) / (len(losses) - sum(end - first for first, end in pieces))
+        hits += found.low <= truth <= found.high
+        width += found.half
+        units += found.units
+    return hits / trials, width / trials, units / trials
+
+
+def regions(paths: list[Path], trials: int) -> None:
+    quantities = ("nll", "nll less that of a bigram model")
+    found = {key: [] for key in itertools.product(PARTS, range(len(quantities)))}  # type: ignore[var-annotated]
+    for path in paths:
+        losses, characters = losses_of(path, [other for other in paths if other != path])
+        for part, quantity in found:
+            found[part, quantity].append(of_regions(losses[quantity], characters, part, trials))
+            print(path.name, part, quantities[quantity], *np.round(found[part, quantity][-1], 3), flush=True)
+    print("| test part | figure | segments | contains the truth | lowest of the texts | half width |")
+    print("|---|---|---:|---:|---:|---:|")
+    for (part, quantity), each in found.items():
+        rates, widths, units = np.array(each).T
+        shown = f"{units.mean():.0f} | {rates.mean():.1%} | {rates.min():.1%} | ±{widths.mean():.3f}"
+        print(f"| {part} | {quantities[quantity]} | {shown} |")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -203,8 +292,13 @@ if __name__ == "__main__":
     shown = commands.add_parser("table")
     shown.add_argument("losses", type=Path)
     shown.add_argument("--trials", type=int, default=2000)
+    cut = commands.add_parser("regions")
+    cut.add_argument("texts", nargs="+", type=Path)
+    cut.add_argument("--trials", type=int, default=1000)
     asked = parser.parse_args()
     if asked.command == "measure":
         measure(asked.runs, asked.out)
+    elif asked.command == "regions":
+        regions(asked.texts, asked.trials)
     else:
         table(asked.losses, asked.trials)

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "coverage.py"
@@ -57,3 +58,17 @@ def test_blocks_taken_for_independent_would_not() -> None:
 def test_seeds_alone_would_not_hold_for_other_text() -> None:
     assert rate("rope", None, "1x", 20, "five seeds, seeds") < 0.5
     assert rate("alibi", "rope", "rise 16x", 20, "five seeds, seeds") < 0.85
+
+
+@pytest.mark.parametrize(("characters", "number"), [(1_200_000, 30), (500_000, 15)])
+def test_stretches_of_a_text_hold_its_mean_where_its_end_does_not(characters: int, number: int) -> None:
+    """Losses that drift along one text, over some thousands of tokens, as those of real novels do."""
+    rng = np.random.default_rng(7)
+    slow = np.convolve(rng.normal(size=characters // 3200 + 20), np.ones(20) / 20**0.5, "valid")
+    losses = rng.gamma(1, 3, size=characters // 3) + 0.4 * np.interp(
+        np.arange(characters // 3), np.linspace(0, characters // 3, len(slow)), slow
+    )
+    tail, _, _ = script().of_regions(losses, characters, "tail", TRIALS)
+    stretches, _, units = script().of_regions(losses, characters, "stretches", TRIALS)
+    assert tail < 0.85 and stretches >= 0.92
+    assert units == number
