@@ -125,7 +125,7 @@ def stretches(texts: Sequence[str], wanted: int) -> dict[str, list[str]]:
             first = (2 * i + 1) * len(text) // (2 * n) - (validation + test) // 2
             found["validation"].append(text[first : first + validation])
             found["test"].append(text[first + validation : first + validation + test])
-    return {split: [piece for piece in pieces if piece] for split, pieces in found.items()}
+    return found
 
 
 def split_documents(data: dict[str, Any], how: str, split: str, text: Path | None) -> list[str]:

@@ -685,7 +685,7 @@ def test_a_run_under_its_old_name_is_continued_there() -> None:
         assert again == 0 and runs() == [old]
     assert process("-m", "posbench.launch.job", f"outputs/demo/{old}/config.yaml").returncode == 0 and runs() == [old]
     assert len(json.loads(record.read_text())["attempts"]) == 4
-    assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == [old, new]
+    assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == sorted([old, new])
 
 
 @pytest.mark.full
@@ -696,7 +696,7 @@ def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: py
     assert done.returncode == 0, done.stderr
     (name,) = runs()
     record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
-    assert (record["data"]["name"], record["data"]["documents"]["train"]) == ("text", 1)
+    assert (record["data"]["name"], record["data"]["documents"]["test"]) == ("text", 8)
     assert train() == 0 and train(f"data.path={Path('text.txt').absolute()}") == 0 and runs() == [name]
     assert posbench("train", "-m", *alone, "data.path=./text.txt") == 0 and runs() == [name]
     assert posbench("sweep", *alone, "data.path=./text.txt") == 0

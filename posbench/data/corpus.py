@@ -274,20 +274,16 @@ def _stretches(texts: Sequence[str], wanted: int) -> tuple[dict[str, Sequence[st
         holes = min(most, max(fewest, int(share * len(text) / STRETCH)))
         validation, test = (int(part * len(text) / holes) for part in (of_validation, share))
         end = 0
-        found: dict[str, list[str]] = {split: [] for split in SPLITS}
         for i in range(holes):
             start = (2 * i + 1) * len(text) // (2 * holes) - (validation + test) // 2
-            found["train"].append(text[end:start])
+            pieces["train"].append(text[end:start])
             end = start + validation + test
-            found["validation"].append(text[start : start + validation])
-            found["test"].append(text[start + validation : end])
-        found["train"].append(text[end:])
-        for split, own in found.items():
-            kept = [piece for piece in own if piece]
-            pieces[split] += kept
-            if split in counts:
-                counts[split].append(len(kept))
-    return {split: own or [""] for split, own in pieces.items()}, counts
+            pieces["validation"].append(text[start : start + validation])
+            pieces["test"].append(text[start + validation : end])
+        pieces["train"].append(text[end:])
+        for own in counts.values():
+            own.append(holes)
+    return dict(pieces), counts
 
 
 def _without_copies(
