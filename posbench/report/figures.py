@@ -215,7 +215,7 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
     points = {p.ratio: p.length for one in summaries for p in one.plain.points}
     ratios = sorted(points)
     axis.set_xscale("log", base=2)
-    named = {r: multiple(r) for r in ratios if r >= 1 or (1 / r).is_integer()}
+    named = {r: multiple(r) if r >= 1 else multiple(r).rstrip("x") for r in ratios if r >= 1 or (1 / r).is_integer()}
     axis.set_xticks(ratios, [f"{points[ratio]}\n{named[ratio]}" if ratio in named else "" for ratio in ratios])
     axis.minorticks_off()
     axis.set_xlim(ratios[0] / 1.2, ratios[-1] * 1.2)
