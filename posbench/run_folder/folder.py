@@ -101,7 +101,10 @@ class Run:
     # -- run.json --------------------------------------------------------------------------------------------------
 
     def update(self, **fields: Any) -> None:
-        """Set fields of `run.json`."""
+        """Set fields of `run.json`; its schema knows them all."""
+        unknown = fields.keys() - self.record.keys()
+        if unknown:
+            raise ValueError(f"run.json has no {sorted(unknown)}")
         self.record.update(plain(fields))
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
@@ -138,6 +141,9 @@ class Run:
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
         *before, current = self.record["attempts"]
+        unknown = fields.keys() - current.keys()
+        if unknown:
+            raise ValueError(f"an attempt has no {sorted(unknown)}")
         self.update(attempts=[*before, {**current, **fields}])
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
