@@ -519,7 +519,9 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text.txt")
     folder = on(shelf, "gpt_neox")
-    assert posbench("evaluate", str(folder), *EVALUATE, "length=48", "protocol=nonoverlap") == 0
+    assert (
+        posbench("evaluate", str(folder), *EVALUATE, "data.test_pieces=null", "length=48", "protocol=nonoverlap") == 0
+    )
     (results,) = (tmp_path / "outputs" / "models").iterdir()
     (row,) = read_jsonl(results / "evaluation.jsonl")
     assert row["n_tokens"] == row["n_blocks"] * LENGTH and row["dtype"] == "fp32"

@@ -19,6 +19,12 @@ from posbench.show import properties
 HEADINGS = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
 
 
+@pytest.fixture(scope="module")
+def template(template: Config) -> Config:
+    """At a rate in the middle of the grids below."""
+    return at(template, 0.003)
+
+
 def at(config: Config, rate: float, **changes: Any) -> Config:
     return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate), **changes)
 

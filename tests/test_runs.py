@@ -433,7 +433,7 @@ def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path:
     )
     assert " ".join(block) == (
         "protocol length stride window extension task split checkpoint_step problem_length offset targets_sha256 block "
-        "document nll_sum n_tokens n_bytes n_correct ngram_sum"
+        "document stretch nll_sum n_tokens n_bytes n_correct ngram_sum"
     )
     assert line["nll"] is None and line["extension_options"] == {"factor": 4.0} and block["nll_sum"] == 1 / 3
 

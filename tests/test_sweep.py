@@ -212,8 +212,9 @@ def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, mes
 
 
 def test_a_dry_run_counts_measures_and_writes_nothing(
-    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(forecast, "_ENOUGH", 0.01)
     (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
     train(done.config, done.folder, ["posbench", "train"])
     before = snapshot(tmp_path)
@@ -227,7 +228,8 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     assert snapshot(tmp_path) == before
 
 
-def test_a_forecast_grows_with_the_work(overrides: list[str]) -> None:
+def test_a_forecast_grows_with_the_work(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_ENOUGH", 0.1)
     (plan,) = plans.resolve([["encoding=rope", *overrides]])
     training = dataclasses.replace(plan.config.training, tokens=20 * plan.config.training.tokens)
     evaluation = dataclasses.replace(plan.config.evaluation, ratios=(1, 64), blocks=64)
