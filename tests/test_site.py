@@ -42,6 +42,7 @@ NOT_RUN = {
     "torchrun": "starts several processes; tests/slow/test_launch.py does",
     "python -m pytest": "tests do not run tests",
     "python scripts/catalogue.py": "reads runs of hours; the test of its tables has two runs of milliseconds",
+    "mkdir -p outputs && tar xf": "unpacks the rows of a study, of which test_docs.py holds what the pages say",
     "lm_eval": "another project's harness, which is not installed here",
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
     "posbench evaluate random_pythia": "takes minutes; test_huggingface.py evaluates models of every kind",
