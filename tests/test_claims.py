@@ -19,6 +19,7 @@ from posbench.report import figures, tables
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, looks, summary
 from posbench.report.comparison.claims import Bounds
+from posbench.report.comparison.judgement import SeedRange
 from posbench.run_folder import finding
 from posbench.show import properties
 
@@ -82,8 +83,8 @@ def test_what_is_not_resolved_is_not_said_to_break(template: Config, tmp_path: P
 
 
 def test_levels_spend_one_error_for_all_intervals_and_all_looks() -> None:
-    assert 1 - (1 - claims.level(16)) ** 16 == pytest.approx(0.04)
-    assert sum(1 - (1 - claims.level(190, look)) ** 190 for look in range(1, 30)) == pytest.approx(claims.ALPHA)
+    assert 1 - (1 - claims.level(16, claims.alpha_of(1))) ** 16 == pytest.approx(0.04)
+    assert sum(claims.alpha_of(look) for look in range(1, 30)) == pytest.approx(claims.ALPHA)
 
 
 def one_figure(values: np.ndarray) -> dict[str, Interval]:
@@ -124,7 +125,7 @@ def test_moderated_bounds_hold_jointly(schemes: int) -> None:
         sd = 0.02 * 2 ** rng.uniform(-1, 1, (schemes + 1, 1))
         seeds = sd * rng.normal(0, 1, (schemes + 1, 5))
         found = claims.moderated(one_figure(seeds[1:] - seeds[0]))
-        level = claims.level(schemes)
+        level = claims.level(schemes, claims.alpha_of(1))
         wrong += any(abs(one.mean) > one.half_at(level)
                      for one in found.values())  # fmt: skip
     assert wrong <= stats.binom.ppf(0.999, reports, 0.05)
@@ -155,9 +156,13 @@ def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Con
     others = {name: Truth(3.7 + number / 50, 0.1) for number, name in enumerate(("t5", "none", "fire", "kerple_log"))}
     write_study(folder, template, others)
     assert endpoints(folder)["alibi"] == alone
-    assert endpoints(folder)["t5"].level == claims.level(2 * 4 + 5)  # no sweep named these four: a family
+    assert endpoints(folder)["t5"].level == claims.level(
+        2 * 4 + 5, claims.alpha_of(1)
+    )  # no sweep named these four: a family
     swept(folder, "posbench sweep encoding=glob(*)", ["t5", "none", "fire"], lost=("cope", "fox"))
-    assert endpoints(folder)["t5"].level == claims.level(2 * 5 + 6)  # all that it named, with rope and what is lost
+    assert endpoints(folder)["t5"].level == claims.level(
+        2 * 5 + 6, claims.alpha_of(1)
+    )  # all that it named, with rope and what is lost
     assert endpoints(folder)["alibi"] == alone
 
 
@@ -189,8 +194,10 @@ def test_adding_seeds_after_a_report_is_another_look_at_a_smaller_level(template
     earlier = looks.read(folder / "report" / looks.NAME)
     assert [len(look.runs) for look in earlier] == [5, 5, 8, 8]
     found = endpoints(folder, earlier=earlier)["alibi"]
-    assert found.level == claims.level(4, look=2) < claims.level(4)
-    assert endpoints(folder)["alibi"].level == claims.level(4)  # a report elsewhere knows of no other
+    assert found.level == claims.level(4, claims.alpha_of(2)) < claims.level(4, claims.alpha_of(1))
+    assert endpoints(folder)["alibi"].level == claims.level(
+        4, claims.alpha_of(1)
+    )  # a report elsewhere knows of no other
 
 
 def test_fewer_seeds_than_a_verdict_takes_are_no_look(template: Config, tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_one_seed_against_the_rest_shows_seeds_and_no_interval(template: Config,
     cell = tables.rise(one.plain.points[2]).text
     assert "±" not in cell and "[0.797, 1.417]" in cell
     assert one.endpoints is not None and one.endpoints.rise is not None
-    assert isinstance(one.endpoints.rise, summary.SeedRange)
+    assert isinstance(one.endpoints.rise, SeedRange)
     assert one.endpoints.rise.low < one.endpoints.rise.mean < one.endpoints.rise.high
 
 
@@ -239,7 +246,7 @@ def test_the_references_own_spread_is_said_and_seeds_are_planned_at_the_level_of
     (precision,) = (table for table in tables.more_tables(group, found) if table.title.startswith("Precision"))
     (row,) = precision.rows
     needed = {name: value.number for name, value in zip(precision.columns, row, strict=True)}
-    level = claims.level(4)
+    level = claims.level(4, claims.alpha_of(1))
     n, sd = needed["seeds needed"], needed["SD of a seed"]
     assert n is not None and sd is not None
     t = stats.t.ppf(1 - level / 2, n - 1) + stats.t.ppf(0.8, n - 1)

@@ -29,7 +29,14 @@ WORDS = {**_EVALUATION, **_RUNTIME}  # what may be typed without its section, an
 _KEYS = (
     WORDS | {f"evaluation.{w}": k for w, k in _EVALUATION.items()} | {f"runtime.{w}": k for w, k in _RUNTIME.items()}
 )
-OF_A_SWEEP = ("sweep", "rates", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
+OF_A_SWEEP = (
+    "sweep",
+    "rates",
+    "tune",
+    "tune_grid",
+    "race",
+    "race.looks",
+)  # what `posbench sweep` takes beside what its runs take
 OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
 
 FILES = ("data.path", "data.dataset", "data.tokenizer")  # keys whose values may be files, of whatever name

@@ -34,7 +34,7 @@ HALF = 1 / 2  # of the tokens in one document: no verdict is given
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with its two-sided 95 % t-interval; in the unit of what was averaged, here nats per token."""
+    """A mean with its two-sided t-interval, of 95 %; in the unit of what was averaged, here nats per token."""
 
     mean: float
     error: float  # standard error
@@ -44,6 +44,8 @@ class Interval:
     kind: Units | None = None  # of those units
     each: tuple[float, ...] = ()  # the mean of every seed, where there are several
     text: tuple[float, float] = (0.0, 0.0)  # parts of the squared error: over units of text, and of what is left
+    of_seed: tuple[float, float] | None = None  # the variance of a single seed, and the degrees of freedom of that
+    miss: float = 0.05  # the chance at which `half` misses; less where several looks share it
 
     @property
     def over(self) -> str:
@@ -62,12 +64,12 @@ class Interval:
     @property
     def half(self) -> float:
         """Half of the interval's width."""
-        return self.half_at(0.05)
+        return self.half_at(self.miss)
 
     @property
     def upper(self) -> float:
-        """One-sided upper 95 % bound."""
-        return self.mean + self.half_at(0.1)
+        """One-sided upper bound, of 95 %."""
+        return self.mean + self.half_at(2 * self.miss)
 
     def half_at(self, level: float) -> float:
         """Half of the width of the two-sided interval that misses with this probability."""
@@ -182,8 +184,8 @@ def over_seeds(values: Sequence[float]) -> Interval:
     """
     if len(values) < 2:
         raise ValueError("an interval over seeds needs at least two of them")
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(float(np.mean(values)), error, len(values) - 1, len(values), each=tuple(map(float, values)))
+    found = Interval(float(np.mean(values)), 0.0, 0.0, len(values), each=tuple(map(float, values)))
+    return with_seed_variance(found, float(np.var(values, ddof=1)), len(values) - 1)
 
 
 def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
@@ -220,7 +222,8 @@ def with_seed_variance(found: Interval, variance: float, df: float) -> Interval:
     seeds, (units, both), df_units = variance / found.seeds, found.text, max(1, found.units - 1)
     total = max(seeds + units - both, seeds, units)
     spread = seeds**2 / df + units**2 / df_units
-    return dataclasses.replace(found, error=math.sqrt(total), df=total**2 / spread if spread else df)
+    df_of_error = total**2 / spread if spread else df
+    return dataclasses.replace(found, error=math.sqrt(total), df=df_of_error, of_seed=(variance, df))
 
 
 def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:

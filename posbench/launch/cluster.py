@@ -65,10 +65,11 @@ def refuse_lone_tasks(settings: DictConfig, processes: int) -> None:
         )
 
 
-def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show) -> dict[str, Status]:
+def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show, more: pool.More) -> dict[str, Status]:
     """Run jobs on a cluster; result and errors as `pool.run`.
 
     Args:
+        todo: it gets the jobs that `more` adds, each time as an array of their own.
         cluster: submitit's name of it.
         settings: as `check` returns them.
 
@@ -76,14 +77,27 @@ def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show) -
         Stopped: SIGINT or SIGTERM. Jobs that Slurm has keep running there; those on this machine save and end.
         UserError: the cluster cannot be used from here, or refuses a setting.
     """
-    status = {job.id: Status("done") if states.is_finished(job) else states.WAITING for job in todo}
+    status: dict[str, Status] = {}
+    new = list(todo)
+    while new:
+        status |= {job.id: states.before(job) for job in new}
+        _run_array(new, status, cluster, settings, show)
+        new = more(status)
+        todo += new
+    return status
+
+
+def _run_array(
+    todo: list[Plan], status: dict[str, Status], cluster: str, settings: DictConfig, show: pool.Show
+) -> None:
+    """Run jobs as one array, and keep `status` up to date."""
     missing = [job for job in todo if status[job.id].name != "done"]
     with stop_signals() as stopped:
         array = _Array(missing, cluster, settings) if missing else None
         while array and not stopped:
             status |= array.look()
             show(status)
-            if all(one.name in FINAL for one in status.values()):
+            if all(status[job.id].name in FINAL for job in missing):
                 break
             time.sleep(_POLL_SECONDS)
         if stopped and array:
@@ -91,7 +105,6 @@ def run(todo: list[Plan], cluster: str, settings: DictConfig, show: pool.Show) -
     if stopped:
         raise Stopped(stopped[0], f"stopped by {signal.Signals(stopped[0]).name}; jobs that a scheduler has go on")
     show(status)
-    return status
 
 
 class _Here:

@@ -32,6 +32,7 @@ _RETRY_SECONDS = 2.0  # between looks at a run that another process owns
 _PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _PROCESSES.set_forkserver_preload(["__main__", "posbench.launch.preload"])
 Show = Callable[[dict[str, Status]], None]  # called repeatedly with the status of every job, by id
+More = Callable[[dict[str, Status]], list[Plan]]  # called if a job could start and none waits: jobs to be added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,11 @@ class _Started:
     process: multiprocessing.process.BaseProcess
 
 
-def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, Status]:
+def run(todo: list[Plan], slots: list[dict[str, str]], show: Show, more: More | None = None) -> dict[str, Status]:
     """Run jobs until none can be run any more.
 
     Args:
+        todo: it gets the jobs that `more` adds.
         slots: one entry per process at a time: environment variables for whoever runs in it.
 
     Returns:
@@ -55,13 +57,17 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, 
     Raises:
         Stopped: SIGINT or SIGTERM. The jobs were asked to save and have ended; the same sweep continues.
     """
-    status = {job.id: Status("done") if states.is_finished(job) else states.WAITING for job in todo}
+    status = {job.id: states.before(job) for job in todo}
     running: list[_Started] = []
     looked: dict[str, float] = {}
     with stop_signals() as stopped:
         told = 0  # signals passed on
-        while running or (not stopped and any(one.name not in FINAL for one in status.values())):
+        while True:
             free = [slot for slot in slots if all(slot is not one.slot for one in running)]
+            if more and not stopped:
+                _add(todo, status, len(free), more)
+            if not running and (stopped or all(one.name in FINAL for one in status.values())):
+                break
             for job, slot in zip([] if stopped else _startable(todo, status, looked), free, strict=False):
                 running.append(_Started(job, slot, states.record(job), machine.oom_kills(), _start(job, slot)))
                 status[job.id] = states.RUNNING
@@ -80,6 +86,12 @@ def run(todo: list[Plan], slots: list[dict[str, str]], show: Show) -> dict[str, 
         name = signal.Signals(stopped[0]).name
         raise Stopped(stopped[0], f"stopped by {name}; what was running has saved itself, the same sweep continues")
     return status
+
+
+def _add(todo: list[Plan], status: dict[str, Status], room: int, more: More) -> None:
+    while sum(one == states.WAITING for one in status.values()) < room and (added := more(status)):
+        todo += added
+        status |= {job.id: states.before(job) for job in added}
 
 
 def _startable(todo: list[Plan], status: dict[str, Status], looked: dict[str, float]) -> list[Plan]:

@@ -52,6 +52,11 @@ def is_finished(plan: Plan) -> bool:
     return record(plan).get("status") == "done" and held.evaluation == plan.config.evaluation
 
 
+def before(plan: Plan) -> Status:
+    """The state of a run that nobody has looked at yet: done or waiting."""
+    return Status("done") if is_finished(plan) else WAITING
+
+
 def progress(plan: Plan) -> tuple[int, float | None]:
     """Updates made and the newest training loss in nats per token, from the end of `metrics.jsonl`."""
     try:

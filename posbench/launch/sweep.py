@@ -14,7 +14,7 @@ from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, forecast, plans, pool, rates, states, table, tuning
+from posbench.launch import cluster, forecast, plans, pool, race, rates, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.run_folder import jsonl, tracking
@@ -33,7 +33,7 @@ def sweep(
 
     Args:
         arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `rates=NAME` (configs/rates), `tune=true`,
-            `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
+            `tune_grid=[0.5,1,2]`, `race=true`, `race.looks=[3,5,8,12]`, `hydra/launcher=...` and its settings.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -44,7 +44,7 @@ def sweep(
         PosbenchError: some runs failed; all others are done.
     """
     own, hydra, overrides = _parted(arguments)
-    grid = _grid(own)
+    grid, looks = _grid(own), race.looks_of(own)
     if "sweep" not in own and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
@@ -55,8 +55,11 @@ def sweep(
     command = shlex.join(["posbench", "sweep", *options, *arguments])
     if "rates" in own:
         todo = rates.reused(todo, own["rates"], config_dir)
+    racing = race.Racing(todo, looks) if looks else None
     if dry_run:
-        print(_forecast([*tuning.trials(todo, grid), *todo], n_jobs))
+        print(_forecast([*tuning.trials(todo, grid), *(racing.all if racing else todo)], n_jobs))
+        if racing:
+            print(f"A race: these are the most that it may take. Its first look takes {len(racing.first)} runs.")
         return
     left = [job.config for job in todo if not states.is_finished(job)]
     prepare_all(left)
@@ -67,7 +70,13 @@ def sweep(
         )
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, hydra), command)
-    status = execute(todo, n_jobs, hydra, command)
+    if looks:
+        racing = race.Racing(todo, looks)
+        racing.record()
+        status = execute(racing.first, n_jobs, hydra, command, racing.more)
+        todo = racing.among(status)
+    else:
+        status = execute(todo, n_jobs, hydra, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
@@ -120,8 +129,17 @@ def _grid(own: dict[str, str]) -> list[float]:
     return sorted({float(factor) for factor in grid})
 
 
-def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str | None = None) -> dict[str, Status]:
-    """Run plans here, or where `hydra/launcher=...` says. Given the sweep's command, `sweep.json` records them."""
+def execute(
+    todo: list[Plan],
+    n_jobs: int | None,
+    hydra: list[str],
+    command: str | None = None,
+    more: pool.More | None = None,
+) -> dict[str, Status]:
+    """Run plans, and those that `more` adds, here or where `hydra/launcher=...` says.
+
+    Given the sweep's command, `sweep.json` records them.
+    """
     processes = todo[0].config.runtime.processes or 1
     if hydra:
         name, settings = cluster.check(hydra)
@@ -132,9 +150,15 @@ def execute(todo: list[Plan], n_jobs: int | None, hydra: list[str], command: str
         at_once, given = len(slots), None
     threads = int(given or _threads(todo, at_once))
     todo = [job.with_threads(threads) for job in todo]
+
+    def added(status: dict[str, Status]) -> list[Plan]:
+        return [job.with_threads(threads) for job in more(status)] if more else []
+
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
-        return cluster.run(todo, name, settings, follow) if hydra else pool.run(todo, slots, follow)
+        if hydra:
+            return cluster.run(todo, name, settings, follow, added)
+        return pool.run(todo, slots, follow, added)
 
 
 def _threads(todo: list[Plan], at_a_time: int) -> int:

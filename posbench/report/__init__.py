@@ -163,7 +163,7 @@ def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Sect
     summaries = summary.summarise(group, least, wanted.earlier)
     shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
     more += on_the_way.over_training(group, summaries)
-    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, wanted.earlier)
+    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, summaries, wanted.earlier)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     behind = " ".join([caption, *notes])
     data = page.curves(group, summaries, figures.baseline(group, summaries))

@@ -7,13 +7,13 @@ from posbench.config.external import ModelElsewhere, TrainedElsewhere
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.report import families, lines
-from posbench.report.comparison import load, looks, rates
-from posbench.report.comparison.claims import ALPHA, SPENT
+from posbench.report.comparison import claims, load, looks, race, rates
+from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import SeedRange, Summary, documents
+from posbench.report.comparison.summary import Summary, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # most commands that are all listed
@@ -91,8 +91,8 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
     ]
 
 
-def notes_on_text(group: Group, earlier: Sequence[Look] = ()) -> list[str]:
-    notes = []
+def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[Look] = ()) -> list[str]:
+    notes = _races(group, summaries)
     again: dict[int, list[str]] = {}
     for look in looks.at(group):
         if (number := looks.number(look, earlier)) > 1:
@@ -100,8 +100,8 @@ def notes_on_text(group: Group, earlier: Sequence[Look] = ()) -> list[str]:
     for number, labels in sorted(again.items()):
         notes.append(
             f"Look {number}, since seeds changed after an earlier report: {', '.join(labels)}. Their words go by joint "
-            f"bounds with a chance of error of {ALPHA * SPENT * (1 - SPENT) ** (number - 1):g}, the first look's by "
-            f"{ALPHA * SPENT:g}: adding seeds until a word pleases would find one by luck."
+            f"bounds with a chance of error of {claims.alpha_of(number):g}, the first look's by "
+            f"{claims.alpha_of(1):g}: adding seeds until a word pleases would find one by luck."
         )
     blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
     behind = documents(group)
@@ -129,6 +129,34 @@ def notes_on_text(group: Group, earlier: Sequence[Look] = ()) -> list[str]:
             "run, and runs are paired only where their target tokens are equal."
         )
     return [*notes, *_learning_rates(group)]
+
+
+def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:
+    """Notes on races: what stopped where, how many runs were saved, and what its intervals are."""
+    notes = []
+    for one in race.of(group):
+        own = [found for found in summaries if found.scheme.label in one.runs]
+        stopped: dict[int, dict[str, list[str]]] = {}
+        for found in own:
+            if found.stop:
+                why = race.EXITS[found.stop.why]
+                stopped.setdefault(found.stop.seeds, {}).setdefault(why, []).append(found.scheme.label)
+        parts = [
+            f"At {seeds} seeds: {'; '.join(f'{_listed(labels)} ({why})' for why, labels in exits.items())}."
+            for seeds, exits in sorted(stopped.items())
+        ]
+        going = [found.scheme.label for found in own if not found.stop and found.scheme.label != one.reference]
+        made, most = sum(found.n_done for found in own), len(one.race.runs) * one.race.looks[-1]
+        sentences = [
+            f"A race with looks at {_listed(list(one.race.looks))} seeds, recorded in race.json before its first run.",
+            *parts,
+            f"Still in the race: {_listed(going)}." if going else "",
+            f"{made} runs count, {most - made} fewer than if all had gone to the last look. Each look has "
+            f"{one.race.alpha:g} of the chance of a wrong word, and ± is half of an interval that misses with that "
+            "chance: words and intervals hold at whatever look a scheme stopped.",
+        ]
+        notes.append(" ".join(sentence for sentence in sentences if sentence))
+    return notes
 
 
 def _learning_rates(group: Group) -> list[str]:

@@ -140,12 +140,16 @@ def finished(figure: "Figure", named: "Panels") -> "Figure":
 # -- what is drawn -----------------------------------------------------------------------------------------------------
 
 
+def _is_reference(one: Summary, group: Group) -> bool:
+    return group.reference is not None and one.scheme.label == group.reference.label
+
+
 def _rows(group: Group, summaries: list[Summary], looks: dict[str, Style]) -> list[Row]:
     """The rows with the lines of their schemes, and for comparison the windowed baseline and the reference."""
     rows = families.rows(summaries)
     alone = len(rows) == 1
     windowed = _windowed(group, summaries, DARK if alone else GREY)
-    reference = [] if alone else [one for one in summaries if one.scheme is group.reference]
+    reference = [] if alone else [one for one in summaries if _is_reference(one, group)]
     found = []
     for title, members in rows:
         shown = [(one, looks[one.scheme.label]) for one in members]
@@ -159,7 +163,7 @@ def _rows(group: Group, summaries: list[Summary], looks: dict[str, Style]) -> li
 def baseline(group: Group, summaries: list[Summary]) -> Summary | None:
     """Whose windowed curve is drawn for comparison: the reference's, else the best one's at the training length."""
     having = [one for one in summaries if any(curve.kind == WINDOWED for curve in one.curves) and one.nll]
-    own = next((one for one in having if one.scheme is group.reference), None)
+    own = next((one for one in having if _is_reference(one, group)), None)
     return own or min(having, key=lambda one: one.nll.mean if one.nll else 0.0, default=None)
 
 

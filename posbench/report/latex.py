@@ -9,7 +9,7 @@ from typing import Literal
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report import tables
-from posbench.report.comparison import summary
+from posbench.report.comparison import judgement, summary
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import PerRun, Point, Summary
@@ -209,7 +209,7 @@ def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[i
 
 
 def _tied(one: Summary, best: Summary, measure: PerRun) -> bool:
-    found = summary.interval(summary.paired(one.scheme, best.scheme, measure))
+    found = judgement.interval(summary.paired(one.scheme, best.scheme, measure))
     return found is not None and found.low <= 0
 
 

@@ -21,8 +21,9 @@ from posbench.config.schema import to_container
 from posbench.evaluation.intervals import Interval
 from posbench.report import chart, families, lines, styles
 from posbench.report.chart import Axes, Dot, Series
+from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Group, RunData
-from posbench.report.comparison.summary import Curve, Point, SeedRange, Summary
+from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
 from posbench.run_folder.redaction import redact

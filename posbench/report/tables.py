@@ -8,11 +8,12 @@ from collections.abc import Callable
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison import claims, rates, statistics, summary
+from posbench.report.comparison import claims, judgement, race, rates, statistics, summary
 from posbench.report.comparison.claims import LEAST, MARGIN, Bounds
+from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Failure, Group, RunData, Scheme
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, Point, SeedRange, Summary
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Point, Summary
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 from posbench.show.properties import PROPERTIES, Measured, Properties
@@ -175,7 +176,7 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
             bounds(found.nll_bounds),
             signed(found.rise),
             bounds(found.rise_bounds),
-            Value(found.verdict.text + _runs_missing(one)),
+            Value(found.verdict.text + _runs_missing(one) + _stopped(one)),
         ]
         for one in summaries
         if (found := one.endpoints)
@@ -192,9 +193,14 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
 
 
+def _stopped(one: Summary) -> str:
+    """Where a scheme stopped in a race, and why."""
+    return f" (at {one.stop.seeds} seeds: {race.EXITS[one.stop.why]})" if one.stop else ""
+
+
 def _luck(summaries: list[Summary], reference: Scheme) -> str:
     """How much the reference varies over seeds, which moves every row of a comparison."""
-    one = next(one for one in summaries if one.scheme is reference)
+    one = next(one for one in summaries if one.scheme.label == reference.label)
     found = [one.nll_on_text, one.rise_on_text]
     each = [(sd, known.seeds) for known in found if known and (sd := sd_of_seeds(known)) is not None]
     if len(each) < len(found):
@@ -502,7 +508,7 @@ def rise(point: Point | None) -> Value:
 def _change(one: Summary, kind: str, point: Point | None) -> Value:
     if point is None or point.status != "ok":
         return Value("" if point is None else point.status.replace("_", " "))
-    return signed(summary.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length))))
+    return signed(judgement.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length))))
 
 
 def learned(one: Summary) -> Value:

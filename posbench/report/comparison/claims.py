@@ -39,14 +39,17 @@ class Bounds:
         return -margin < self.low and self.high < margin
 
 
-def level(intervals: int, look: int = 1) -> float:
-    """The chance at which each of so many intervals may miss.
+def alpha_of(look: int) -> float:
+    """The chance of any wrong word that a look may have: .04, .008, .0016 ..., which is `ALPHA` in all.
 
     Args:
-        look: 1 for the first report on a scheme, 2 for the first after seeds were added, and so on. Looks may spend
-            .04, .008, .0016 ..., which is `ALPHA` in all.
+        look: 1 for the first report on a scheme, 2 for the first after seeds were added, and so on.
     """
-    alpha = ALPHA * SPENT * (1 - SPENT) ** (look - 1)
+    return ALPHA * SPENT * (1 - SPENT) ** (look - 1)
+
+
+def level(intervals: int, alpha: float) -> float:
+    """The chance at which each of so many intervals may miss, if any of them may with chance `alpha`."""
     return -math.expm1(math.log1p(-alpha) / max(1, intervals))
 
 

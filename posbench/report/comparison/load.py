@@ -158,7 +158,7 @@ class Group:
         wanted = self.compared_with or REFERENCE
         found = [scheme for scheme in self.schemes if scheme.label == wanted]
         found = found or [scheme for scheme in self.schemes if scheme.name == wanted]
-        return min(found, key=lambda scheme: (not _default(scheme), scheme.label), default=None)
+        return min(found, key=lambda scheme: (not by_default(scheme.runs[0].config), scheme.label), default=None)
 
 
 # -- finding and reading -----------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
     for run in sorted(runs, key=lambda run: _corpus(run) is None):
         sets[_home(run, list(sets))].append(run)
     ordered = sorted(sets.items(), key=lambda item: (*_rank(item[1]), item[0]))
-    settings = [{**asked, **(corpus or {})} for asked, corpus in (json.loads(key) for key, _ in ordered)]
+    settings = [{**settings, **(corpus or {})} for settings, corpus in (json.loads(key) for key, _ in ordered)]
     found = []
     for setting, (_, members) in zip(settings, ordered, strict=True):
         alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if others[0].task == members[0].task]
@@ -221,12 +221,12 @@ def _rank(members: list[RunData]) -> tuple[str, bool, int]:
 
 def _home(run: RunData, known: list[str]) -> str:
     """The key of a run's set. One that failed before it knew its corpus joins the runs that asked for the same."""
-    asked, corpus = _asked(run), _corpus(run)
+    wanted, corpus = asked(run.config), _corpus(run)
     if corpus is None:
         for key in known:
-            if json.loads(key)[0] == asked:
+            if json.loads(key)[0] == wanted:
                 return key
-    return json.dumps([asked, corpus], sort_keys=True)
+    return json.dumps([wanted, corpus], sort_keys=True)
 
 
 def repeated(runs: list[RunData]) -> list[RunData]:
@@ -244,7 +244,7 @@ def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]
     """Those of runs that ask for what one before them asks for, of the same text."""
     seen, again = set(), []
     for run in runs:
-        key = json.dumps([_asked(run), text(run), _scheme_options(run), run.seed], sort_keys=True)
+        key = json.dumps([asked(run.config), text(run), _scheme_options(run), run.seed], sort_keys=True)
         if key in seen:
             again.append(run)
         seen.add(key)
@@ -354,10 +354,10 @@ def listed(path: Path, key: str) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _asked(run: RunData) -> dict[str, Any]:
+def asked(config: AnyConfig) -> dict[str, Any]:
     """The settings that must be equal in runs that are compared: model, initialisation, budget."""
-    plain = {k: v for k, v in to_container(run.config).items() if k not in _NOT_COMPARED}
-    data = run.config.data  # a path may differ: the digest says whether the text does
+    plain = {k: v for k, v in to_container(config).items() if k not in _NOT_COMPARED}
+    data = config.data  # a path may differ: the digest says whether the text does
     settings = flat({"data.name": data.name, "data.task": data.task, "data.offset": data.offset})
     return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
 
@@ -399,5 +399,6 @@ def _spelt(value: Any) -> str:
     return spelt_out(value if isinstance(value, str) else json.dumps(value))
 
 
-def _default(scheme: Scheme) -> bool:
-    return scheme.runs[0].config.encoding.options.get("base") in (None, 10000)
+def by_default(config: AnyConfig) -> bool:
+    """Whether an encoding that others are compared with has its usual options."""
+    return config.encoding.options.get("base") in (None, 10000)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posbench import files
+from posbench.report.comparison import race
 from posbench.report.comparison.load import Group, Scheme, listed
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.terminal.exits import spelt_out
@@ -32,8 +33,9 @@ def of(scheme: Scheme, reference: Scheme | None) -> Look:
 
 
 def at(group: Group) -> list[Look]:
-    """The looks of a report on a group: schemes with seeds enough for a verdict."""
-    found = [of(scheme, group.reference) for scheme in group.schemes]
+    """The looks of a report on a group: schemes with seeds enough for a verdict that are in no race."""
+    raced = {label for one in race.of(group) for label in one.runs}
+    found = [of(scheme, group.reference) for scheme in group.schemes if scheme.label not in raced]
     return [look for look in found if len(look.runs) >= SEEDS_FOR_A_CLAIM]
 
 

@@ -1,25 +1,37 @@
 """The summary of each scheme: every figure is a contrast of levels, paired by seed and by block of text.
 
-An interval is over seeds and documents, of one checkpoint over documents alone. Words go by joint bounds (`claims`) of
-the primary figures: nll at the training length and the rise of nll at 4x against the reference, and how far each scheme
-holds. All else is exploratory.
+Words go by joint bounds (`judgement`) of the primary figures: nll at the training length and the rise of nll at 4x
+against the reference, and how far each scheme holds. All else is exploratory.
 """
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from posbench.errors import UserError
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Documents, Interval
-from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
+from posbench.evaluation.levels import Contrast
 from posbench.evaluation.measure import Learned
-from posbench.report.comparison import claims, load, looks, statistics
+from posbench.report.comparison import claims, load, looks, race
 from posbench.report.comparison.claims import LEAST, MARGIN, AtOne, Beyond, Bounds, Reach
+from posbench.report.comparison.judgement import (
+    Judged,
+    Pair,
+    PerSeed,
+    in_two_groups,
+    interval,
+    judge,
+    seed_interval,
+    text_interval,
+)
 from posbench.report.comparison.load import Group, RunData, Scheme
 from posbench.report.comparison.looks import Look
+from posbench.report.comparison.race import Course, Raced, Stop
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.run_folder.rows import PLAIN, WINDOWED
 
@@ -41,7 +53,6 @@ AT_ONE: dict[AtOne, str] = {
 }
 
 
-PerSeed = dict[int, Contrast]
 PerRun = Callable[[RunData], Contrast | None]
 
 
@@ -49,64 +60,6 @@ def per_seed(scheme: Scheme, measure: PerRun) -> PerSeed:
     """A measure of every run that ended well and has it."""
     found = {seed: measure(run) for seed, run in scheme.by_seed.items()}
     return {seed: value for seed, value in found.items() if value is not None}
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedRange(Interval):
-    """Of seeds that a t-interval misleads about: fewer than `SEEDS_FOR_A_CLAIM`, or in two groups.
-
-    A seed that deviates makes such intervals miss far more often than they say (scripts/words.py seeds). So the lowest
-    and the highest seed stand in place of a 95 % interval.
-    """
-
-    @property
-    def low(self) -> float:
-        return min(self.each)
-
-    @property
-    def high(self) -> float:
-        return max(self.each)
-
-    @property
-    def half(self) -> float:
-        return math.nan
-
-
-def _shown(found: Interval | None) -> Interval | None:
-    if found is None or len(found.each) < 2:
-        return found
-    few = len(found.each) < SEEDS_FOR_A_CLAIM or statistics.two_groups(found.each)
-    return SeedRange(**vars(found)) if few else found
-
-
-def interval(values: PerSeed) -> Interval | None:
-    """The figures of a scheme, over seeds and documents; of one checkpoint, over documents.
-
-    Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
-    """
-    return _shown(_interval(values))
-
-
-def _interval(values: PerSeed) -> Interval | None:
-    blocks = [one.blocks for one in values.values() if one.blocks is not None]
-    if len(values) == 1:
-        return intervals.over_text(blocks[0]) if blocks else None
-    if len(blocks) == len(values) and all(one.documents is not None and one.same_text(blocks[0]) for one in blocks):
-        found = intervals.over_seeds_and_text(blocks) if blocks else None
-        if found:
-            return found
-    return seed_interval(values)
-
-
-def seed_interval(values: PerSeed) -> Interval | None:
-    """Over seeds, on this very text; None with one seed."""
-    return _shown(intervals.over_seeds([one.value for one in values.values()])) if len(values) >= 2 else None
-
-
-def text_interval(values: PerSeed) -> Interval | None:
-    """Over documents, for these very checkpoints; None where the blocks of one are unknown or of another text."""
-    blocks = weighted([(1 / len(values), one.blocks) for one in values.values()]) if values else None
-    return None if blocks is None else intervals.over_text(blocks)
 
 
 # -- measures ----------------------------------------------------------------------------------------------------------
@@ -223,6 +176,8 @@ class Summary:
     endpoints: Endpoints | None = None
     reach: Reach | None = None  # None where it has not learned
     uses: int | None = None  # tokens of the training length
+    raced: bool = False
+    stop: Stop | None = None  # of a scheme in a race that does not go on
 
     @property
     def plain(self) -> Curve:
@@ -250,25 +205,50 @@ class Summary:
 def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) -> list[Summary]:
     """One summary per scheme: the one that rises least at the longest length first, then what has not learned.
 
-    What has no run that is done comes last.
+    What has no run that is done comes last. Of a race, only the seeds count that its looks took.
 
     Args:
         least: nats per token; a smaller difference is not called better or worse.
         earlier: looks at these schemes by earlier reports.
+
+    Raises:
+        UserError: a race whose record cannot be read, or which settled another `least` or reference.
     """
+    races = [(one, course(group, one)) for one in race.of(group)]
+    if races and least != LEAST:
+        raise UserError(f"{races[0][0].path} settled the least difference, {LEAST:g}, before the first run: no --least")
+    for one, found_so_far in races:
+        group = one.counted(group, found_so_far.seeds)
+    misses = {label: one.race.alpha for one, _ in races for label in one.runs}
     lengths = sorted({length for run in group.runs for kind, length in run.levels.at if kind == PLAIN})
     found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
-    against, far = _judged(group, least, earlier)
+    against, far = _judged(group, least, earlier, races)
+    stops = {label: stop for _, found_so_far in races for label, stop in found_so_far.stops.items()}
     found = [
         dataclasses.replace(
             one,
             endpoints=against.get(one.scheme.label),
             reach=far.reach.get(one.scheme.label),
             uses=far.uses.get(one.scheme.label),
+            raced=one.scheme.label in misses,
+            stop=stops.get(one.scheme.label),
         )
         for one in found
     ]
+    found = [_repeated(one, misses[one.scheme.label]) if one.scheme.label in misses else one for one in found]
     return sorted(found, key=_rank)
+
+
+def _repeated(value: Any, miss: float) -> Any:
+    """The same with intervals that miss with this chance: of several looks each has its share of 5 %."""
+    if isinstance(value, Interval):
+        return dataclasses.replace(value, miss=miss)
+    if isinstance(value, list):
+        return type(value)(_repeated(one, miss) for one in value)
+    if isinstance(value, Summary | Curve | Point | Endpoints):
+        changed = {field.name: _repeated(getattr(value, field.name), miss) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
 
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
@@ -292,7 +272,7 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
         gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
-        bimodal=_apart(at_four),
+        bimodal=in_two_groups(at_four),
         rise_on_text=seed_interval(at_four),
     )
 
@@ -367,88 +347,6 @@ def _rank(one: Summary) -> tuple[bool, bool, float, str]:
     return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
-
-Pair = tuple[PerSeed, PerSeed]  # differences from the reference: of nll at the training length, of the rise at 4x
-
-
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """What joint intervals say of the schemes of a set, by label."""
-
-    at_one: dict[str, Bounds]
-    beyond: dict[str, Bounds]
-    words: dict[str, tuple[AtOne, Beyond]]
-    reach: dict[str, Reach]
-    uses: dict[str, int | None]
-    levels: dict[str, float]  # of each interval
-
-    def level_of(self, label: str) -> float | None:
-        return self.levels.get(label) if label in self.words else None
-
-
-def judge(
-    pairs: Mapping[str, Pair],
-    rises: Mapping[str, Mapping[int, PerSeed]],
-    train_length: int,
-    least: float = LEAST,
-    schemes: int = 0,
-    looks: Mapping[str, int] | None = None,
-) -> Judged:
-    """The words of a set of schemes.
-
-    Args:
-        pairs: by label, of the schemes that are compared with the reference and have `SEEDS_FOR_A_CLAIM` seeds.
-        rises: by label and length but the training length, of every scheme; empty where the scheme is undefined.
-        schemes: number that the sweep named, with the reference, if it is more than there are here.
-        looks: by label, how often its seeds were looked at, this report included; 1 where nothing is said.
-    """
-    schemes = max(schemes, len(rises))
-    lengths = sorted({length for each in rises.values() for length in each})
-    # Two differences of each from the reference, and of each its rises at longer lengths and at shorter ones.
-    intervals_of_all = 2 * (schemes - 1) + schemes * len({length > train_length for length in lengths})
-    levels_of = {label: claims.level(intervals_of_all, (looks or {}).get(label, 1)) for label in rises}
-
-    def joint(values: Mapping[str, PerSeed]) -> dict[str, Bounds]:
-        found = {label: one for label, each in values.items() if (one := _of_claim(each)) is not None}
-        apart = {label for label, each in values.items() if _apart(each)}
-        alike = claims.moderated({label: one for label, one in found.items() if label not in apart})
-        return {label: claims.bounds(alike.get(label, one), levels_of[label]) for label, one in found.items()}
-
-    at_one = joint({label: pair[0] for label, pair in pairs.items()})
-    beyond = joint({label: pair[1] for label, pair in pairs.items()})
-    words = {
-        label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
-        for label in pairs
-        if label in at_one and label in beyond
-    }
-    by_length = {length: joint({label: each.get(length, {}) for label, each in rises.items()}) for length in lengths}
-    unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
-    rise_of = {
-        label: {n: by_length[n].get(label, unknown) if values else None for n, values in each.items()}
-        for label, each in rises.items()
-    }
-    reach = {
-        label: claims.reach({n: found for n, found in each.items() if n > train_length}, train_length, REACH_LIMIT)
-        for label, each in rise_of.items()
-    }
-    shorter = {
-        label: {n: found.high if found else None for n, found in each.items() if n < train_length}
-        for label, each in rise_of.items()
-    }
-    uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
-    return Judged(at_one, beyond, words, reach, uses, levels_of)
-
-
-def _of_claim(values: PerSeed) -> Interval | None:
-    """Over seeds and documents; of fewer seeds than a claim takes over documents, for these very checkpoints."""
-    return interval(values) if len(values) >= SEEDS_FOR_A_CLAIM else text_interval(values)
-
-
-def _apart(values: PerSeed) -> bool:
-    return statistics.two_groups([one.value for one in values.values()])
-
-
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
 
 
@@ -459,41 +357,87 @@ class Far:
     reach: dict[str, Reach]
     uses: dict[str, int | None]
 
+    def take(self, judged: Judged, labels: set[str]) -> None:
+        self.reach.update({label: found for label, found in judged.reach.items() if label in labels})
+        self.uses.update({label: found for label, found in judged.uses.items() if label in labels})
 
-def _judged(group: Group, least: float, earlier: Sequence[Look]) -> tuple[dict[str, Endpoints], Far]:
+
+def _judged(
+    group: Group, least: float, earlier: Sequence[Look], races: Sequence[tuple[Raced, Course]]
+) -> tuple[dict[str, Endpoints], Far]:
     """Label -> the scheme against the reference, and how far it holds; each family of schemes on its own."""
+    reference = group.reference
+    alphas = {one.label: claims.alpha_of(looks.number(looks.of(one, reference), earlier)) for one in group.schemes}
+    raced = {label for one, _ in races for label in one.runs}
+    found: dict[str, Endpoints] = {}
+    far = Far({}, {})
+    for labels, number in load.families(group):
+        family = _family(group, labels - raced, number)
+        judged = family.judged(alphas, least)
+        far.take(judged, labels - raced)
+        found |= {label: family.endpoints(judged, label, least) for label in family.pairs}
+    for one, course_of_it in races:
+        family = _family(group, set(one.runs), len(one.race.runs), race.FEWEST)
+        for label, judged in course_of_it.judged.items():
+            far.take(judged, {label})
+        for label in family.pairs:
+            found[label] = family.endpoints(course_of_it.judged.get(label, Judged.nothing()), label, least)
+    return found, far
+
+
+def course(group: Group, raced: Raced) -> Course:
+    """How a race went so far."""
+
+    def look_at(seeds: Mapping[str, int]) -> tuple[Judged, dict[str, bool]]:
+        family = _family(raced.counted(group, seeds), set(raced.runs), len(raced.race.runs), race.FEWEST)
+        never = {label: why.final for label, why in family.why.items() if why is not None}
+        return family.judged(dict.fromkeys(raced.runs, raced.race.alpha)), never
+
+    return race.course(raced.race.looks, raced.reference, raced.ended, look_at)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """Schemes whose words hold jointly."""
+
+    train_length: int
+    number: int  # of schemes that the sweep named, with the reference
+    pairs: dict[str, Pair]  # by label, of those beside the reference
+    why: dict[str, "NoVerdict | None"]  # by label
+    rises: dict[str, dict[int, PerSeed]]
+    enough: int  # seeds for a verdict
+
+    def judged(self, alphas: Mapping[str, float], least: float = LEAST) -> Judged:
+        tested = {label: pair for label, pair in self.pairs.items() if self.why[label] is None}
+        return judge(tested, self.rises, self.train_length, least, self.number, alphas, self.enough)
+
+    def endpoints(self, judged: Judged, label: str, least: float) -> Endpoints:
+        """Those of a scheme, by what was judged of it."""
+        (at_one, beyond), why, words = self.pairs[label], self.why[label], judged.words.get(label)
+        return Endpoints(
+            interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond),
+            judged.at_one.get(label), judged.beyond.get(label), judged.level_of(label),
+            _verdict(words, least) if words else Verdict(why.text if why else "not enough seeds: no verdict"),
+        )  # fmt: skip
+
+
+def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR_A_CLAIM) -> _Family:
     length, reference = group.train_length, group.reference
     base, risen = nll(PLAIN, length), rise(PLAIN, ENDPOINT_RATIO * length)
-    others = [one for one in group.schemes if reference is not None and one is not reference]
-    pairs = {one.label: (paired(one, reference, base), paired(one, reference, risen)) for one in others if reference}
+    schemes = [one for one in group.schemes if one.label in labels]
     gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
     unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
     behind = documents(group)
     one_has_half = behind.no_verdict if behind else ""
-    why = {
-        one.label: _no_verdict(one, reference, unlearned, pairs[one.label], length) or one_has_half
-        for one in others
-        if reference
-    }
-    looks_of = {one.label: looks.number(looks.of(one, reference), earlier) for one in group.schemes}
-    found: dict[str, Endpoints] = {}
-    far = Far({}, {})
-    for labels, number in load.families(group):
-        schemes = [one for one in group.schemes if one.label in labels]
-        ranked = [one for one in schemes if one.label not in unlearned and per_seed(one, base)]
-        rises = {one.label: _rises(one, length) for one in ranked if not one_has_half}
-        tested = {one.label: pairs[one.label] for one in schemes if one in others and not why[one.label]}
-        judged = judge(tested, rises, length, least, number, looks_of)
-        far.reach.update(judged.reach)
-        far.uses.update(judged.uses)
-        for one in (one for one in schemes if one in others):
-            at_one, beyond = pairs[one.label]
-            found[one.label] = Endpoints(
-                interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond),
-                judged.at_one.get(one.label), judged.beyond.get(one.label), judged.level_of(one.label),
-                _verdict(judged.words[one.label], least) if one.label in judged.words else Verdict(why[one.label]),
-            )  # fmt: skip
-    return found, far
+    ranked = [one for one in schemes if one.label not in unlearned and per_seed(one, base)]
+    rises = {one.label: _rises(one, length) for one in ranked if not one_has_half}
+    pairs, why = {}, {}
+    for one in (one for one in schemes if reference is not None and one is not reference):
+        assert reference
+        pair = pairs[one.label] = paired(one, reference, base), paired(one, reference, risen)
+        of_text = NoVerdict(one_has_half, final=True) if one_has_half else None
+        why[one.label] = _no_verdict(one, reference, unlearned, pair, length, enough) or of_text
+    return _Family(length, number, pairs, why, rises, enough)
 
 
 def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed]:
@@ -522,24 +466,36 @@ def _targets(run: RunData) -> object:
     return None if level is None else (level.targets, level.row.dtype)
 
 
-def _no_verdict(scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], pair: Pair, train_length: int) -> str:
-    """Why a scheme has no verdict; empty if it has one."""
+@dataclasses.dataclass(frozen=True)
+class NoVerdict:
+    """Why a scheme has no verdict."""
+
+    text: str
+    final: bool  # whether more seeds will not change it
+
+
+def _no_verdict(
+    scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], pair: Pair, train_length: int, enough: int
+) -> NoVerdict | None:
+    """Why a scheme has no verdict; None if it has one."""
     if not scheme.by_seed:
-        return "no run is done"
+        return NoVerdict("no run is done", final=False)
     if gate := unlearned.get(scheme.label):
-        return "not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked"
+        said = "not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked"
+        return NoVerdict(said, final=gate == "no")
     if gate := unlearned.get(reference.label):
         label = reference.label
-        return f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved"
+        said = f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved"
+        return NoVerdict(said, final=gate == "no")
     far = [run.levels.at.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in far):
-        return f"undefined at {ENDPOINT_RATIO}x"
+        return NoVerdict(f"undefined at {ENDPOINT_RATIO}x", final=True)
     seeds = min(len(values) for values in pair)
     if not seeds or any(interval(values) is None for values in pair):
-        return f"not paired with {reference.label}: no verdict"
-    if seeds < SEEDS_FOR_A_CLAIM:
-        return f"{'one checkpoint' if seeds == 1 else f'{seeds} seeds'}: no verdict"
-    return ""
+        return NoVerdict(f"not paired with {reference.label}: no verdict", final=False)
+    if seeds < enough:
+        return NoVerdict(f"{'one checkpoint' if seeds == 1 else f'{seeds} seeds'}: no verdict", final=False)
+    return None
 
 
 def _verdict(words: tuple[AtOne, Beyond], least: float) -> Verdict:

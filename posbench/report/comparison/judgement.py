@@ -1,0 +1,171 @@
+"""What joint intervals say of the schemes of a set: their words, how far they hold, and how much context they need.
+
+An interval is over seeds and documents, of one checkpoint over documents alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from posbench.evaluation import intervals, levels
+from posbench.evaluation.intervals import Interval
+from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
+from posbench.report.comparison import claims, statistics
+from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Reach
+from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
+
+PerSeed = dict[int, Contrast]
+Pair = tuple[PerSeed, PerSeed]  # differences from the reference: of nll at the training length, of the rise at 4x
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedRange(Interval):
+    """Of seeds that a t-interval misleads about: fewer than `SEEDS_FOR_A_CLAIM`, or in two groups.
+
+    A seed that deviates makes such intervals miss far more often than they say (scripts/words.py seeds). So the lowest
+    and the highest seed stand in place of a 95 % interval.
+    """
+
+    @property
+    def low(self) -> float:
+        return min(self.each)
+
+    @property
+    def high(self) -> float:
+        return max(self.each)
+
+    @property
+    def half(self) -> float:
+        return math.nan
+
+
+def _shown(found: Interval | None) -> Interval | None:
+    if found is None or len(found.each) < 2:
+        return found
+    few = len(found.each) < SEEDS_FOR_A_CLAIM or statistics.two_groups(found.each)
+    return SeedRange(**vars(found)) if few else found
+
+
+def interval(values: PerSeed) -> Interval | None:
+    """The figures of a scheme, over seeds and documents; of one checkpoint, over documents.
+
+    Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
+    """
+    return _shown(_interval(values))
+
+
+def _interval(values: PerSeed) -> Interval | None:
+    blocks = [one.blocks for one in values.values() if one.blocks is not None]
+    if len(values) == 1:
+        return intervals.over_text(blocks[0]) if blocks else None
+    if len(blocks) == len(values) and all(one.documents is not None and one.same_text(blocks[0]) for one in blocks):
+        found = intervals.over_seeds_and_text(blocks) if blocks else None
+        if found:
+            return found
+    return seed_interval(values)
+
+
+def seed_interval(values: PerSeed) -> Interval | None:
+    """Over seeds, on this very text; None with one seed."""
+    return _shown(intervals.over_seeds([one.value for one in values.values()])) if len(values) >= 2 else None
+
+
+def text_interval(values: PerSeed) -> Interval | None:
+    """Over documents, for these very checkpoints; None where the blocks of one are unknown or of another text."""
+    blocks = weighted([(1 / len(values), one.blocks) for one in values.values()]) if values else None
+    return None if blocks is None else intervals.over_text(blocks)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What joint intervals say of the schemes of a set, by label."""
+
+    at_one: dict[str, Bounds]
+    beyond: dict[str, Bounds]
+    words: dict[str, tuple[AtOne, Beyond]]
+    differences: dict[str, tuple[Interval, Interval]]  # those behind the words, with moderated variances
+    reach: dict[str, Reach]
+    uses: dict[str, int | None]
+    levels: dict[str, float]  # of each interval
+
+    @classmethod
+    def nothing(cls) -> "Judged":
+        """Before the first look of a race."""
+        return cls({}, {}, {}, {}, {}, {}, {})
+
+    def level_of(self, label: str) -> float | None:
+        return self.levels.get(label) if label in self.words else None
+
+
+def judge(
+    pairs: Mapping[str, Pair],
+    rises: Mapping[str, Mapping[int, PerSeed]],
+    train_length: int,
+    least: float = LEAST,
+    schemes: int = 0,
+    alphas: Mapping[str, float] | None = None,
+    enough: int = SEEDS_FOR_A_CLAIM,
+) -> Judged:
+    """The words of a set of schemes.
+
+    Args:
+        pairs: by label, of the schemes that are compared with the reference and have enough seeds.
+        rises: by label and length but the training length, of every scheme; empty where the scheme is undefined.
+        schemes: number that the sweep named, with the reference, if it is more than there are here.
+        alphas: by label, the chance of any wrong word that this look may have; where nothing is said, a first report's.
+        enough: seeds from which on an interval is over seeds; of fewer, it speaks for these very checkpoints.
+    """
+    schemes = max(schemes, len(rises))
+    lengths = sorted({length for each in rises.values() for length in each})
+    # Two differences of each from the reference, and of each its rises at longer lengths and at shorter ones.
+    intervals_of_all = 2 * (schemes - 1) + schemes * len({length > train_length for length in lengths})
+    first = claims.alpha_of(look=1)
+    levels_of = {label: claims.level(intervals_of_all, (alphas or {}).get(label, first)) for label in rises}
+
+    def moderated(values: Mapping[str, PerSeed]) -> dict[str, Interval]:
+        found = {label: one for label, each in values.items() if (one := _of_claim(each, enough)) is not None}
+        apart = {label for label, each in values.items() if in_two_groups(each)}
+        return found | claims.moderated({label: one for label, one in found.items() if label not in apart})
+
+    def joint(found: Mapping[str, Interval]) -> dict[str, Bounds]:
+        return {label: claims.bounds(one, levels_of[label]) for label, one in found.items()}
+
+    of_nll = moderated({label: pair[0] for label, pair in pairs.items()})
+    of_rise = moderated({label: pair[1] for label, pair in pairs.items()})
+    at_one, beyond = joint(of_nll), joint(of_rise)
+    words = {
+        label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
+        for label in pairs
+        if label in at_one and label in beyond
+    }
+    by_length = {
+        length: joint(moderated({label: each.get(length, {}) for label, each in rises.items()})) for length in lengths
+    }
+    unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
+    rise_of = {
+        label: {n: by_length[n].get(label, unknown) if values else None for n, values in each.items()}
+        for label, each in rises.items()
+    }
+    reach = {
+        label: claims.reach({n: found for n, found in each.items() if n > train_length}, train_length, REACH_LIMIT)
+        for label, each in rise_of.items()
+    }
+    shorter = {
+        label: {n: found.high if found else None for n, found in each.items() if n < train_length}
+        for label, each in rise_of.items()
+    }
+    uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
+    differences = {label: (of_nll[label], of_rise[label]) for label in words}
+    return Judged(at_one, beyond, words, differences, reach, uses, levels_of)
+
+
+def _of_claim(values: PerSeed, enough: int) -> Interval | None:
+    """Over seeds and documents; of fewer seeds than enough over documents, for these very checkpoints."""
+    return interval(values) if len(values) >= enough else text_interval(values)
+
+
+def in_two_groups(values: PerSeed) -> bool:
+    return statistics.two_groups([one.value for one in values.values()])
