@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,35 @@ def test_cores_are_kept_busy_and_looks_come_in_turn(overrides: list[str]) -> Non
     status |= {one.id: states.RUNNING for one in ahead}
     assert [one.config.seed for one in racing.more(status)] == [6]
     assert all("seed=" + str(one.config.seed) in one.overrides for one in racing.all)
+
+
+def test_a_race_makes_the_runs_that_its_looks_ask_for(
+    template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    truths = {"rope": Truth(3.66, 0.16), "none": Truth(4.5, 0.9), "alibi": Truth(3.67, 0.16), "t5": Truth(3.6, 0.1)}
+    todo = plans.resolve([[f"encoding={','.join(truths)}", "experiment=demo", "study=fake"]])
+
+    def run_to_the_end() -> dict[str, int]:
+        """The number of runs by scheme, each made when it is asked for, the first time a seed that was begun ahead."""
+        racing = Racing(todo, (3, 5, 8))
+        racing.record()
+        status, due = {}, racing.first
+        while due:
+            for plan in due:
+                if not plan.folder.exists():
+                    write_run(plan.folder.parent, plan.config, truths[plan.config.encoding.name])
+                status[plan.id] = Status("done")
+            due = racing.more(status)
+        return dict(Counter(name.partition("-")[0] for name in status))
+
+    made = run_to_the_end()
+    assert made["none"] == 3 < made["rope"] == max(made.values())
+    found = read(Path("outputs/fake"))[1]
+    assert {label: one.stop.seeds for label, one in found.items() if one.stop} == {
+        label: made[label] for label in made if label != "rope"
+    }
+    assert run_to_the_end() == made
 
 
 def test_a_sweep_races_to_the_end_and_again_has_nothing_to_do(

@@ -125,8 +125,9 @@ class Racing:
         for label, stop in course.stops.items():
             if stop.look == self._look + 1:
                 logger.info("race: %s at %d seeds: %s", label, stop.seeds, race.EXITS[stop.why])
-        # A scheme without any run folder has failed in every run.
-        self._active = {place[names] for label, names in raced.runs.items() if label not in course.stops}
+        # Of a race that is continued, later looks may be complete, too. A scheme without a run folder always failed.
+        stopped = {label for label, stop in course.stops.items() if stop.look <= self._look + 1}
+        self._active = {place[names] for label, names in raced.runs.items() if label not in stopped}
         last = self._look + 1 == len(self.race.looks)
         self._over = last or course.looks <= self._look or self._active == {self._reference}
         if not self._over:

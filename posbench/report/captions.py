@@ -152,7 +152,7 @@ def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:
             *parts,
             f"Still in the race: {_listed(going)}." if going else "",
             f"{made} runs count, {most - made} fewer than if all had gone to the last look. Each look has "
-            f"{one.race.alpha:g} of the chance of a wrong word, and ± is half of an interval that misses with that "
+            f"{one.race.alpha:.3g} of the chance of a wrong word, and ± is half of an interval that misses with that "
             "chance: words and intervals hold at whatever look a scheme stopped.",
         ]
         notes.append(" ".join(sentence for sentence in sentences if sentence))

@@ -181,13 +181,14 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
         for one in summaries
         if (found := one.endpoints)
     ]
+    needed = "" if any(one.raced for one in summaries) else f" Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
     note = (
         f"Differences from {reference.label}, paired by seed and target; below 0 is better. {_signs(rows)}Jointly: "
         "intervals that all hold at once in 95 of 100 reports on the schemes that a sweep names, with those of how far "
         f"schemes hold; verdicts go by them. Equivalent: within {MARGIN:g}; differs by less: within {least:g}. Better "
         f"and worse take a whole interval on one side of 0 and an estimate of at least {least:g} nats; 'extrapolates "
         f"better' also one of nll at 1x below {claims.NOT_WORSE:g}; not resolved is not equal. These endpoints are "
-        f"primary, all else is exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds.{_luck(summaries, reference)}"
+        f"primary, all else is exploratory.{needed}{_luck(summaries, reference)}"
     )
     spare = (2, 4, 1)  # the bounds behind the verdict, and the level
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
