@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -18,7 +19,9 @@ import pytest
 import support
 import test_encodings
 
+from posbench import report
 from posbench.cli.app import app
+from posbench.report import figures
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,6 +91,22 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
     assert len(shown) == len(rows) == 6
     quoted = " ".join(line.removeprefix("> ") for line in readme.splitlines() if line.startswith("> "))
     assert f"> {quoted}\n" in section
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("study", "heading"), [("six", "At a size that reads"), ("six_demo", "The demo: six schemes")])
+def test_the_tables_of_results_are_those_of_the_rows_beside_them(
+    study: str, heading: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
+    with tarfile.open(ROOT / "docs" / "rows" / f"{study}.tar.xz") as rows:
+        rows.extractall(tmp_path, filter="data")
+    report.main([tmp_path / study])
+    written = (tmp_path / study / "report" / "report.md").read_text(encoding="utf-8").splitlines()
+    sections = re.split(r"^## ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), flags=re.M)
+    (section,) = (one for one in sections if one.startswith(heading))
+    shown = [line for line in section.splitlines() if re.match(r"\| (fox|alibi|t5|none|sinusoidal|rope) ", line)]
+    assert len(shown) >= 4 * 6 - 1 and set(shown) <= set(written)
 
 
 def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:

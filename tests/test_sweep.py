@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_study import Truth, configured, write_run
 from omegaconf import OmegaConf
 from rich.console import Console
 from support import each_once, snapshot, write_text
@@ -209,6 +210,13 @@ def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, mes
     with pytest.raises(UserError) as caught:
         plans.read_sets("mine", [], tmp_path)
     assert message in str(caught.value)
+
+
+def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: Config, tmp_path: Path) -> None:
+    config = configured(template, "rope", 0)
+    folder = write_run(tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1))))
+    nll = states.nll_in_distribution(Plan(config, folder, ()))
+    assert nll is not None and 2.5 < nll < 3.5
 
 
 def test_a_dry_run_counts_measures_and_writes_nothing(

@@ -10,7 +10,7 @@ from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import number
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, newest_of_split
 
 FINAL = ("done", "failed", "stopped")
 _TAIL_BYTES = 4096  # of metrics.jsonl; holds several rows
@@ -81,11 +81,11 @@ def nll_in_distribution(plan: Plan) -> float | None:
 
 
 def in_distribution(plan: Plan) -> EvaluationRow | None:
-    """The row at the training length, or at the longest trained problems of a task; None if there is none."""
+    """The newest row at the training length, or at the longest trained problems of a task; None if there is none."""
     settings = plan.config.evaluation
     try:
         rows = evaluation_rows(plan.folder)
     except UserError:
         return None
-    own = [row for row in rows if row.measured and (row.protocol, row.split) == (settings.protocols[0], settings.split)]
-    return next((row for row in own if place_of(row) == TRAINED), None)
+    own = [row for row in newest_of_split(rows, settings.split) if row.measured]
+    return next((row for row in own if row.protocol == settings.protocols[0] and place_of(row) == TRAINED), None)
