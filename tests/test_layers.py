@@ -15,6 +15,7 @@ ROOMS = [
     "__main__",
     "cli",
     "api",
+    "ledger",
     "launch",
     "report",
     "bench",

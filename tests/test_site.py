@@ -24,6 +24,7 @@ from posbench.bench import speed
 from posbench.config import compose, schema
 from posbench.config.shipped import choices
 from posbench.launch import cluster, plans
+from posbench.ledger import claim, reproduce
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -48,6 +49,7 @@ NOT_RUN = {
     "posbench evaluate random_pythia": "takes minutes; test_huggingface.py evaluates models of every kind",
     "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
+    "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -159,7 +161,17 @@ def _sync(arguments: list[str]) -> None:
     assert support.posbench("sync", *expanded, "tracking.mode=offline") == 0
 
 
-RUNNERS: dict[str, Callable[[list[str]], None]] = {"train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync}
+def _reproduce(arguments: list[str]) -> None:
+    """Each of its runs is composed; tests of the ledger judge them."""
+    names = [word for word in arguments if "=" not in word and not word.startswith("-")]
+    overrides = [word for word in arguments if "=" in word]
+    for entry in claim.read(names):
+        assert reproduce.runs_of(entry, overrides)
+
+
+RUNNERS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce,
+}  # fmt: skip
 
 
 def carry_out(command: str, run: Path) -> None:

@@ -179,6 +179,30 @@ def sweep(
     comparison.sweep(overrides or [], n_jobs, config_dir, dry_run)
 
 
+@app.command(epilog=f"Claims: {', '.join(choices('claim'))}.")
+def reproduce(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CLAIM|all|key=value", help=f"Claims, then {_OVERRIDES}", autocompletion=complete.reproduce
+        ),
+    ],
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
+    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
+    ] = False,
+) -> None:
+    """Test what the literature claims, on fresh seeds.
+
+    Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
+    supported, contradicted, open, not learned, or not testable here. A claim is a file of configs/claim.
+    """
+    from posbench.ledger import reproduce as ledger
+
+    ledger.reproduce(words, n_jobs, config_dir, dry_run)
+
+
 @app.command(epilog=_SETTINGS)
 def evaluate(
     words: Annotated[

@@ -28,6 +28,15 @@ def sweep(incomplete: str) -> list[str]:
     return _completed(incomplete, lambda typed: _overrides(typed, (*OF_A_SWEEP, "hydra/launcher", *GROUPS)))
 
 
+def reproduce(incomplete: str) -> list[str]:
+    """Names of claims, and what `train` takes."""
+    names = ["all", *choices("claim")]
+    return _completed(
+        incomplete,
+        lambda typed: [*(name for name in names if name.startswith(typed)), *_overrides(typed, GROUPS)],
+    )
+
+
 def evaluate(incomplete: str) -> list[str]:
     """Run folders, and settings of a finished run."""
     return _completed(incomplete, lambda typed: [*_runs(typed), *_assignments(typed, OF_A_FINISHED_RUN)])

@@ -68,6 +68,7 @@ def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]
         "experiments": lambda: _first_comments("experiment"),
         "models": lambda: _first_comments("model"),
         "sweeps": lambda: _first_comments("sweep"),
+        "claims": lambda: _first_comments("claim"),
     }
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
     for section in sections or []:

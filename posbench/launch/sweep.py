@@ -57,7 +57,7 @@ def sweep(
         todo = rates.reused(todo, own["rates"], config_dir)
     racing = race.Racing(todo, looks) if looks else None
     if dry_run:
-        print(_forecast([*tuning.trials(todo, grid), *(racing.all if racing else todo)], n_jobs))
+        print(cost([*tuning.trials(todo, grid), *(racing.all if racing else todo)], n_jobs))
         if racing:
             print(f"A race: these are the most that it may take. Its first look takes {len(racing.first)} runs.")
         return
@@ -85,7 +85,8 @@ def sweep(
         raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(job.id for job in failed)}")
 
 
-def _forecast(todo: list[Plan], n_jobs: int | None) -> str:
+def cost(todo: list[Plan], n_jobs: int | None) -> str:
+    """What plans would take on this machine, in words."""
     left = [job for job in todo if not states.is_finished(job)]
     slots = len(_slots(todo, n_jobs))
     return forecast.told(todo, left, slots, _threads(todo, slots))

@@ -1,0 +1,225 @@
+"""The ledger: claims of the literature, read from files, tested on runs, judged together."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import support
+import yaml
+from fake_study import Truth, configured, write_run
+from scipy import stats
+
+from posbench.cli.listing import listing
+from posbench.config.schema import Config
+from posbench.config.shipped import choices
+from posbench.errors import UserError
+from posbench.launch import plans, sweep
+from posbench.launch.states import Status
+from posbench.ledger import claim, outcome, reproduce
+from posbench.ledger.claim import Term
+from posbench.report.comparison import load
+
+CLAIM: dict[str, Any] = {
+    "sentence": "ALiBi holds.",
+    "source": {"paper": "A paper", "where": "abstract", "says": "it holds"},
+    "runs": [{"alibi": "encoding=alibi"}],
+    "figure": "alibi 4x - alibi 1x",
+    "is_below": 0.05,
+    "prediction": {"outcome": "supported", "made": "2026-11-23", "why": "a guess"},
+}
+
+
+def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
+    """A claim of a stranger in a folder for --config-dir; a key of None is left out."""
+    content = {key: value for key, value in (CLAIM | changed).items() if value is not None}
+    (folder / "claim").mkdir(exist_ok=True)
+    (folder / "claim" / f"{name}.yaml").write_text("# A claim.\n" + yaml.safe_dump(content))
+    return folder
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_claim_that_comes_with_posbench_composes_and_says_what_it_has_read() -> None:
+    entries = claim.read(["all"])
+    assert [entry.id for entry in entries] == list(choices("claim")) and len(entries) >= 12
+    texts = {" ".join(text.split()) for entry in entries for text in entry.runs.values()}
+    for text in texts:
+        assert plans.resolve([[*text.split(), "seed=5"]])
+    assert all(entry.claim.source.arxiv and entry.claim.source.says for entry in entries)
+    assert {row["name"] for row in listing(["claims"])["claims"]} == set(choices("claim"))
+
+
+def test_a_figure_is_a_sum_of_levels(tmp_path: Path) -> None:
+    figure = "0.5*a/nonoverlap 1/4x + b:yarn:factor=4 16x - a 1x"
+    runs = [{"a": "encoding=rope", "b": "encoding=alibi"}]
+    (entry,) = claim.read(["mine"], write(tmp_path, runs=runs, figure=figure, is_below=None, is_above=-0.02))
+    assert entry.terms == (
+        Term(0.5, "a", 0.25, "nonoverlap", "plain"),
+        Term(1.0, "b", 16.0, "fixed_target", "yarn:factor=4"),
+        Term(-1.0, "a", 1.0, "fixed_target", "plain"),
+    )
+    assert (entry.direction, entry.margin) == (1, -0.02)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"figure": "alibi 4x alibi 1x"}, "figure: cannot read 'alibi 1x': expected a sum such as"),
+        ({"figure": "alibi"}, "figure: cannot read 'alibi'"),
+        ({"figure": "rope 4x - alibi 1x"}, "run 'rope' is not among runs (alibi)"),
+        ({"runs": ["alibi", "rope"]}, "run 'rope' is not used: leave it out"),
+        ({"runs": ["alibbi"]}, "unknown run 'alibbi': did you mean 'alibi'?"),
+        ({"is_above": 0.1}, "expected figure with is_above or is_below, or else learned"),
+        ({"figure": None}, "expected figure with is_above or is_below, or else learned"),
+        ({"sentense": "x"}, "sentense"),
+        ({"prediction": {"outcome": "true", "made": "now", "why": ""}}, "prediction.outcome"),
+    ],
+)
+def test_a_claim_that_cannot_be_tested_is_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        claim.read(["mine"], write(tmp_path, **changed))
+    assert message in str(caught.value) and "mine.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_claim_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown claim 'alibi_hold': did you mean 'alibi_holds'\?"):
+        claim.read(["alibi_hold"])
+    with pytest.raises(UserError, match="which claims"):
+        reproduce.reproduce(["experiment=demo"])
+
+
+def test_the_claim_of_the_page_can_be_tested(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "claims.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
+    (tmp_path / "claim").mkdir()
+    (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
+    (entry,) = claim.read(["mine"], tmp_path)
+    assert {name: len(each) for name, each in reproduce.runs_of(entry, [], tmp_path).items()} == {
+        "rope": 10,
+        "steep": 10,
+    }
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+TRUTHS = {
+    "alibi": Truth(3.66, 0.001, ngram=4.0, paired=True),
+    "rope": Truth(3.66, 0.2, ngram=4.0, paired=True),
+    "none": Truth(4.2, 0.0, ngram=4.0, paired=True),
+}
+
+
+@pytest.fixture
+def runs(template: Config, tmp_path: Path) -> dict[str, list[load.RunData]]:
+    return {
+        name: [
+            load.read(write_run(tmp_path / "study", configured(template, name, seed), truth)) for seed in range(5, 15)
+        ]
+        for name, truth in TRUTHS.items()
+    }
+
+
+def entry(figure: str, **bound: float) -> claim.Entry:
+    """A claim on these runs."""
+    terms = claim._terms(figure)
+    made = dataclasses.replace(claim.validate(claim.Claim, CLAIM), figure=figure, is_below=None)
+    return claim.Entry("mine", dataclasses.replace(made, **bound), terms, {term.run: "" for term in terms})
+
+
+def test_a_claim_is_supported_contradicted_open_or_not_learned(runs: dict[str, list[load.RunData]]) -> None:
+    asked = [
+        entry("alibi 4x - alibi 1x", is_below=0.05),
+        entry("rope 4x - rope 1x", is_below=0.05),
+        entry("rope 4x - rope 1x - alibi 4x + alibi 1x", is_above=0.1),
+        entry("alibi 1x - rope 1x", is_above=0.0),
+        entry("none 4x - none 1x", is_below=0.05),
+        entry("alibi 32x - alibi 1x", is_below=0.05),
+    ]
+    found = outcome.judge([(one, runs) for one in asked])
+    assert [one.outcome for one in found] == [
+        "supported", "contradicted", "supported", "open", "not learned", "not testable here",
+    ]  # fmt: skip
+    assert "none is not shown to have learned" in found[4].why and "alibi is not measured at 2048" in found[5].why
+    said = reproduce.page(found, "posbench reproduce all")
+    assert said.index("contradicted") < said.index("| supported") and "6 claims: 1 contradicted, 2 supported" in said
+
+
+def test_an_outcome_is_that_of_raw_rows(runs: dict[str, list[load.RunData]]) -> None:
+    """Seed by seed from the files, without posbench's statistics: a t-test over seeds on this very text."""
+    values = []
+    for run in runs["rope"]:
+        rows = [json.loads(line) for line in (run.folder / "evaluation.jsonl").read_text().splitlines()]
+        nll = {row["length_ratio"]: row["nll"] for row in rows if row["window"] is None}
+        values.append(nll[4.0] - nll[1.0])
+    (found,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)])
+    assert found.interval and found.interval.each == pytest.approx(values) and found.interval.seeds == 10
+    assert found.interval.mean == pytest.approx(np.mean(values))
+    over_seeds = stats.ttest_1samp(values, 0.3).pvalue
+    assert found.outcome == ("supported" if np.mean(values) > 0.3 else "contradicted") and over_seeds < 0.05
+
+
+def test_claims_that_are_asked_for_together_share_the_chance_of_error(runs: dict[str, list[load.RunData]]) -> None:
+    (alone,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)])
+    together = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)] * 4)
+    assert alone.p and together[0].p == pytest.approx(4 * alone.p)
+
+
+def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config, tmp_path: Path) -> None:
+    reads_little = dataclasses.replace(TRUTHS["alibi"], used=8)
+    folders = [write_run(tmp_path / "s", configured(template, "alibi", seed), reads_little) for seed in range(5)]
+    found = outcome.judge([
+        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": [load.read(folder) for folder in folders]}),
+        (entry("alibi 4x - alibi 1x", is_below=0.05), {"alibi": [load.read(folder) for folder in folders[:4]]}),
+    ])  # fmt: skip
+    assert [one.outcome for one in found] == ["not learned", "not testable here"]
+    assert "alibi needs only" in found[0].why and "fewer than 5 seeds of alibi" in found[1].why
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_strangers_claim_is_trained_judged_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], template: Config
+) -> None:
+    """Its runs are shared with another claim; what is trained is faked."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    write(tmp_path, "other", figure="alibi 1x - rope 1x", runs=["alibi", "rope"], is_below=None, is_above=0.5)
+    made: list[plans.Plan] = []
+
+    def trained(todo: list[plans.Plan], *_: Any) -> dict[str, Status]:
+        made.extend(todo)
+        for plan in todo:
+            write_run(plan.folder.parent, plan.config, TRUTHS[plan.config.encoding.name])
+        return {plan.id: Status("done") for plan in todo}
+
+    monkeypatch.setattr(sweep, "execute", trained)
+    reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
+    assert {(plan.config.encoding.name, plan.config.seed) for plan in made} == {
+        (name, seed) for name in ("alibi", "rope") for seed in range(5, 15)
+    }
+    assert len(made) == 20 and {plan.config.study for plan in made} == {"ledger"}
+    assert "2 claims: 1 contradicted, 1 supported. 1 of 2 as predicted." in capsys.readouterr().out
+    content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
+    assert content["outcome"] == "supported" and len(content["figure"]["by_seed"]) == 10
+    assert content["runs"]["alibi"] == [plan.id for plan in made if plan.config.encoding.name == "alibi"]
+    assert "ALiBi holds. **supported**" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
+
+
+def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, "other", runs=[{"alibi": "encoding=alibi evaluation.ratios=[1,4]"}])
+    assert claim.read(["other"], tmp_path)
+    with pytest.raises(UserError, match=r"are one run, evaluated differently: give it one name in .*_runs\.yaml"):
+        reproduce.reproduce(["mine", "other"], config_dir=tmp_path, dry_run=True)
+
+
+def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sweep, "cost", lambda todo, n_jobs: f"{len(todo)} runs")
+    assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "--dry-run") == 0
+    assert capsys.readouterr().out == "2 claims.\n20 runs\n"
