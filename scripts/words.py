@@ -320,15 +320,21 @@ def race_table(population: Population, number: int, tell: Callable[[str], None] 
         for name in ("all equal", "each at another limit"):
             found = [races(population, TRUTHS[name], Setting(5, n, 12, equal, kind), number) for n, equal in cells]
             tell(f"| {name} | {_SEEDS[kind]} | " + " | ".join(f"{100 * one.wrong:.1f} %" for one in found) + " |")
-    tell("\n| truth | documents | settled | futile | more documents | last look | mean seeds |")
-    tell("|---|---:|" + "---:|" * 5)
+    tell(
+        "\n| truth | documents | word at 1x | word at 4x | settled | futile | more documents | last look | mean seeds |"
+    )
+    tell("|---|---:|" + "---:|" * 7)
     for documents in (20, 60):
-        for truth, each in zip(EFFECTS, races(population, EFFECTS, Setting(5, documents), number).ends, strict=True):
-            shares = " | ".join(
-                f"{100 * each.get(why, 0):.0f} %" for why in ("settled", "futile", "documents", "last look")
-            )
+        ends = races(population, EFFECTS, Setting(5, documents), number).ends
+        for truth, each in zip(EFFECTS, ends, strict=True):
+            said = [sum(each.get(f"{word} {at}", 0) for word in _RESOLVED) for at in ("1x", "4x")]
+            why = [each.get(exit_, 0) for exit_ in ("settled", "futile", "documents", "last look")]
+            shares = " | ".join(f"{100 * share:.0f} %" for share in (*said, *why))
             about = f"{truth.nll:+g} at 1x, {truth.rises[0] - 0.3:+g} in the rise at 4x"
             tell(f"| {about} | {documents} | {shares} | {each['seeds']:.1f} |")
+
+
+_RESOLVED = ("better", "worse", "less", "equivalent", "small")
 
 
 def power(population: Population, reports: int, tell: Callable[[str], None] = print) -> None:
