@@ -89,6 +89,7 @@ def unread(*arguments: str, closed: bool = False) -> tuple[int, str]:
 # -- help, version, completion -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["train", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -495,6 +496,7 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     assert cope[:end].endswith(" 8,192") and rope[:end].endswith(" 0")  # numbers to the right
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("width", "kept"), [(200, 7), (132, 5), (114, 4), (80, 3), (40, 2)])
 def test_list_fits_a_terminal_and_says_what_it_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, kept: int
@@ -646,6 +648,7 @@ def test_a_single_run_is_composed_once_and_told_by_arguments_alone(monkeypatch: 
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("override", "folder"),
     [
@@ -745,6 +748,7 @@ WRONG_TEXT = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("override", WRONG_TEXT)
 def test_a_mistake_in_the_text_leaves_nothing_behind(override: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("paper.pdf").write_bytes(b"%PDF")

@@ -19,7 +19,7 @@ from posbench.config.schema import Config, TrainingConfig, from_container, load_
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
 
-NO_GROUPS = ("tuned", "sweep", "rates")
+NO_GROUPS = ("tuned", "sweep", "rates", "claim")
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in NO_GROUPS)
 STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
 CHOICES = [f"{group}={name}" for group in GROUPS for name in choices(group)]
@@ -37,7 +37,7 @@ def composed(*overrides: str) -> Config:
     return compose.check(list(overrides))[0]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_of_every_group_composes(choice: str) -> None:
     beside = {"evaluation=problems": ["data=task/copy"]}.get(choice, [])
@@ -49,7 +49,7 @@ def test_every_key_is_explained() -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line for line in lines if line.startswith("# ") and "@package" not in line]
         assert comments, f"{path} has no first comment"
-        if path.parent.name in ("experiment", "demo", "rates") or "tuned" in path.parts:
+        if path.parent.name in ("experiment", "demo", "rates", "claim") or "tuned" in path.parts:
             continue  # their keys are explained where they are declared
         own = "\n".join(lines).partition("\nhydra:")[0].splitlines()
         for above, line in zip(["", *own], own, strict=False):
@@ -96,6 +96,7 @@ def test_an_experiment_may_tune_a_scheme_and_the_command_line_wins() -> None:
     assert composed("encoding=t5", "encoding.max_distance=40").encoding.options["max_distance"] == 40
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (configs_dir() / "experiment").glob("*.yaml")))
 def test_experiments_name_their_study_and_compose_with_every_model(experiment: str) -> None:
     for model in sorted(path.stem for path in (configs_dir() / "model").glob("*.yaml")):
@@ -238,6 +239,7 @@ MOVED = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("overrides", "former", "name"), MOVED)
 def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(
     overrides: list[str], former: str, name: str
@@ -326,6 +328,7 @@ def test_what_no_source_has_is_unset_in_the_base_of_all_data() -> None:
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("given", "meant"),
     [

@@ -207,6 +207,7 @@ def test_an_ordinary_folder_has_thirty_test_documents_and_the_same_validation(tm
     assert set(before.documents["test"]) < set(grown.documents["test"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("lengths", "tested"), [([90] * 60, 15), ([10] * 40 + [500] * 20, None), ([90] * 700, 35)])
 def test_test_documents_end_where_training_would_have_less_than_seventy_percent_of_the_text(
     tmp_path: Path, lengths: list[int], tested: int | None
@@ -225,6 +226,7 @@ def test_equal_documents_stay_together_when_the_test_part_grows(tmp_path: Path) 
     assert len(documents["test"]) == 32 and len(set.union(*sets)) == sum(map(len, sets)) == 40
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sizes", [[1_500_000], [400_000], [40_000], [900], [3], [300_000, 90_000, 20_000]])
 def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path: Path, sizes: list[int]) -> None:
     texts = {f"{i}.txt": "".join(chr(33 + (i + 7 * k) % 90) for k in range(n)) for i, n in enumerate(sizes)}
@@ -1279,6 +1281,7 @@ def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path: Path) -> Non
     assert len(keys) == 4
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("file", ["train.ids", "test.starts.npy", "tokenizer.json", "meta.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_cache_is_made_again(

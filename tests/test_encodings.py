@@ -149,6 +149,7 @@ def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
             compare_with_the_definition(case, kind, 19, (False, True) if kind == "consecutive" else (False,), window)
 
 
+@pytest.mark.sample(2)
 @CASES
 def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Case) -> None:
     for kind, counted, window in (("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)):
@@ -156,6 +157,7 @@ def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Ca
             compare_with_the_definition(case, kind, LONG, (counted,), window)
 
 
+@pytest.mark.sample(2)
 @CASES
 def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
     case: Case, monkeypatch: pytest.MonkeyPatch

@@ -259,6 +259,7 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], Change]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("encoding", "block", "change"), [pytest.param(*case[1:], id=case[0]) for case in OTHERS])
 def test_another_model_is_refused_and_leaves_nothing(
     encoding: dict[str, Any],
@@ -359,6 +360,7 @@ def kill_at(at: str, which: int, moment: str) -> faults.Boundaries:
     return Dying(moment=moment)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("at", "which", "moment"),
     [("os.mkdir", 1, "after"), ("write", 0, "half"), ("os.rename", 0, "before"), ("os.rename", 0, "after")],

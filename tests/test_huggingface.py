@@ -66,6 +66,7 @@ def theirs(folder: Path, ids: np.ndarray, **changes: Any) -> np.ndarray:
     return F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none").numpy()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     folder = on(shelf, kind)
@@ -157,6 +158,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if folders.FAMILIES[kind].narrows])
 def test_no_square_of_the_length_is_held(shelf: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1536
@@ -203,6 +205,7 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(shelf: Pat
     assert {p.data_ptr() for p in varied.subject.reading.parameters()} <= shared  # type: ignore[attr-defined]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["gpt_neox", "qwen3", "smollm3", "gemma3_text"])
 def test_every_method_turns_as_it_is_defined_and_not_at_all_up_to_the_trained_length(shelf: Path, kind: str) -> None:
     model = subject(on(shelf, kind))

@@ -190,6 +190,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     write(tmp_path, "other", figure="alibi 1x - rope 1x", runs=["alibi", "rope"], is_below=None, is_above=0.5)
+    monkeypatch.setattr(reproduce, "SEEDS", range(5, 10))
     made: list[plans.Plan] = []
 
     def trained(todo: list[plans.Plan], *_: Any) -> dict[str, Status]:
@@ -201,17 +202,18 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     monkeypatch.setattr(sweep, "execute", trained)
     reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
     assert {(plan.config.encoding.name, plan.config.seed) for plan in made} == {
-        (name, seed) for name in ("alibi", "rope") for seed in range(5, 15)
+        (name, seed) for name in ("alibi", "rope") for seed in range(5, 10)
     }
-    assert len(made) == 20 and {plan.config.study for plan in made} == {"ledger"}
+    assert len(made) == 10 and {plan.config.study for plan in made} == {"ledger"}
     assert "2 claims: 1 contradicted, 1 supported. 1 of 2 as predicted." in capsys.readouterr().out
     content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
-    assert content["outcome"] == "supported" and len(content["figure"]["by_seed"]) == 10
+    assert content["outcome"] == "supported" and len(content["figure"]["by_seed"]) == 5
     assert content["runs"]["alibi"] == [plan.id for plan in made if plan.config.encoding.name == "alibi"]
     assert "ALiBi holds. **supported**" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
 
 
-def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path) -> None:
+def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "SEEDS", [5])
     write(tmp_path)
     write(tmp_path, "other", runs=[{"alibi": "encoding=alibi evaluation.ratios=[1,4]"}])
     assert claim.read(["other"], tmp_path)

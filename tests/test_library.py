@@ -107,6 +107,7 @@ DAMAGE: dict[str, Callable[[bytes, Path], bytes]] = {
 }
 
 
+@pytest.mark.sample(3)
 @needs_compiler
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_library_is_built_again_with_one_line(

@@ -40,6 +40,7 @@ def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([seen, rng.integers(0, V, (n, 4))]), np.concatenate([ids[at], rng.integers(0, V, n)])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("chunk", [ngrams.CHUNK, 399, 7, 1])
 @pytest.mark.parametrize("spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"])
 def test_probabilities_are_those_of_the_paper_in_chunks_of_any_size(

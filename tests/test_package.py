@@ -42,6 +42,7 @@ def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: p
     assert not [name for name in names if name.startswith("tests/")]
 
 
+@pytest.mark.full
 def test_the_source_archive_carries_what_its_tests_read(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)

@@ -142,6 +142,7 @@ def test_no_scheme_has_an_option_that_was_tuned_on_a_task(experiment: str) -> No
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name: str) -> None:
     config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")

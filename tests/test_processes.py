@@ -285,6 +285,7 @@ def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
 
 
+@pytest.mark.full
 def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

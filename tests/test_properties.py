@@ -170,6 +170,7 @@ def test_cope_misses_at_most_pairs_that_fall_on_the_same_count(measured: Measure
     assert _figure(measured["cope"], "order", "swaps_seen") >= 1070
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "directional"), [("none", 0), ("alibi", 0), ("rope", 1), ("t5", 1), ("shaw", 1)])
 def test_who_tells_before_from_after_without_a_mask(measured: Measured, name: str, directional: int) -> None:
     assert _figure(measured[name], "order", "directional") == directional
@@ -178,6 +179,7 @@ def test_who_tells_before_from_after_without_a_mask(measured: Measured, name: st
 # -- uniqueness --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "gap"),
     [

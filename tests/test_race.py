@@ -265,6 +265,7 @@ def test_a_race_makes_the_runs_that_its_looks_ask_for(
     assert run_to_the_end() == made
 
 
+@pytest.mark.full
 def test_a_sweep_races_to_the_end_and_again_has_nothing_to_do(
     overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

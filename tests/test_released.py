@@ -146,6 +146,7 @@ def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_pos
     torch.testing.assert_close(ours, theirs.unflatten(-1, (4, 8)).transpose(1, 2), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
     config, _ = single([f"encoding=layered/{preset}", "model.n_layers=6"])

@@ -306,6 +306,7 @@ def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: 
     assert "evaluated by an earlier version" in reported(folder)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(("share", "judged"), [(0.375, True), (0.625, False)])
 def test_where_one_document_has_half_of_the_targets_no_word_is_said(

@@ -131,6 +131,7 @@ def test_the_permutation_test_of_a_hand_counted_example() -> None:
     assert statistics.permutation([1.0], [0.0, 0.1, 0.2]) == statistics.Exact(1.0, 0.5)
 
 
+@pytest.mark.full
 def test_the_permutation_test_keeps_its_level_where_nothing_differs() -> None:
     """Of all 252 ways to part ten values, at most one in twenty has a p of at most 0.05."""
     values = np.random.default_rng(1).random(10)

@@ -288,6 +288,7 @@ def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
     assert shown >= {"sinusoidal", "sine", "binary", "learned", "index", "minmax", "rope", "alibi", "t5", "shaw"}
 
 
+@pytest.mark.full
 def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command.main(["none", "alibi"])
     pictures = capsys.readouterr().out

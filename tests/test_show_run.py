@@ -239,6 +239,7 @@ def test_options_of_what_an_encoding_stands_around() -> None:
     assert panels.picture(scheme).subtitle.endswith("first layer: rope")
 
 
+@pytest.mark.full
 def test_properties_are_measured_with_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert support.posbench("properties", "shaw", "values=false", "shaw") == 0
     out = capsys.readouterr().out

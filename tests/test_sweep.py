@@ -541,7 +541,7 @@ def test_threads_are_divided_among_the_processes(
 ) -> None:
     asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
     monkeypatch.setattr(machine, "cores", lambda: cores)
-    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append((todo, slots)) or {})
+    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
     todo = [
         dataclasses.replace(
             job,
@@ -598,7 +598,7 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     todo = with_runtime(several, processes=2, threads=None)
     assert len(sweep._slots(todo, None)) == 3
     asked: list[list[Plan]] = []
-    monkeypatch.setattr(pool, "run", lambda todo, slots, show: asked.append(todo) or {})
+    monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append(todo) or {})
     sweep.execute(todo, 1, [])
     assert {job.config.runtime.threads for job in asked[0]} == {3}
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))

@@ -65,6 +65,7 @@ def test_tables_on_an_ascii_terminal_are_ruled_in_ascii(monkeypatch: pytest.Monk
     assert b"|rope" in printed and b"\\u25" not in printed
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_no_verdict_and_no_heading_is_cut_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int

@@ -563,6 +563,7 @@ def test_a_run_does_not_go_on_in_another_precision(
     train(config, folder, [])  # nothing is left to train
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("changed", ["threads 1 -> 3", "compiled False -> True", "native False -> True"])
 def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     config: Config,
@@ -585,6 +586,7 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("left", [0, 100, None])
 def test_metrics_that_were_lost_are_said(
     config: Config,

@@ -229,6 +229,7 @@ def test_no_row_is_lost_or_doubled_by_a_kill_between_two_rows_of_a_step(
     ]
 
 
+@pytest.mark.full
 def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 11), rows=1, status="done")
     sync.sync([tmp_path / "run"], [], anew=True)
@@ -237,6 +238,7 @@ def test_sync_anew_makes_another_run_there(server: Server, config: Config, tmp_p
     assert json.loads((tmp_path / "run" / "run.json").read_text())["wandb"]["id"] == second.name
 
 
+@pytest.mark.full
 def test_sync_says_what_w_and_b_lacks_in_between(
     server: Server, config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +280,7 @@ def test_sync_without_a_key_says_so_in_one_line(clean: None, study: Path, capsys
     assert not list(study.glob("*/wandb"))
 
 
+@pytest.mark.full
 def test_sync_can_write_offline_runs(clean: None, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("sync", f"{study}/*", "tracking.mode=offline", "tracking.project=mine") == 0
     assert capsys.readouterr().out.count(": 0 rows of metrics and 9 of evaluation: ") == 2
