@@ -259,7 +259,7 @@ def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size:
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("window", [None, 1, 70])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
@@ -314,7 +314,7 @@ def test_gradients_agree_with_finite_differences(
             assert float((gradient * direction).sum()) == pytest.approx(expected, 0.0, 1e-8 * max(1.0, scale)), name
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("rows", "scores"), [(256, 2**30), (16, 700), (7, 1), (1, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_scores_are_cut_up_changes_nothing(

@@ -74,6 +74,7 @@ def test_none_is_exactly_as_fast_as_itself(rows: dict[str, dict[str, Any]]) -> N
     assert all(one["ratio_to_none"] == 1 for one in rows["none"]["evaluation"])
 
 
+@pytest.mark.full
 def test_beyond_the_end_of_a_table_there_is_no_speed(rows: dict[str, dict[str, Any]]) -> None:
     speeds = [one["tokens_per_second"] for one in rows["learned"]["evaluation"]]
     assert speeds[0] > 0 and speeds[1:] == [None, None]

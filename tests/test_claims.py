@@ -116,6 +116,7 @@ def test_few_schemes_go_by_their_own_variance() -> None:
     assert claims.moderated(found) == found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schemes", [5, 63])
 def test_moderated_bounds_hold_jointly(schemes: int) -> None:
     """With variances that differ by scheme, and a reference in all."""

@@ -151,7 +151,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("line", "expected"),
     {

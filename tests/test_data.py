@@ -574,7 +574,7 @@ def test_a_small_file_does_not_unpack_to_a_disk_of_text(
         load(config(path=path), tmp_path)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "rows.jsonl", "rows.json", "rows.csv", "rows.tsv.gz"])
 def test_what_is_held_whole_has_a_size_that_memory_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -111,7 +111,7 @@ def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None
     return run
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("encoding", "block", "kind"), EXACT)
 def test_logits_are_those_of_the_run(
     encoding: dict[str, Any], block: dict[str, Any], kind: str, tiny_config: Config, tmp_path: Path

@@ -44,6 +44,7 @@ def test_it_imports_nothing_of_posbench_and_runs_none_of_it() -> None:
     assert called.isdisjoint({"__import__", "exec", "eval"})
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap", "sliding"])
 def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: str, recompute: ModuleType) -> None:
     """Compared over documents of all lengths, too short ones among them."""

@@ -213,6 +213,7 @@ def test_pointing_at_a_curve_reads_its_value(opened: Any) -> None:
     assert re.fullmatch(r"of sinusoidal\nat 1,024 tokens \(16x\)\nis 5\.\d+ \(range of seeds: 5\.\d+ to 5\.\d+\)", said)
 
 
+@pytest.mark.full
 def test_what_would_flatten_the_others_leaves_the_picture_and_many_curves_have_no_bands(
     browser: Any, many: Path
 ) -> None:

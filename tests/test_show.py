@@ -27,7 +27,7 @@ def _titles(name: str) -> list[str]:
     return [panel.title for panel in panels.picture(Scheme(name)).panels]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", posbench.encodings.names())
 def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
     picture = panels.picture(Scheme(name))
@@ -100,7 +100,7 @@ def test_attention_without_positions_is_an_even_share() -> None:
     np.testing.assert_allclose(decay.series["mean over heads"], 1, atol=0.15)  # the mean of 4096 random weights
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "stays"),
     [

@@ -483,6 +483,7 @@ def test_a_job_has_its_variables_its_output_and_its_exit_code(several: list[Plan
 OWN = "import fcntl, sys, time; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); time.sleep(100)"
 
 
+@pytest.mark.full
 def test_a_run_that_another_process_owns_is_waited_for(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

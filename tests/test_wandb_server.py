@@ -252,6 +252,7 @@ def test_sync_says_what_w_and_b_lacks_in_between(
     assert steps(only(server)) == [1, 2, 3, 7, 8]
 
 
+@pytest.mark.full
 def test_sync_sends_what_was_evaluated_since(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 4), rows=1, status="done")
     with Run.open(tmp_path / "run", config, None) as run:
@@ -325,6 +326,7 @@ def test_the_agent_of_a_sweep_chooses_the_run(
     assert only(server).last("project") == "theirs"
 
 
+@pytest.mark.full
 def test_a_sweep_that_chooses_a_finished_run_learns_of_it(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,7 +33,7 @@ def wrong(truth: str, **setting: Any) -> float:
     return float(found.wrong)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "setting",
     [

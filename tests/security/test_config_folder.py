@@ -365,7 +365,7 @@ def test_a_strangers_sweep_chooses_nothing_of_hydras(
 ELSEWHERE = ["/tmp/elsewhere", "~/x", "../x", "a/../../x", "'${study}/x'", "'a${oc.env:HOME}'", "['x']", "''"]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("key", ["outputs", "cache"])
 @pytest.mark.parametrize("place", ELSEWHERE)
 def test_a_strangers_file_does_not_say_where_is_written(
