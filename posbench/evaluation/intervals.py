@@ -168,7 +168,7 @@ def over_text(blocks: Blocks) -> Interval | None:
     A t-interval over units of text of different sizes: the ratio of sums, linearised. Source: Cochran (1977),
     "Sampling Techniques", section 6.5, and section 9A.1 on whole clusters.
     """
-    sums, counts, kind = _by_unit([blocks])
+    sums, counts, kind = by_unit([blocks])
     if len(counts) < 2:
         return None
     mean, residuals = _linearised(sums, counts)
@@ -203,7 +203,7 @@ def over_seeds_and_text(each: Sequence[Blocks]) -> Interval | None:
     """
     if len(each) < 2 or not all(one.same_text(each[0]) for one in each):
         raise ValueError("an interval over seeds and text needs two seeds or more on the same text")
-    sums, counts, kind = _by_unit(each)
+    sums, counts, kind = by_unit(each)
     n_seeds, n_units = sums.shape
     if n_units < 2:
         return None
@@ -245,8 +245,8 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
     return low, high
 
 
-def _by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
-    """(seeds, units) sums and (units,) tokens, and what a unit is."""
+def by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
+    """(seeds, units) sums and (units,) tokens, and what a unit is: the documents, or segments of few of them."""
     counts, documents = each[0].counts, each[0].documents
     unit, kind = _units(documents, each[0].stretches) if documents is not None else _blocks(len(counts))
     *sums, tokens = (np.bincount(unit, values).astype(np.float64) for values in (*(one.sums for one in each), counts))
