@@ -295,6 +295,9 @@ def report(
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scheme to compare the others with; default: rope.")
     ] = None,
+    transfer: Annotated[
+        bool, typer.Option("--transfer", help="Instead: do rankings of small runs hold for the largest among these?")
+    ] = False,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -302,7 +305,9 @@ def report(
     """
     from posbench import report
 
-    report.main(paths, out, least, columns, reference)
+    if transfer and (columns or reference):
+        raise UserError("--transfer compares all pairs of schemes: leave out --columns and --reference")
+    report.main(paths, out, least, columns, reference, transfer)
 
 
 @app.command()

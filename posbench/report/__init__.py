@@ -35,6 +35,7 @@ def main(
     least: float | None = None,
     columns: str | None = None,
     reference: str | None = None,
+    transfer: bool = False,
 ) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
@@ -45,13 +46,15 @@ def main(
         columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
+        transfer: instead, compare sets of runs of several sizes with the largest of them.
 
     Raises:
-        UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
-            written.
+        UserError: a path does not exist, nothing there is a run, no such column or scheme, too few sets for
+            `transfer`, or the files cannot be written.
     """
     from posbench.report import latex
-    from posbench.report.comparison import load
+    from posbench.report import transfer as ladders
+    from posbench.report.comparison import claims, load
     from posbench.terminal import console as terminal
     from posbench.terminal import exits
 
@@ -59,6 +62,8 @@ def main(
 
     runs, warnings = _read(paths)
     groups = load.groups(runs, reference)
+    smallest = claims.LEAST if least is None else least
+    ladder = ladders.read(groups, smallest) if transfer else None
     folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
     if out is None:
         files.refuse_unusual(folder)
@@ -68,11 +73,15 @@ def main(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with console.capture() as said:
-            _write(folder, groups, runs, warnings, console, Wanted(least, columns))
+            if ladder:
+                ladders.write(ladder, folder, warnings, console, smallest)
+            else:
+                _write(folder, groups, runs, warnings, console, Wanted(least, columns))
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     print(said.get(), end="")  # last, so that a printing error costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
+    where = f"Report: {folder / 'transfer.md'} (also transfer.csv, .png and .pdf)" if ladder else where
     console.print(exits.spelt_out(where), soft_wrap=True)
 
 

@@ -72,8 +72,8 @@ def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
     return write(of_group(group, summaries), folder)
 
 
-def write(figure: "Figure | None", folder: Path) -> list[Path]:
-    """Write `curves.png`, `.svg` and `.pdf` of a picture into a folder; nothing of none."""
+def write(figure: "Figure | None", folder: Path, name: str = "curves") -> list[Path]:
+    """Write `NAME.png`, `.svg` and `.pdf` of a picture into a folder; nothing of none."""
     import matplotlib
 
     if figure is None:
@@ -81,7 +81,7 @@ def write(figure: "Figure | None", folder: Path) -> list[Path]:
     with matplotlib.rc_context(SETTINGS):
         paths = []
         for kind, undated in UNDATED.items():
-            paths.append(folder / f"curves.{kind}")
+            paths.append(folder / f"{name}.{kind}")
             drawn = io.BytesIO()
             figure.savefig(drawn, format=kind, dpi=DPI, metadata=dict.fromkeys(undated))
             files.write(paths[-1], drawn.getvalue())
