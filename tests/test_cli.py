@@ -166,7 +166,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "train data=task/copy data.vocab": ["data.vocab_size=", "data.vocab_size=2048"],
         "train --cfg j": ["job"],
         "sweep sweep=s": ["sweep=six"],
-        "sweep sw": ["sweep=catalogue", "sweep=compare", "sweep=rope_base", "sweep=six", "sweep=tasks"],
+        "sweep sw": ["sweep=catalogue", "sweep=compare", "sweep=ladder", "sweep=rope_base", "sweep=six", "sweep=tasks"],
         "sweep tune=": ["tune=true", "tune=false"],
         "evaluate outputs/": ["outputs/study"],
         "evaluate outputs/study/": ["outputs/study/rope-s0-0"],

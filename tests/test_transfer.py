@@ -15,6 +15,7 @@ from support import posbench
 from posbench.config.schema import Config
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.levels import Contrast
+from posbench.launch import plans
 from posbench.report import figures
 from posbench.report.comparison import transfer
 
@@ -254,3 +255,20 @@ def test_mistakes_say_what_to_run(template: Config, tmp_path: Path, capsys: pyte
     assert not (one / "report").exists()
     assert posbench("report", "--transfer", "--reference", "rope", str(one)) != 0
     assert "leave out --columns and --reference" in capsys.readouterr().err
+
+
+def test_the_shipped_ladder_differs_in_one_factor_at_a_time() -> None:
+    """Twelve schemes at each rung, five seeds below the target and three there."""
+    sets = plans.read_sets("ladder", [])
+    (schemes,) = {next(part for part in one if part.startswith("encoding=")) for one in sets}
+    assert len(set(schemes.partition("=")[2].split(","))) == 12
+    seeds = {"seed=range(0,5)": 5, "seed=0,1,2": 3}
+    own = [[*(part for part in one if part[:5] not in ("seed=", "encod")), "encoding=t5"] for one in sets]
+    runs = [one.config for one in plans.resolve(own)]
+    sizes = [(run.model.d_model, run.training.train_length, run.training.tokens) for run in runs]
+    demo, target = (128, 64, 1_000_000), (256, 256, 8_000_000)
+    assert sum(sum(a != b for a, b in zip(size, demo, strict=True)) == 1 for size in sizes) == 3
+    assert len(set(sizes)) == 6 and (128, 128, 4_000_000) in sizes and max(sizes) == target
+    for one, size, run in zip(sets, sizes, runs, strict=True):
+        assert sum(seeds.get(part, 0) for part in one) == (3 if size == target else 5)
+        assert run.encoding.options["max_distance"] == run.training.train_length
