@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_study
 import pytest
 import support
 import yaml
@@ -169,8 +170,20 @@ def _reproduce(arguments: list[str]) -> None:
         assert reproduce.runs_of(entry, overrides)
 
 
+def _report(arguments: list[str]) -> None:
+    """It is run as it stands; a ladder has runs of two sizes, which are written and not trained."""
+    studies = [Path(word) for word in arguments if "--transfer" in arguments and word.startswith("outputs/")]
+    template = fake_study.demo_config()
+    for study in (study for study in studies if not study.exists()):
+        for tokens in (1_000_000, 2_000_000):
+            sized = dataclasses.replace(template, training=dataclasses.replace(template.training, tokens=tokens))
+            fake_study.write_study(study, sized, {name: fake_study.SCHEMES[name] for name in ("rope", "t5", "none")}, 1)
+    expanded = [part for word in arguments for part in ([word] if studies else _of_a_study(word))]
+    assert support.posbench("report", *expanded) == 0
+
+
 RUNNERS: dict[str, Callable[[list[str]], None]] = {
-    "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce,
+    "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce, "report": _report,
 }  # fmt: skip
 
 

@@ -22,10 +22,11 @@ import numpy as np
 from posbench.config.external import TrainedElsewhere
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Floats, Interval
-from posbench.report.comparison import statistics, summary
+from posbench.report.comparison import judgement, statistics, summary
 from posbench.report.comparison.claims import LEAST
+from posbench.report.comparison.judgement import PerSeed
 from posbench.report.comparison.load import Group, RunData, Scheme
-from posbench.report.comparison.summary import ENDPOINT_RATIO, PerRun, PerSeed
+from posbench.report.comparison.summary import ENDPOINT_RATIO, PerRun
 from posbench.run_folder.rows import PLAIN
 from posbench.show import places
 
@@ -51,7 +52,9 @@ def _uses(length: int) -> PerRun:
 
 ENDPOINTS = (
     Endpoint("nll", "nll at the training length", lambda length: summary.nll(PLAIN, length)),
-    Endpoint("rise", f"the rise of nll at {ENDPOINT_RATIO}x", lambda length: summary.rise(PLAIN, ENDPOINT_RATIO * length)),
+    Endpoint(
+        "rise", f"the rise of nll at {ENDPOINT_RATIO}x", lambda length: summary.rise(PLAIN, ENDPOINT_RATIO * length)
+    ),
     Endpoint("uses", f"the gain from context beyond 1/{SHARE} of the training length", _uses),
 )
 
@@ -136,7 +139,7 @@ class Pair:
 def pair(first: PerSeed, second: PerSeed) -> Pair:
     """First less second."""
     both = {seed: first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())}
-    found = summary.interval(both)
+    found = judgement.interval(both)
     if found is None:
         return Pair(float(np.mean([one.value for one in both.values()])) if both else 0.0, math.inf, 1.0)
     return Pair(found.mean, found.half_at(0.05), _p(found))
