@@ -671,6 +671,7 @@ def test_hydra_starts_a_single_run_only_where_more_than_a_folder_is_asked_of_it(
     assert found == (None if folder is None else Path(folder.format(id=run_id(config))))
 
 
+@pytest.mark.full
 def test_what_is_asked_of_hydra_in_a_single_run_is_done() -> None:
     assert train("hydra.output_subdir=asked", "hydra.job.chdir=true", f"data.path={Path('text.txt').absolute()}") == 0
     assert (Path("outputs/demo") / runs()[0] / "asked" / "overrides.yaml").exists()

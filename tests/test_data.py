@@ -111,6 +111,7 @@ def builtin(tmp_path_factory: pytest.TempPathFactory) -> corpus.Corpus:
     return load(config("builtin"), tmp_path_factory.mktemp("builtin"))
 
 
+@pytest.mark.full
 def test_builtin_corpus_is_the_same_on_every_load(builtin: corpus.Corpus, tmp_path: Path) -> None:
     again = load(config("builtin"), tmp_path)
     assert again.record == builtin.record
@@ -118,6 +119,7 @@ def test_builtin_corpus_is_the_same_on_every_load(builtin: corpus.Corpus, tmp_pa
     assert len(again.record["sha256"]) == 64
 
 
+@pytest.mark.full
 def test_builtin_splits_share_no_document_and_no_passage_of_64_words(builtin: corpus.Corpus) -> None:
     def passages(split: str) -> Iterator[str]:
         for text in builtin.documents[split]:

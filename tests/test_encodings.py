@@ -112,6 +112,7 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) 
 # -- every way to compute it is the same -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @CASES
 def test_row_blocks_equal_the_whole(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -142,6 +143,7 @@ def test_the_last_rows_of_the_definition_are_those_of_all(case: Case) -> None:
         torch.testing.assert_close(attention_logits(encoding, q, k, x, 1, positions, causal, last=3), logits[:, :, -3:])
 
 
+@pytest.mark.sample(2)
 @CASES
 def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
     for window, kind in itertools.product((None, 1, 6), ("gaps", "consecutive")):

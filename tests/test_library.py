@@ -341,6 +341,7 @@ def test_a_run_records_whether_it_was_used(tmp_path: Path, switch: str) -> None:
 # -- what torch compiles -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_torch_compiles_is_kept_privately_unless_told_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

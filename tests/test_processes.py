@@ -153,6 +153,7 @@ def test_several_processes_train_on_a_task_and_answer_as_one(tiny_config: Config
     assert rows(tmp_path / "one", "validation/accuracy") == rows(tmp_path / "several", "validation/accuracy") != []
 
 
+@pytest.mark.full
 def test_each_process_computes_its_share_of_the_evaluation_and_has_all_of_it(tmp_path: Path) -> None:
     def work(world: Joined) -> None:
         done: list[int] = []

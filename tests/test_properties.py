@@ -222,6 +222,7 @@ def test_cope_codes_are_shared_once_the_count_is_full(measured: Measured) -> Non
     assert 63 <= first < 256
 
 
+@pytest.mark.full
 def test_path_codes_merge_as_equal_tokens_project_the_same_direction_away(
     measured: Measured,
 ) -> None:
@@ -256,6 +257,7 @@ def test_learned_shift_is_as_linear_as_chance_allows(measured: Measured) -> None
     assert _figure(measured["learned"], "shift_linear", "residual") == pytest.approx(0.933, abs=0.02)
 
 
+@pytest.mark.full
 def test_fire_stretches_beyond_its_threshold_only(measured: Measured) -> None:
     # Its normaliser is the query's position once that exceeds the threshold, here the training length of 160 or its
     # quarter. Codes are compared within the training length, logits beyond it as well.

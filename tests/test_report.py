@@ -542,6 +542,7 @@ def test_a_study_whose_runs_all_failed_still_has_its_report(template: Config, tm
     assert not (tmp_path / "report" / "curves.png").exists()
 
 
+@pytest.mark.full
 def test_a_study_without_the_training_length_has_levels_and_no_rises(template: Config, tmp_path: Path) -> None:
     for seed in range(5):
         run = write_run(tmp_path, configured(template, "rope", seed), SCHEMES["rope"])
@@ -636,6 +637,7 @@ def test_the_pages_policy_allows_its_one_script_and_style_and_nothing_else(writt
     assert not re.search("https?://", html.replace("https://vega.github.io/schema", ""))
 
 
+@pytest.mark.full
 def test_what_was_measured_on_the_way_is_a_table_and_a_chart_over_tokens(template: Config, tmp_path: Path) -> None:
     """rope begins to read at two million tokens, none never does and has not learned at first."""
     reads = Truth(3.2, 0.3, used=48, earlier=(Truth(3.9, 0.1, used=16), Truth(3.4, 0.2, used=40)))

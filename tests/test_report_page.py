@@ -227,6 +227,7 @@ def test_what_would_flatten_the_others_leaves_the_picture_and_many_curves_have_n
     assert browser.find_elements("css selector", ".drawn .mark-area path") == []
 
 
+@pytest.mark.full
 def test_a_task_shows_every_seed_and_what_has_not_learned_is_hollow(browser: Any, tasks: Path) -> None:
     visit(browser, tasks)
     script = """return [...document.querySelectorAll(".drawn path[aria-label]")].map(
@@ -262,6 +263,7 @@ def phone(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.full
 def test_on_a_phone_the_chart_fits_and_every_word_is_readable(phone: Any, many: Path) -> None:
     visit(phone, many)
     assert phone.execute_script("return document.documentElement.scrollWidth") == 390

@@ -203,6 +203,7 @@ def test_steps_to_the_gate_are_those_of_the_first_validation_that_reached_it() -
 # -- what is said of a scheme ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_medians_and_ranges_are_over_all_seeds_and_those_that_learned_are_a_second_number(
     found: dict[str, Standing], study: Path
 ) -> None:

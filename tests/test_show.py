@@ -38,6 +38,7 @@ def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
         assert all(np.isfinite(values).any() for values in drawn)
 
 
+@pytest.mark.full
 def test_panels_are_chosen_by_what_the_scheme_does() -> None:
     assert _titles("sinusoidal")[:2] == ["Code of each position", "Dot product of two codes"]
     assert _titles("rope")[:3] == [
@@ -50,6 +51,7 @@ def test_panels_are_chosen_by_what_the_scheme_does() -> None:
     assert all(_titles(name) == ["Mean attention, random tokens"] for name in ("none", "canon", "cca"))
 
 
+@pytest.mark.full
 def test_what_turns_at_no_constant_speed_is_drawn_by_what_it_adds_to_a_logit() -> None:
     for name in ("pope", "fope", "decoupled_rope", "transformer_xl", "tupe"):
         assert _titles(name) == ["Added to the logit, equal tokens", "Mean attention, random tokens"], name
@@ -246,6 +248,7 @@ def test_the_heading_of_a_single_panel_is_as_wide_as_the_picture(tmp_path: Path,
     assert row._suptitle.get_window_extent().x0 >= 0 and "untrained" in row.get_suptitle()
 
 
+@pytest.mark.full
 def test_where_attention_is_too_faint_to_draw_the_legend_says_so(tmp_path: Path, saved: list[Figure]) -> None:
     command.main(["fox", "alibi"], tmp_path / "a.png")
     said = [[text.get_text() for text in row.axes[-1].get_legend().get_texts()] for row in saved[0].subfigs]

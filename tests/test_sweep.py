@@ -236,6 +236,7 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.full
 def test_a_forecast_grows_with_the_work(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "_ENOUGH", 0.1)
     (plan,) = plans.resolve([["encoding=rope", *overrides]])
@@ -747,6 +748,7 @@ def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", choices("rates"))
 def test_learning_rates_that_come_with_posbench_are_those_of_the_experiment_as_it_is(name: str) -> None:
     rows = plain_yaml.load(choices("rates")[name])["schemes"]

@@ -138,6 +138,7 @@ def test_what_is_off_by_default_can_be_switched_on(server: Server, config: Confi
     assert not [name for name in served.files if "metadata" in name or "requirements" in name or "patch" in name]
 
 
+@pytest.mark.full
 def test_an_evaluation_later_leaves_the_summary_the_runs(server: Server, config: Config, tmp_path: Path) -> None:
     attempt(tmp_path / "run", config, range(1, 4), rows=2, status="done")
     before = only(server).summary
