@@ -173,6 +173,7 @@ def assert_generates_as_the_run(folder: Path, run: Path, new: int = 12) -> None:
             assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (chosen, prompt + step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("encoding", "block"), [({"name": "rope"}, LLAMA), ({"name": "alibi"}, GPT)])
 def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
     encoding: dict[str, Any], block: dict[str, Any], tiny_config: Config, tmp_path: Path

@@ -50,6 +50,7 @@ def test_one_race_in_twenty_has_a_wrong_word_at_most(words: Any, truth: str, kin
     assert words.races(words.Population(LOSSES), words.TRUTHS[truth], setting, RACES).wrong <= MOST
 
 
+@pytest.mark.full
 def test_looks_that_each_spend_all_would_not_do(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "level", lambda *_: claims.ALPHA)
     assert words.races(words.Population(LOSSES), words.TRUTHS["all equal"], words.Setting(5, 60), RACES).wrong > MOST
