@@ -236,6 +236,15 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     assert snapshot(tmp_path) == before
 
 
+def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The large ones came last, and cost the median of the small ones."""
+    rest = [word for word in overrides if not word.startswith("training.batch_size")]
+    names = "encoding=rope,alibi,none,t5,fire,fox,xpos,sinusoidal,pope"
+    todo = plans.resolve([[names, "training.batch_size=4,400", *rest]])
+    monkeypatch.setattr(forecast, "_cost", lambda config: forecast.Cost(config.training.batch_size, 0))
+    assert [cost.seconds for cost in forecast.forecast(todo, 1)] == [plan.config.training.batch_size for plan in todo]
+
+
 @pytest.mark.full
 def test_a_forecast_grows_with_the_work(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "_ENOUGH", 0.1)

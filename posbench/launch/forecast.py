@@ -5,6 +5,8 @@ the training length and at the longest context. Between the two the cost of a to
 """
 
 import dataclasses
+import itertools
+import json
 import statistics
 import time
 from collections import Counter
@@ -26,8 +28,9 @@ from posbench.evaluation.variants import AS_TRAINED
 from posbench.launch import tuning
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
+from posbench.report.comparison import load
 
-MEASURED = 8  # kinds of runs at most; the others are taken to cost the median of these
+MEASURED = 8  # kinds of runs at most, of each size some; the others cost the median of their size
 _ENOUGH = 1.0  # seconds of measuring one step
 _TEXT = 2**21  # tokens of the random text on which windows are planned
 _BYTES_TRAINED = 12  # of a parameter in a checkpoint: its value and Adam's two averages, in fp32
@@ -45,18 +48,29 @@ class Cost:
 def forecast(todo: list[Plan], threads: int) -> list[Cost]:
     """The cost of every plan. Plans that differ in their seed only are one kind, measured once.
 
+    Kinds that differ in what is compared only, such as the encoding, have one size.
+
     Args:
         threads: CPU threads of each run, unless its configuration sets them.
     """
     kinds: dict[tuple[Path, str], Config] = {}
     for plan in todo:
         kinds.setdefault(_kind(plan), plan.with_threads(threads).config)
-    measured = {name: _cost(config) for name, config in list(kinds.items())[:MEASURED]}
-    usual = Cost(
-        statistics.median(one.seconds for one in measured.values()),
-        round(statistics.median(one.bytes for one in measured.values())),
-    )
-    return [measured.get(_kind(plan), usual) for plan in todo]
+    by_size: dict[str, list[tuple[Path, str]]] = {}
+    for kind, config in kinds.items():
+        by_size.setdefault(json.dumps(load.asked(config), sort_keys=True), []).append(kind)
+    in_turn = (kind for each in itertools.zip_longest(*by_size.values()) for kind in each if kind is not None)
+    measured = {kind: _cost(kinds[kind]) for kind in itertools.islice(in_turn, MEASURED)}
+    usual = {
+        kind: _median([measured[one] for one in alike if one in measured] or list(measured.values()))
+        for alike in by_size.values()
+        for kind in alike
+    }
+    return [measured.get(_kind(plan), usual[_kind(plan)]) for plan in todo]
+
+
+def _median(costs: list[Cost]) -> Cost:
+    return Cost(statistics.median(one.seconds for one in costs), round(statistics.median(one.bytes for one in costs)))
 
 
 def _kind(plan: Plan) -> tuple[Path, str]:
@@ -95,7 +109,7 @@ def _runs(count: int) -> str:
 def _kinds(left: list[Plan]) -> str:
     count = len({_kind(plan) for plan in left})
     if count > MEASURED:
-        return f"{MEASURED} of {count} kinds of runs, the others at the median of these"
+        return f"{MEASURED} of {count} kinds of runs, the others at the median of their size"
     return "1 kind of runs" if count == 1 else f"{count} kinds of runs"
 
 
