@@ -192,6 +192,15 @@ def test_a_race_is_no_look_of_a_report_and_takes_no_other_rules(
             report.main([study])
 
 
+def test_a_part_of_a_race_is_reported_without_its_reference(template: Config, tmp_path: Path) -> None:
+    study = tmp_path / "fake"
+    write_race(study, template, (5, 6), {name: SCHEMES[name] for name in ("rope", "alibi", "none")}, 5)
+    (group,) = load.groups([load.read(run) for run in finding.run_folders([study]) if "rope" not in run.name])
+    found = {one.scheme.label: one for one in summary.summarise(group)}
+    assert found["alibi"].endpoints is None and found["alibi"].reach == read(study)[1]["alibi"].reach
+    assert "Still in the race" not in " ".join(captions.notes_on_text(group, list(found.values())))
+
+
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,7 @@ def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:
             for seeds, exits in sorted(stopped.items())
         ]
         going = [found.scheme.label for found in own if not found.stop and found.scheme.label != one.reference]
+        going = going if one.reference else []
         made, most = sum(found.n_done for found in own), len(one.race.runs) * one.race.looks[-1]
         sentences = [
             f"A race with looks at {_listed(list(one.race.looks))} seeds, recorded in race.json before its first run.",

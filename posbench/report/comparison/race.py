@@ -227,7 +227,7 @@ class Raced:
     race: Race
     path: Path
     runs: dict[str, tuple[str, ...]]  # by label, the reference too: names of run folders in the order of seeds
-    reference: str  # its label
+    reference: str  # its label; empty if its runs are not among them, as in a report on a part of the race
     ended: dict[str, int]  # by label, the number of seeds, counted from the first, that have ended
 
     def counted(self, group: Group, seeds: Mapping[str, int]) -> Group:
@@ -259,14 +259,15 @@ def of(group: Group) -> list[Raced]:
             runs |= {label: names for label in labels - taken}
         if not race or not runs:
             continue
-        if group.reference is None or group.reference.name != race.reference or group.reference.label not in runs:
+        reference = group.reference
+        if reference and (reference.label not in runs or reference.name != race.reference):
             raise UserError(
                 f"{study / RECORD} compares with {race.reference}, which was settled before the first run: "
-                f"expected its runs, and no other --reference"
+                f"expected no other --reference, and no other runs of it"
             )
         ended = _ended(group, study)
         leading = {label: _leading(names, ended) for label, names in runs.items()}
-        found.append(Raced(race, study / RECORD, runs, group.reference.label, leading))
+        found.append(Raced(race, study / RECORD, runs, reference.label if reference else "", leading))
     return found
 
 
