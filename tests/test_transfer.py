@@ -236,7 +236,7 @@ def test_what_has_not_learned_is_left_out_and_a_rung_of_it_ranks_nothing(
         write_run(ladder, configured(sized(template, 4_000_000, 128), "fire", seed), Truth(9, 0.1, ngram=10))
     assert posbench("report", "--transfer", str(ladder)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "2 of 5 (ranks nothing)" in shown and "ranks nothing: 2 schemes have learned" in shown
+    assert "2 of 5 (ranks nothing)" in shown and "have learned here and at the target: 2" in shown
     found = {row["rung"]: row for row in rows(ladder / "report" / "transfer.csv") if row["endpoint"] == "nll"}
     assert found["4x128, L 64, 0.5M"]["accuracy"] == "" and found["4x128, L 64, 1M"]["picked"] == "alibi"
     said = (ladder / "report" / "transfer.md").read_text()

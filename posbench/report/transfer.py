@@ -86,7 +86,8 @@ def write(ladder: Ladder, folder: Path, warnings: list[str], console: "Console",
     established = [row for row in turned.rows if (row[-1].number or 0) < ALPHA]
     told = f"{len(turned.rows)} pairs are resolved in opposite directions at a rung and at the target, "
     told += f"{len(established)} of them if one asks all pairs at once (Holm); transfer.md names them."
-    lines = [*warnings, *_sentences(ladder), *_predictions(ladder, folder / PREDICTIONS, least), told]
+    lines = [*warnings, *_sentences(ladder), *_predictions(ladder, folder / PREDICTIONS, least)]
+    lines += [told] if turned.rows else []
     text.print_lines(console, lines)
     for table in [*shown, *([dataclasses.replace(turned, rows=established)] if established else [])]:
         text.print_table(console, table)
@@ -210,7 +211,7 @@ def _against(ladder: Ladder, endpoint: Endpoint) -> Table:
 
 def _silent(ladder: Ladder, rung: Rung, endpoint: Endpoint) -> str:
     left = set(rung.schemes) & set(ladder.target.schemes) - {*rung.unlearned, *ladder.target.unlearned}
-    few = f"ranks nothing: {len(left)} schemes have learned here and at the target"
+    few = f"ranks nothing: schemes that have learned here and at the target: {len(left)}"
     return few if len(left) < FEWEST else f"{endpoint.name} is not measured here, or not at the target"
 
 
