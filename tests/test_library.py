@@ -236,7 +236,8 @@ def test_a_wrong_compiler_is_said_once_and_torch_serves(
     (line,) = said(logging.WARNING)
     assert "cannot be used, slower operations of torch serve" in line and "\n" not in line
     assert {"fails": "missing", "hangs": "has not ended within"}.get(how, "") in line
-    assert not processes("sleep 4321") and not list(kernels.glob("*.lib")) and not list(kernels.glob(".tmp-*"))
+    until(lambda: not processes("sleep 4321"))  # the system takes a moment to take away what was killed
+    assert not list(kernels.glob("*.lib")) and not list(kernels.glob(".tmp-*"))
     assert dispatch.kernel(q, q, q, 0.2, None, None).shape == q.shape
 
 
