@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config import keys, size, task
+from posbench.config import keys, size, start, task
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.history import written_out
 from posbench.config.identity import in_one_spelling, run_folder
@@ -126,8 +126,11 @@ def for_hydra(overrides: list[str], configs: list[Config], config_dir: Path | No
         configs: what `check` made of them.
 
     Raises:
-        UserError: a length in tokens beside several training lengths, which no override of Hydra's can say.
+        UserError: a length in tokens beside several training lengths, or a run to begin from, which no override of
+            Hydra's can say.
     """
+    if any(config.start for config in configs):
+        raise UserError("start is not for Hydra, neither with -m nor with --cfg: posbench sweep runs many")
     found = []
     for text in map(translated, overrides):
         key, _, typed = text.partition("=")
@@ -222,6 +225,8 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 
 def _parse_all(overrides: list[str], loader: ConfigLoader) -> list[Override]:
+    if any(text.startswith(f"{start.KEY}=") and text != f"{start.KEY}=null" for text in overrides):
+        overrides = list(map(start.spelt, overrides))
     parsed = [_parse(text, loader) for text in overrides]
     refuse_twice(override.get_key_element().lstrip("+~") for override in parsed)
     return parsed
@@ -350,6 +355,8 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
     """The overrides that one sweep expands to. An interval gives its start, or is refused if `countable`."""
     line, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
+        if key == start.KEY and multirun and isinstance(pattern := override.value(), str):
+            return [f"{key}={folder}" for folder in start.runs(pattern)]
         return [line]
     if not multirun:
         value = line.partition("=")[2]
@@ -400,6 +407,10 @@ def _assigned(
         else:
             values.append(override)
     base = composed(tuple(chosen))
+    typed = {override.key_or_group for override in parsed}
+    begins = next((value for o in values if o.key_or_group == start.KEY and (value := o.value()) is not None), None)
+    if begins is not None:
+        base = start.begun(base, begins, typed)
     cfg = copy.deepcopy(base)
     cfg.hydra.runtime.cwd = os.getcwd()  # not where it was composed first
     refuse_both(override.key_or_group for override in values)
@@ -407,10 +418,12 @@ def _assigned(
     for override in values:
         if override.key_or_group == LENGTH:
             lengths = override.value()  # type: ignore[assignment]
-        else:
+        elif override.key_or_group != start.KEY or begins is None:
             _check_key(override, cfg, groups)
             _assign(override, cfg)
     refuse_other_text(_data(base), _data(cfg), {override.key_or_group for override in values})
+    if begins is not None:
+        start.settle(cfg, base, typed)
     return cfg, lengths
 
 
@@ -431,6 +444,8 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
         config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=asked))
     if size.fits(config):  # else the run is refused where it runs
         planned(config)  # its encoding's options are checked where they are declared
+        if config.start:
+            start.check(config, config.start)
     task.check(config)
     return config
 

@@ -31,6 +31,7 @@ ADDED: dict[str, Any] = {
     "data.task": None,
     "data.offset": 0,
     "data.test_pieces": None,
+    "start": None,
     "encoding/canon.inner": "none",
     "encoding/canon.inner_options": {},
     "encoding/cca.inner": "none",

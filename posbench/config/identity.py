@@ -29,6 +29,8 @@ def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> 
         former: count older options of inner encodings that have their former defaults. A run that was given one at that
             time has this name.
     """
+    if config.start:
+        config = dataclasses.replace(config, start=dataclasses.replace(config.start, run=""))
     left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
     shaping = without_neutral(to_container(config), inner=not former)
     identity = {key: _one_number(value) for key, value in shaping.items() if key not in left_out}

@@ -39,7 +39,7 @@ OF_A_SWEEP = (
 )  # what `posbench sweep` takes beside what its runs take
 OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
 
-FILES = ("data.path", "data.dataset", "data.tokenizer")  # keys whose values may be files, of whatever name
+FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 _PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks
 
 _MOST_DIGITS = 40

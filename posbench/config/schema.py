@@ -203,7 +203,7 @@ class EvaluationConfig:
             raise UserError(f"evaluation.ratios is {ratios}: expected ascending numbers above 0, such as [0.5, 1, 2]")
         if (furthest := max(ratios[-1], self.longest or 1)) > LONGEST:
             raise UserError(f"evaluation reaches {furthest:g} training lengths: expected at most {LONGEST:,}")
-        if list(self.at_tokens) != sorted(set(self.at_tokens)) or not all(tokens >= 1 for tokens in self.at_tokens):
+        if list(self.at_tokens) != sorted(set(self.at_tokens)) or not all(tokens >= 0 for tokens in self.at_tokens):
             told = f"evaluation.at_tokens is {list(self.at_tokens)}"
             raise UserError(f"{told}: expected ascending numbers of tokens, such as [500000, 1000000]")
         if not self.protocols or len(set(self.protocols)) < len(self.protocols):
@@ -256,6 +256,25 @@ class RuntimeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class StartConfig:
+    """The trained run whose weights training begins from, as it was then (`config.start` reads it)."""
+
+    run: str  # its folder, which makes no other run
+    weights_sha256: str  # of the file
+    tokenizer_sha256: str
+    text_sha256: str  # of the corpus
+    seed: int
+    train_length: int  # tokens per sequence: the original length of extensions
+    batch_size: int  # sequences per update
+    steps: int  # updates made
+    tokens: int  # its budget
+    warmup_tokens: int
+
+    def __post_init__(self) -> None:
+        within(1, MOST_TOKENS, self, "start", "train_length", "batch_size", "steps", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A run: what its weights follow from, how they are evaluated, and where all this happens."""
 
@@ -268,6 +287,12 @@ class Config:
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     runtime: RuntimeConfig
+    start: StartConfig | None = dataclasses.field(default=None, kw_only=True)  # None: initial weights are random
+
+    @property
+    def original_length(self) -> int:
+        """Tokens per sequence that the weights were first trained with: what encodings take as the training length."""
+        return self.start.train_length if self.start else self.training.train_length
 
     def __post_init__(self) -> None:
         plain_name("study", self.study)
@@ -307,6 +332,8 @@ class Config:
         if asked.at_tokens and asked.at_tokens[-1] > self.training.tokens:
             told = f"evaluation.at_tokens ends at {asked.at_tokens[-1]:,}"
             raise UserError(f"{told}: expected at most training.tokens, {self.training.tokens:,}")
+        if asked.at_tokens and asked.at_tokens[0] == 0 and self.start is None:
+            raise UserError("evaluation.at_tokens begins at 0: expected 1 or more, or start=RUN beside it")
         if self.data.task is not None and asked.ratios[0] < 1:
             told = f"evaluation.ratios is {list(asked.ratios)}: lengths of problems are longest trained ones"
             raise UserError(f"{told}, expected numbers from 1 on, such as [1, 2, 4]")

@@ -19,7 +19,7 @@ def shape_of(config: Config, vocabulary: tuple[str, ...] = ()) -> "Shape":
         d_model=model.d_model,
         n_heads=model.n_heads,
         n_layers=model.n_layers,
-        train_length=config.training.train_length,
+        train_length=config.original_length,
         token_rms=model.token_rms,
         vocabulary=vocabulary,
     )

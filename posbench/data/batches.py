@@ -5,7 +5,7 @@ one seed see the same data whatever their encoding.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -101,6 +101,17 @@ class TrainingBatches:
         room = len(self._ids) - 1 - self.blocks_per_epoch * self._train_length
         offset = int(generator.integers(min(room, self._train_length - 1) + 1))
         return offset + self._train_length * generator.permutation(self.blocks_per_epoch)
+
+
+def united(spans: Sequence[np.ndarray]) -> np.ndarray:
+    """All parts of a text that some of several lists of parts hold: (S, 2), sorted, disjoint."""
+    if len(spans) == 1:
+        return spans[0]
+    both = np.concatenate(spans)
+    both = both[both[:, 0].argsort(kind="stable")]
+    ends = np.maximum.accumulate(both[:, 1])
+    breaks = np.flatnonzero(both[1:, 0] > ends[:-1]) + 1
+    return np.stack([both[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
 
 
 def validation_batches(split: Stream, length: int, batch_size: int, limit: int) -> Iterator[Batch]:

@@ -129,8 +129,8 @@ def _on_the_way(rows: list[EvaluationRow], config: AnyConfig) -> list[Evaluation
 
 
 def _told_on_the_way(rows: list[EvaluationRow]) -> list[str]:
-    levels = {row.tokens: row.nll for row in rows if row.length_ratio == 1 and row.measured and row.tokens}
-    each = [f"{nll:.3f} after {tokens:,} tokens" for tokens, nll in sorted(levels.items())]
+    levels = {row.tokens: row.nll for row in rows if row.length_ratio == 1 and row.measured}
+    each = [f"{nll:.3f} after {tokens or 0:,} tokens" for tokens, nll in sorted(levels.items())]
     return [f"On the way, nll at 1x: {', '.join(each)}."] if each else []
 
 

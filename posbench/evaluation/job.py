@@ -14,6 +14,7 @@ from posbench import machine
 from posbench.config import size
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
+from posbench.data.batches import united
 from posbench.data.prepared import prepare
 from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
@@ -162,7 +163,8 @@ def on_the_way(config: Config) -> dict[int, Config]:
         asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=(), reference=None
     )
     steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
-    return {step: dataclasses.replace(config, evaluation=settings) for step in steps if 0 < step < training.steps}
+    first = 0 if config.start else 1
+    return {step: dataclasses.replace(config, evaluation=settings) for step in steps if first <= step < training.steps}
 
 
 def evaluation_of(
@@ -187,14 +189,25 @@ def evaluation_of(
         token_bytes=tokens.tokenizer.token_bytes,
         encode=tokens.tokenizer.encode,
         reference=_reference(subject, tokens, settings) if settings.tasks else None,
-        ngrams=_ngrams(tokens, config, step) if step else None,
+        ngrams=_ngrams(tokens, config, step),
     )
 
 
-def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams:
-    """N-gram models of what the run has been trained on after so many updates."""
-    spans = tokens.batches(config.training, config.seed).spans(step)
-    return NGrams(tokens.train.ids, spans, tokens.tokenizer.vocab_size)
+def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
+    """N-gram models of what the run has been trained on after so many updates, and the run that it began from.
+
+    None if that is nothing, or if the other run read another text.
+    """
+    start, training = config.start, config.training
+    spans = [tokens.batches(training, config.seed).spans(step)] if step else []
+    if start is not None:
+        if start.text_sha256 != tokens.record["sha256"]:
+            return None
+        before = dataclasses.replace(
+            training, train_length=start.train_length, batch_size=start.batch_size, accumulation=1
+        )
+        spans.append(tokens.batches(before, start.seed).spans(start.steps))
+    return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
 
 
 def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:

@@ -59,7 +59,8 @@ def _groups(todo: list[Plan]) -> dict[str, Plan]:
 
 def group(job: Plan) -> str:
     """The key of jobs that are tuned together: they differ in the seed only."""
-    return run_id(dataclasses.replace(job.config, seed=0))
+    start = job.config.start and dataclasses.replace(job.config.start, weights_sha256="", seed=0)
+    return run_id(dataclasses.replace(job.config, seed=0, start=start))
 
 
 def _trial(job: Plan, factor: float) -> Plan:

@@ -13,9 +13,20 @@ from posbench.report.comparison.load import Group, Scheme
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary
 from posbench.report.tables import Table, Value
 
-_RISE = f"rise_{ENDPOINT_RATIO}x"
-_VIEWS = {"nll_1x": "level at 1x", _RISE: f"rise at {ENDPOINT_RATIO}x", "uses": "context used, tokens"}
 Measured = dict[int, dict[int, Headline]]  # tokens trained on -> seed -> values
+
+
+def _views(group: Group) -> dict[str, str]:
+    """What is shown over the tokens: names of values, and what they are called.
+
+    Of runs that began from others it is the level at the length before and at the new one, and the rise at twice that.
+    """
+    before, length = group.original_length, group.train_length
+    if before is None:
+        level, rise, old = "level at 1x", ENDPOINT_RATIO, {}
+    else:
+        level, rise, old = f"level at {length}", 2, {f"nll_{before / length:g}x": f"level at {before}"}
+    return {**old, "nll_1x": level, f"rise_{rise}x": f"rise at {rise}x", "uses": "context used, tokens"}
 
 
 def measured(scheme: Scheme) -> Measured:
@@ -32,12 +43,12 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
     known = {one.scheme.label: found for one in summaries if (found := measured(one.scheme))}
     if not known:
         return []
-    rows, read = [], []
+    rows, read, views = [], [], _views(group)
     for label, found in known.items():
         for tokens, by_seed in found.items():
-            level, rise, used = (_over_seeds(by_seed, name) for name in _VIEWS)
+            *levels, used = (_over_seeds(by_seed, name) for name in views)
             gates = [gate for one in by_seed.values() if (gate := one["learned"])]
-            cells = [tables.decimal(level), tables.decimal(rise), tables.whole(used)]
+            cells = [*map(tables.decimal, levels), tables.whole(used)]
             of_all = Value(f"{gates.count('yes')}/{len(gates)}" if gates else "")
             rows.append([Value(label), tables.short(tokens), Value(str(len(by_seed)), len(by_seed)), of_all, *cells])
         seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
@@ -46,8 +57,10 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
         f"Means over seeds; uses: the median over seeds of the shortest context within {USES_LIMIT:g} nats of the "
         "training length, by its upper bound over documents, of runs that have learned by then."
     )
-    columns = ["scheme", "tokens", "runs", "learned", "nll at 1x", f"rise at {ENDPOINT_RATIO}x", "uses"]
-    on_the_way = Table("Over training", columns, rows, note)
+    shown = [name.replace("level", "nll") for name in list(views.values())[:-1]]
+    on_the_way = Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)
+    if group.original_length is not None:
+        return [on_the_way]
     most = max(len(row) for row in read)
     read = [[*row, *[Value("")] * (most - len(row))] for row in read]
     every = sorted({seed for found in known.values() for by_seed in found.values() for seed in by_seed})
@@ -69,16 +82,17 @@ def reads_from(found: Measured, seed: int, train_length: int) -> int | None:
 
 def curves(group: Group, summaries: Sequence[Summary]) -> Markup | None:
     """The chart over tokens, as JSON that can stand inside a script element; None if nothing was measured."""
+    views = _views(group)
     looks = styles.assign((scheme.name, scheme.label) for scheme in group.schemes)
     series = []
     for _, members in families.rows(list(summaries)):
         for one in members:
             found = measured(one.scheme)
-            dots = {name: _dots(found, name) for name in _VIEWS}
+            dots = {name: _dots(found, name) for name in views}
             series.append(Series(one.scheme.label, looks[one.scheme.label], dots))
-    if not any(one.dots[name] for one in series for name in _VIEWS):
+    if not any(one.dots[name] for one in series for name in views):
         return None
-    return page.as_script_data(chart.spec(series, Axes(_VIEWS, "nats per token, or tokens", "tokens trained on", None)))
+    return page.as_script_data(chart.spec(series, Axes(views, "nats per token, or tokens", "tokens trained on", None)))
 
 
 def _dots(found: Measured, name: str) -> list[Dot]:

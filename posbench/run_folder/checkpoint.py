@@ -85,6 +85,10 @@ class Checkpoint:
             raise UserError(f"{self.path / STATE} is not the state of a run: expected an object")
         return state
 
+    def digest(self, name: str) -> str:
+        """The sha256 of a part that was verified and not yet read."""
+        return hashlib.sha256(self._contents[name]).hexdigest()
+
     def _take(self, name: str) -> bytes:
         """A file's verified content, which is not kept."""
         try:

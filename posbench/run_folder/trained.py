@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from posbench.config import size
-from posbench.config.schema import Config
+from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.model.gpt import GPT, build
@@ -45,6 +45,23 @@ def with_weights(folder: Path, config: Config, tokenizer: Tokenizer, weights: di
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     give_weights(model, weights, folder)
     return model
+
+
+def begin_from(model: nn.Module, start: StartConfig) -> dict[str, Tensor]:
+    """Give a model the weights of the run that it begins from, and return them.
+
+    Raises:
+        UserError: the run's weights are gone or others than before, or they do not fit the model.
+    """
+    folder = Path(start.run)
+    if not folder.is_dir():
+        raise UserError(f"start.run is {folder}: there is no such folder any more; bring it back, or begin anew")
+    found = checkpoint.at(folder, start.steps, checkpoint.WEIGHTS)
+    if found is None or found.digest(checkpoint.WEIGHTS) != start.weights_sha256:
+        raise UserError(f"start.run is {folder}: its weights are not those that this run was to begin from")
+    weights = found.weights()
+    give_weights(model, weights, folder)
+    return weights
 
 
 def give_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.schema import TrainingConfig
+from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
 from posbench.processes import World
 from posbench.run_folder import checkpoint
@@ -23,7 +23,7 @@ from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.tracking import Tracker
-from posbench.run_folder.trained import give_weights
+from posbench.run_folder.trained import begin_from, give_weights
 from posbench.terminal import console
 from posbench.training.step import Learner, LossScale
 
@@ -73,9 +73,10 @@ class Journal:
 class RunJournal(Journal):
     """The journal of the first process, in its run folder."""
 
-    def __init__(self, run: Run, tracker: Tracker, training: TrainingConfig, where: Where) -> None:
-        self.run, self.tracker, self.training, self.where = run, tracker, training, where
-        self.total = training.steps
+    def __init__(self, run: Run, tracker: Tracker, config: Config, where: Where) -> None:
+        self.run, self.tracker, self.where = run, tracker, where
+        self.start, self.training = config.start, config.training
+        self.total = self.training.steps
 
     def resume(self, learner: Learner) -> int:
         folder, world = self.run.folder, learner.world
@@ -86,7 +87,7 @@ class RunJournal(Journal):
             _complete_record(self.run, saved.state() if saved else {})
             world.from_first(_Standing(self.total, weights))
             return self.total
-        standing = _resumed(self.run, learner)
+        standing = _resumed(self.run, learner, self.start)
         world.from_first(standing)
         self.first = standing.step
         if self.first:
@@ -160,12 +161,15 @@ class _Standing(NamedTuple):
     numbers: dict[str, float] | None = None  # of a checkpoint's state: times, and the scale of losses
 
 
-def _resumed(run: Run, learner: Learner) -> _Standing:
-    """Give the learner the state of the newest checkpoint, if there is one, and cut the metrics back to it."""
+def _resumed(run: Run, learner: Learner, start: StartConfig | None) -> _Standing:
+    """Give the learner the state of the newest checkpoint, if there is one, and cut the metrics back to it.
+
+    A run that begins from another has that one's weights where it has no checkpoint.
+    """
     loaded = checkpoint.newest(run.folder)
     if loaded is None:
         run.cut_metrics(0)
-        return _Standing()
+        return _Standing(weights=None if start is None else begin_from(learner.model, start))
     weights, optimizer, state = loaded.weights(), loaded.optimizer(), loaded.state()
     give_weights(learner.model, weights, run.folder)
     numbers = {name: number(state.get(name)) for name in ("metrics_offset", *_SPENT, *LossScale.NAMES)}

@@ -71,6 +71,9 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     threads = machine.set_threads(config.runtime.threads or world.threads)
     with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
         tokens = prepare(config.data, config.runtime.cache)
+        if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
+            own = f"data.tokenizer={config.start.run}/{TOKENIZER}"
+            raise UserError(f"the text has another tokenizer than the run that training begins from: expected {own}")
         world.from_first()  # from now on the others find it in the cache
     batches = tokens.batches(config.training, config.seed)
     with (
@@ -109,7 +112,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             learner = learner_for(model, config, device, dtype, world)
-            journal = RunJournal(run, tracker, config.training, where)
+            journal = RunJournal(run, tracker, config, where)
             step = _fit(learner, batches, tokens, config, journal, evaluate)
         if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
             told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
@@ -219,6 +222,8 @@ def _fit(
             journal.made(outcome.step + 1, newest[0])
         return newest
 
+    if step == 0 and step in evaluations:
+        evaluate(step, evaluations[step])
     with stop_signals(second_interrupts=True) as world.received, journal.progress(step):
         while step < total:
             learner.model.train()

@@ -16,7 +16,7 @@ from typing import Any
 from posbench import files
 from posbench.config.external import AnyConfig, TrainedElsewhere
 from posbench.config.identity import NOT_IDENTITY
-from posbench.config.schema import flat, to_container
+from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
 from posbench.evaluation.answers import Answers
 from posbench.evaluation.headline import measure_of
@@ -33,6 +33,7 @@ from posbench.terminal.exits import spelt_out
 REFERENCE = "rope"
 
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
+# Where a run began belongs to its scheme as well (`_scheme_options`).
 _SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
@@ -151,6 +152,14 @@ class Group:
     @property
     def train_length(self) -> int:
         return self.runs[0].config.training.train_length
+
+    @property
+    def original_length(self) -> int | None:
+        """The training length of the runs that its runs began from; None if none did, or they began from several."""
+        found = {
+            run.config.start.train_length for run in self.runs if isinstance(run.config, Config) and run.config.start
+        }
+        return found.pop() if len(found) == 1 else None
 
     @property
     def reference(self) -> Scheme | None:
@@ -336,7 +345,7 @@ def _split(cell: dict[str, Any]) -> tuple[list[str], list[str]]:
     given = cell.get("overrides")
     overrides = sorted(str(one) for one in given) if isinstance(given, list) else []
     scheme = [one for one in overrides if one.startswith(("encoding", *_SCHEME_KEYS))]
-    return scheme, [one for one in overrides if one not in scheme and not one.startswith("seed=")]
+    return scheme, [one for one in overrides if one not in scheme and not one.startswith(("seed=", "start="))]
 
 
 def studies(runs: list[RunData]) -> list[Path]:
@@ -359,7 +368,11 @@ def asked(config: AnyConfig) -> dict[str, Any]:
     plain = {k: v for k, v in to_container(config).items() if k not in _NOT_COMPARED}
     data = config.data  # a path may differ: the digest says whether the text does
     settings = flat({"data.name": data.name, "data.task": data.task, "data.offset": data.offset})
-    return settings | {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data."))}
+    settings |= {k: v for k, v in flat(plain).items() if not k.startswith((*_SCHEME_KEYS, "data.", "start"))}
+    if isinstance(config, Config) and (start := config.start):  # compared with training as long from 0
+        settings["training.tokens"] = start.tokens + config.training.tokens
+        settings["training.warmup_tokens"] = start.warmup_tokens
+    return settings
 
 
 def _corpus(run: RunData) -> dict[str, Any] | None:
@@ -372,7 +385,10 @@ def _corpus(run: RunData) -> dict[str, Any] | None:
 
 def _scheme_options(run: RunData) -> dict[str, Any]:
     plain = to_container(run.config)
-    return {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
+    options = {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
+    if isinstance(run.config, Config) and (start := run.config.start):
+        options["start"] = [start.train_length, start.tokens, run.config.training.warmup_tokens]
+    return options
 
 
 def _schemes(members: list[RunData]) -> list[Scheme]:
@@ -384,10 +400,16 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
         options = [json.loads(key) for key in by_options]
         differing = _differing(options)
         for chosen, same in zip(options, by_options.values(), strict=True):
-            parts = [f"{key.rpartition('.')[2]}={_spelt(chosen.get(key))}" for key in differing]
+            parts = [_part(key, chosen) for key in differing if key != "start" or key in chosen]
             same.sort(key=lambda run: run.seed)
             schemes.append(Scheme(name, " ".join([name, *parts]), same))
     return sorted(schemes, key=lambda scheme: scheme.label)
+
+
+def _part(key: str, chosen: dict[str, Any]) -> str:
+    """`base=500000`; of a run that began from another, `start=128`, the length that this one was trained at."""
+    value: Any = chosen.get(key)
+    return f"{key.rpartition('.')[2]}={_spelt(value[0] if key == 'start' else value)}"
 
 
 def _differing(settings: list[dict[str, Any]]) -> list[str]:

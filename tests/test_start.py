@@ -1,0 +1,249 @@
+"""Training on: runs that begin from the weights of another."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import TINY, posbench, snapshot, write_text
+
+from posbench.api.many import runs
+from posbench.api.run import load
+from posbench.config.identity import run_id
+from posbench.config.start import RATE
+from posbench.data.batches import united
+from posbench.encodings._rotary import Rotary
+from posbench.errors import UserError
+from posbench.launch.plans import resolve_one
+from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config
+from posbench.run_folder.rows import evaluation_rows
+from posbench.training import train
+
+# 8 updates of 4 sequences of 16 tokens.
+SOURCE = [
+    *(word for word in TINY if "ratios" not in word),
+    "evaluation.ratios=[1,2,8]",
+    "training.tokens=512",
+    "study=short",
+    "runtime.checkpoint_every_steps=4",
+]
+ON = ["tracking=none", "runtime.device=cpu", "runtime.threads=1", "training.train_length=64", "training.tokens=512"]
+ON += ["runtime.checkpoint_every_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_text()
+        for more in ("encoding=rope", "encoding=rope seed=1", "encoding=alibi", "encoding=learned"):
+            assert posbench("train", *SOURCE, "data.path=text.txt", "runtime.cache=cache", *more.split()) == 0
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test's own runs go; the current folder has a text and finished runs."""
+    monkeypatch.chdir(place)
+    return tmp_path
+
+
+def source(name: str, seed: int = 0) -> str:
+    (found,) = Path("outputs/short").glob(f"{name}-s{seed}-*")
+    return str(found)
+
+
+def on(out: Path, *words: str) -> list[str]:
+    return [*ON, f"runtime.outputs={out}", "runtime.cache=cache", *words]
+
+
+def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
+    return {
+        row.length: row.nll
+        for row in evaluation_rows(folder)
+        if row.curve_name == "fixed_target" and row.tokens == tokens
+    }
+
+
+def only(folder: Path) -> Path:
+    (found,) = (folder / "extended").glob("*-s*")
+    return found
+
+
+# -- what it begins with -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi"])
+def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, name: str) -> None:
+    before = snapshot(Path(source(name)))
+    assert posbench("train", f"start={source(name)}", *on(here, "protocol=fixed_target")) == 0
+    folder, theirs = only(here), nlls(Path(source(name)), 512)
+    assert set(theirs) == {16, 32, 128} and nlls(folder, 0).items() > theirs.items()
+    assert set(nlls(folder, 512)) == {16, 32, 64, 128} and nlls(folder, 512) != nlls(folder, 0)
+    config = load_config(folder)
+    assert config.start is not None and config.original_length == 16 and config.training.train_length == 64
+    began = load_config(Path(source(name)))
+    assert config.training.batch_size == 1  # 64 tokens an update, as before
+    assert config.training.learning_rate == began.training.learning_rate * RATE
+    assert config.seed == 0 and config.model == began.model
+    assert snapshot(Path(source(name))) == before
+
+
+def test_a_run_that_goes_on_after_a_failure_ends_with_the_weights_of_an_uninterrupted_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"start={source('rope')}", *on(here, "extension=yarn", "protocol=fixed_target")]
+    assert posbench("train", *words, "study=whole") == 0
+    plain = train.begin_update
+
+    def failing(learner: Any, batch: Any, at: int, rate: float) -> Any:
+        if at == 5:
+            raise RuntimeError("the lights went out")
+        return plain(learner, batch, at, rate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "begin_update", failing)
+        assert posbench("train", *words, "study=cut") != 0
+    assert posbench("train", *words, "study=cut") == 0
+    (whole,), (cut,) = (list((here / study).glob("yarn-*")) for study in ("whole", "cut"))
+    one, other = (checkpoint.trained(folder).weights() for folder in (whole, cut))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert nlls(cut, 0) == nlls(whole, 0) and nlls(cut, 512) == nlls(whole, 512)
+
+
+def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path) -> None:
+    """YaRN and LongRoPE stretch from the original length, 16, although the training length is 64."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for name in ("yarn", "ntk_by_parts"):
+        words = [f"start={source('rope')}", *on(here, f"extension={name}", f"study={name}", "protocol=fixed_target")]
+        assert posbench("train", *words, "evaluation.at_tokens=[]") == 0
+        (folder,) = (here / name).glob(f"{name}-*")
+        encoding = load(folder).model().encoding
+        assert isinstance(encoding, Rotary) and encoding.shape.train_length == 16
+        parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+        parameters |= {"original_max_position_embeddings": 16}
+        theirs = transformers.LlamaConfig(
+            hidden_size=16, num_attention_heads=2, max_position_embeddings=64, rope_parameters=parameters
+        )
+        inv_freq, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+        positions = torch.arange(256)[None]
+        for turn in (torch.cos, torch.sin):
+            ours = turn(encoding.angles(positions))[0].float()
+            torch.testing.assert_close(ours, turn(positions[0, :, None] * inv_freq[None]), atol=1e-4, rtol=0)
+        if name == "yarn":
+            assert encoding.attention_factor == pytest.approx(scale)
+
+
+# -- which run it is ---------------------------------------------------------------------------------------------------
+
+
+def test_its_name_follows_the_weights_not_the_path(here: Path) -> None:
+    def config_of(start: str, *words: str) -> Any:
+        plan = resolve_one([f"start={start}", *on(here, *words)])
+        assert plan is not None
+        return plan.config
+
+    one = config_of(source("rope"))
+    assert run_id(one) == run_id(config_of(str(Path(source("rope")).resolve())))
+    assert run_id(one) != run_id(config_of(source("rope", 1), "seed=0"))
+    assert one.encoding.options["base"] == 10000 and one.training.warmup_tokens == 25
+    stretched = config_of(source("rope"), "extension=ntk")
+    assert stretched.encoding.name == "ntk" and stretched.encoding.options["factor"] == 4
+    assert config_of(source("rope"), "extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
+    assert config_of(source("rope"), "training.batch_size=2").training.batch_size == 2
+    with pytest.raises(UserError, match=r"training\.tokens is 51"):  # a tenth of 512 is less than an update
+        resolve_one([f"start={source('rope')}"])
+
+
+def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = on(here, "protocol=fixed_target", "study=many")
+    assert posbench("sweep", "start=outputs/short/rope-*", "encoding=rope", *words) == 0
+    assert posbench("train", f"start={source('rope')}", "extension=ntk", *words) == 0
+    whole = [*words, "data=text", "data.path=text.txt", "data.tokenizer=bytes", "encoding=rope"]
+    whole += [word for word in TINY if word.startswith(("model.", "evaluation.targets", "evaluation.blocks"))]
+    whole += [
+        "training.batch_size=1",
+        "training.tokens=1024",
+        "training.warmup_tokens=0",
+        "evaluation.ratios=[0.25,1,2]",
+    ]
+    assert posbench("train", *whole) == 0
+    found = runs(here / "many")
+    assert len(found) == 4
+    capsys.readouterr()
+    assert posbench("report", str(here / "many")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ntk" in shown and "start=16" in shown
+    table = (here / "many" / "report" / "report.md").read_text()
+    assert "nll at 16" in table and "nll at 64" in table
+
+
+# -- what cannot be begun ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["start=outputs/nowhere"], "expected a run folder"),
+        (["start={rope}", "model.n_layers=2"], "model.n_layers is 2: expected 1"),
+        (["start={rope}", "encoding=fox"], "'fox' cannot begin from"),
+        (["start={learned}"], "training.train_length is 64"),
+        (["start={rope}", "extension=yarn:factor=2"], "encoding.factor=2"),
+        (["start={rope}", "extension=rerope"], "expected one of dynamic_ntk, llama3"),
+        (["start={rope}", "extension=abf"], "encoding.base=500000"),
+        (["start={rope}", "experiment=reader"], "experiment: not beside start"),
+        (["start={rope}", "start.seed=3"], "start.seed: not beside start"),
+        (["start={rope}", "data.tokenizer=bpe", "data.vocab_size=300"], "data.tokenizer=outputs/short/rope"),
+        (["training.batch_size=1", "evaluation.at_tokens=[0]"], "or start=RUN beside it"),
+        (["start={rope}", "-m"], "start is not for Hydra"),
+    ],
+)
+def test_what_cannot_be_begun_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    given = [word.format(rope=source("rope"), learned=source("learned")) for word in words]
+    assert posbench("train", *on(here), *given) != 0
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told in said and not list(here.glob("*/*/config.yaml"))
+
+
+def test_a_run_that_began_from_another_is_no_start_and_one_that_is_not_finished_neither(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("train", f"start={source('rope')}", *on(here, "evaluation.at_tokens=[]")) == 0
+    assert posbench("train", f"start={only(here)}", *on(here)) != 0
+    assert "it began from" in capsys.readouterr().err
+    record = only(here) / "run.json"
+    config = only(here) / "config.yaml"
+    config.write_bytes(Path(source("rope"), "config.yaml").read_bytes())
+    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "stopped"}))
+    assert posbench("train", f"start={only(here)}", *on(here)) != 0
+    assert "not finished" in capsys.readouterr().err
+
+
+def test_weights_that_changed_since_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = resolve_one([f"start={source('rope')}", *on(here)])
+    assert plan is not None and plan.config.start is not None
+    other = dataclasses.replace(plan.config.start, weights_sha256="0" * 64)
+    with pytest.raises(UserError, match="not those that this run was to begin from"):
+        train.train(dataclasses.replace(plan.config, start=other), here / "run", [])
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+def test_n_grams_count_what_both_runs_were_trained_on() -> None:
+    parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
+    assert united(parts).tolist() == [[0, 12], [20, 22]]
+    assert united(parts[:1]) is parts[0]
+    held = {token for spans in parts for first, end in spans for token in range(first, end)}
+    assert {token for first, end in united(parts) for token in range(first, end)} == held
