@@ -190,6 +190,7 @@ RUNNERS: dict[str, Callable[[list[str]], None]] = {
 def carry_out(command: str, run: Path) -> None:
     """Run a documented command, on a run folder where it says RUN."""
     words = [str(run) if word == "RUN" else word for word in shlex.split(command)]
+    words = [f"start={run}" if word.startswith("start=") else word for word in words]
     assert words[0] == "posbench", f"{command}: a page shows it, and nothing here runs it"
     if words[1] in RUNNERS:
         RUNNERS[words[1]](words[2:])

@@ -17,6 +17,7 @@ from posbench.config.start import RATE
 from posbench.data.batches import united
 from posbench.encodings._rotary import Rotary
 from posbench.errors import UserError
+from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config
@@ -71,7 +72,7 @@ def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
 
 
 def only(folder: Path) -> Path:
-    (found,) = (folder / "extended").glob("*-s*")
+    (found,) = (folder / "extend").glob("*-s*")
     return found
 
 
@@ -138,6 +139,10 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
             ours = turn(encoding.angles(positions))[0].float()
             torch.testing.assert_close(ours, turn(positions[0, :, None] * inv_freq[None]), atol=1e-4, rtol=0)
         if name == "yarn":
+            assert posbench("export", str(folder), str(here / "hf")) == 0
+            rope = json.loads((here / "hf/config.json").read_text())["rope_parameters"]
+            assert (rope["factor"], rope["original_max_position_embeddings"]) == (4, 16)
+            assert "began from a run that was trained on 512 tokens at 16" in (here / "hf/README.md").read_text()
             assert encoding.attention_factor == pytest.approx(scale)
 
 
@@ -158,8 +163,8 @@ def test_its_name_follows_the_weights_not_the_path(here: Path) -> None:
     assert stretched.encoding.name == "ntk" and stretched.encoding.options["factor"] == 4
     assert config_of(source("rope"), "extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
     assert config_of(source("rope"), "training.batch_size=2").training.batch_size == 2
-    with pytest.raises(UserError, match=r"training\.tokens is 51"):  # a tenth of 512 is less than an update
-        resolve_one([f"start={source('rope')}"])
+    default = resolve_one([f"start={source('rope')}"])
+    assert default is not None and default.config.training.tokens == 64  # a tenth of 512 is less than an update
 
 
 def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
@@ -185,6 +190,14 @@ def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
     assert "ntk" in shown and "start=16" in shown
     table = (here / "many" / "report" / "report.md").read_text()
     assert "nll at 16" in table and "nll at 64" in table
+
+
+def test_the_sweep_has_ten_ways_for_each_run(here: Path) -> None:
+    given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
+    configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]
+    ways = {(one.encoding.name, one.encoding.options.get("base"), one.model.attention.window) for one in configs}
+    assert len(configs) == 20 and len(ways) == 10 and {one.seed for one in configs} == {0, 1}
+    assert {one.study for one in configs} == {"extend"} and all(one.original_length == 16 for one in configs)
 
 
 # -- what cannot be begun ----------------------------------------------------------------------------------------------

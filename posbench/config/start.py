@@ -29,7 +29,7 @@ from posbench.config.shape import planned
 from posbench.encodings.extend import NAMES
 from posbench.errors import Undefined, UserError
 
-KEY, STUDY = "start", "extended"
+KEY, STUDY = "start", "extend"
 RATE = 1 / 6  # of the peak: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
 _LARGEST = 2**24  # bytes of a JSON file
 _TAKEN = ("encoding", "model", "data", "training")
@@ -109,6 +109,8 @@ def settle(cfg: DictConfig, source: DictConfig, typed: Collection[str]) -> None:
         return  # refused by the schema
     if "training.batch_size" not in typed:
         training.batch_size = max(1, old.batch_size * before // length)
+    if "training.tokens" not in typed:  # at least one update
+        training.tokens = max(training.tokens, training.batch_size * training.accumulation * length)
     if "training.warmup_tokens" not in typed:
         training.warmup_tokens = training.tokens // 20
     if "encoding" in typed and "encoding.factor" not in typed and "factor" in cfg.encoding:

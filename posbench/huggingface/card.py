@@ -38,6 +38,8 @@ def card(
     """
     length = config.training.train_length
     finished = "" if step >= config.training.steps else f" The training is not finished: {step} updates are done."
+    if start := config.start:
+        finished += f" It began from a run that was trained on {start.tokens:,} tokens at {start.train_length:,}."
     sections = [
         _front(config),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "

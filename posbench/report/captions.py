@@ -35,6 +35,15 @@ def of_text(group: Group, summaries: list[Summary]) -> str:
 
 
 def _trained(config: Config, group: Group) -> str:
+    runs = [run.config for run in group.runs if isinstance(run.config, Config)]
+    begun = [one for one in runs if one.start]
+    if begun and (start := begun[0].start):
+        others = "; the others are trained at that length from the start, on as many tokens in all"
+        return (
+            f"Begun from runs trained on {start.tokens:,} tokens at {start.train_length} tokens of context, then "
+            f"trained on {begun[0].training.tokens:,} at {begun[0].training.train_length}"
+            f"{others if len(begun) < len(runs) else ''}, {_trained_by(begun[0], group)}."
+        )
     return (
         f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
         f"{_trained_by(config, group)}."

@@ -66,6 +66,7 @@ class Axes:
     length: str
     trained: str | None  # what the line at 1x says; None: there is none, and lengths are no multiples
     scale: float = 1.0  # of values
+    before: tuple[float, str] | None = None  # a second line, of runs that began from others: its ratio, what it says
 
 
 def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
@@ -88,11 +89,13 @@ def spec(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
     seen = {"condition": {"param": "only", "value": 1}, "value": 0.08}
     own = {"color": _colours(series), "opacity": seen}
     dashes = [[float(part) for part in one.style.dash.split()] or [1, 0] for one in series]
+    marked = [(1.0, axes.trained), *([axes.before] if axes.before else [])]
+    lines = [{"ratio": ratio, "said": told} for ratio, told in marked]
     at_one: list[dict[str, Any]] = [
         {"mark": {"type": "rule", "strokeDash": [2, 3], "color": "var(--text)", "aria": False},
-         "data": {"values": [{"ratio": 1}]}, "encoding": {"x": position["x"]}},
+         "data": {"values": lines}, "encoding": {"x": position["x"]}},
         {"mark": {"type": "text", "align": "left", "baseline": "top", "dx": 5, "dy": 2, "color": "var(--text)"},
-         "data": {"values": [{"ratio": 1, "said": axes.trained}]},
+         "data": {"values": lines},
          "encoding": {"x": position["x"], "y": {"value": 0}, "text": {"field": "said"}}},
     ]  # fmt: skip
     layers: list[dict[str, Any]] = [

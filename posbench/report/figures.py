@@ -194,7 +194,8 @@ def _column(
         axis.set_ylim(limits)
         _context_axis(axis, group, summaries)
         named.append((axis, row, [ends.name(axis, line) for line in row]))
-    axes[-1].set_xlabel(f"context, tokens (log scale)\ndotted: trained at {group.train_length}")
+    before = f"{group.original_length}, then " if group.original_length else ""
+    axes[-1].set_xlabel(f"context, tokens (log scale)\ndotted: trained at {before}{group.train_length}")
     return named
 
 
@@ -223,7 +224,8 @@ def _context_axis(axis: "Axes", group: Group, summaries: list[Summary]) -> None:
     axis.set_xticks(ratios, [f"{points[ratio]}\n{named[ratio]}" if ratio in named else "" for ratio in ratios])
     axis.minorticks_off()
     axis.set_xlim(ratios[0] / 1.2, ratios[-1] * 1.2)
-    axis.axvline(1, color=DARK, linewidth=1.1, linestyle=":")
+    for length in filter(None, (group.train_length, group.original_length)):
+        axis.axvline(length / group.train_length, color=DARK, linewidth=1.1, linestyle=":")
 
 
 def headings(axes: "Sequence[Axes]", titles: Sequence[str], heading: str, unit: str) -> None:

@@ -96,8 +96,10 @@ def curves(group: Group, summaries: Sequence[Summary]) -> Markup | None:
 
 
 def _dots(found: Measured, name: str) -> list[Dot]:
+    """0 tokens stand at a quarter of the next number: the axis is logarithmic."""
     values = {tokens: _over_seeds(by_seed, name) for tokens, by_seed in found.items()}
-    return [Dot(tokens, tokens, value) for tokens, value in values.items() if value is not None]
+    least = min((tokens for tokens in found if tokens), default=4)
+    return [Dot(tokens or least / 4, tokens, value) for tokens, value in values.items() if value is not None]
 
 
 def _over_seeds(by_seed: dict[int, Headline], name: str) -> float | None:

@@ -103,6 +103,7 @@ def curves(group: Group, summaries: list[Summary], baseline: Summary | None) -> 
         "nll, nats per token",
         "context, tokens (log scale)",
         f"trained at {group.train_length}",
+        before=(before / group.train_length, f"before at {before}") if (before := group.original_length) else None,
     )
     return as_script_data(chart.spec(sorted(series, key=lambda one: not one.style.mark), axes))
 
