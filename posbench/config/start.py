@@ -33,8 +33,8 @@ KEY, STUDY = "start", "extend"
 RATE = 1 / 6  # of the peak: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens (docs/longer.md)
 _LARGEST = 2**24  # bytes of a JSON file
 _TAKEN = ("encoding", "model", "data", "training")
-_OWN_FILES = {"model": "model", "training": "training settings", "experiment": "settings"}
-_OF_CODE = ("base", "layout")  # options that an extension of an encoding shares with it
+_GIVEN = {"model": "the model", "training": "the training settings", "experiment": "the settings"}  # groups it replaces
+_SHARED = ("base", "layout")  # options that an encoding and its stretched forms have in common
 
 
 def runs(pattern: str) -> list[str]:
@@ -74,21 +74,19 @@ def begun(composed: DictConfig, run: Any, typed: Collection[str]) -> DictConfig:
         UserError: the folder is not a finished run of text that itself began at random, or a group was typed that it
             gives.
     """
-    if wrong := next((key for key in typed if key in _OWN_FILES or key.startswith("start.")), None):
-        raise UserError(f"{wrong}: not beside start, which takes the {_OWN_FILES.get(wrong, 'start')} of that run")
+    if wrong := next((key for key in typed if key in _GIVEN or key.startswith(f"{KEY}.")), None):
+        raise UserError(f"{wrong}: not beside start, which takes {_GIVEN.get(wrong, wrong)} from that run")
     source, start = _read(Path(str(run)))
     cfg = composed.copy()
     taken = to_container(source)
     with open_dict(cfg):
-        for name in _TAKEN:
-            if name not in typed:
-                cfg[name] = taken[name]
+        cfg.update({name: taken[name] for name in _TAKEN if name not in typed})
         if "data" in typed and "data.tokenizer" not in typed:
             cfg.data.tokenizer = str(Path(start.run) / "tokenizer.json")
         if "encoding" in typed:
             own = source.encoding.options
-            cfg.encoding.update({name: own[name] for name in _OF_CODE if name in own and name in cfg.encoding})
-        cfg.seed, cfg.study, cfg.start = source.seed, STUDY, to_plain(start)
+            cfg.encoding.update({name: own[name] for name in _SHARED if name in own and name in cfg.encoding})
+        cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
         cfg.training.tokens = source.training.tokens // 10
         cfg.training.learning_rate = source.training.learning_rate * RATE
         asked = source.evaluation
@@ -151,11 +149,6 @@ def check(config: Config, start: StartConfig) -> None:
         check_length(encoding, config.training.train_length)
     except Undefined as error:
         raise UserError(f"training.train_length is {config.training.train_length}: {error}") from None
-
-
-def to_plain(start: StartConfig) -> dict[str, Any]:
-    """As it stands in a configuration."""
-    return {name: getattr(start, name) for name in StartConfig.__dataclass_fields__}
 
 
 def _read(folder: Path) -> tuple[Config, StartConfig]:
