@@ -187,7 +187,7 @@ def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
     capsys.readouterr()
     assert posbench("report", str(here / "many")) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "ntk" in shown and "start=16" in shown
+    assert "ntk" in shown and "rope start=16 " in shown and "learning_rate=" not in shown
     table = (here / "many" / "report" / "report.md").read_text()
     assert "nll at 16" in table and "nll at 64" in table
 

@@ -4,6 +4,7 @@ Runs are compared only where data, tokenizer, model and budget are equal; each s
 one encoding with equal options are a `Scheme`, told apart by seed. Folders may come from strangers.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -34,7 +35,8 @@ REFERENCE = "rope"
 
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
 # Where a run began belongs to its scheme as well (`_scheme_options`).
-_SCHEME_KEYS = ("encoding.", "model.attention.", "training.learning_rate")
+_RATE = "training.learning_rate"
+_SCHEME_KEYS = ("encoding.", "model.attention.", _RATE)
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
@@ -398,12 +400,31 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
     schemes = []
     for name, by_options in variants.items():
         options = [json.loads(key) for key in by_options]
-        differing = _differing(options)
+        told = _telling(options)
         for chosen, same in zip(options, by_options.values(), strict=True):
-            parts = [_part(key, chosen) for key in differing if key != "start" or key in chosen]
+            parts = [_part(key, chosen) for key, usual in told.items() if _text(chosen, key) != usual]
             same.sort(key=lambda run: run.seed)
             schemes.append(Scheme(name, " ".join([name, *parts]), same))
     return sorted(schemes, key=lambda scheme: scheme.label)
+
+
+def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
+    """The keys that tell variants of one encoding apart, each with the value of more than half of them, not spelt out.
+
+    A run that begins from another has a rate of its own: it is not spelt out, unless nothing else tells runs apart.
+    """
+    keys = _differing(options)
+    if "start" in keys and len({json.dumps({**one, _RATE: None}, sort_keys=True) for one in options}) == len(options):
+        keys = [key for key in keys if key != _RATE]
+    usual: dict[str, str | None] = {}
+    for key in keys:
+        value, count = collections.Counter(_text(one, key) for one in options).most_common(1)[0]
+        usual[key] = json.dumps(None) if key == "start" else value if 2 * count > len(options) else None
+    return usual
+
+
+def _text(chosen: dict[str, Any], key: str) -> str:
+    return json.dumps(chosen.get(key), sort_keys=True)
 
 
 def _part(key: str, chosen: dict[str, Any]) -> str:
