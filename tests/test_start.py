@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -243,12 +244,22 @@ def test_a_run_that_began_from_another_is_no_start_and_one_that_is_not_finished_
     assert "not finished" in capsys.readouterr().err
 
 
-def test_weights_that_changed_since_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_changed_since_are_refused(here: Path) -> None:
     plan = resolve_one([f"start={source('rope')}", *on(here)])
     assert plan is not None and plan.config.start is not None
     other = dataclasses.replace(plan.config.start, weights_sha256="0" * 64)
     with pytest.raises(UserError, match="not those that this run was to begin from"):
         train.train(dataclasses.replace(plan.config, start=other), here / "run", [])
+    copy = here / "copy"
+    shutil.copytree(source("rope"), copy)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**record, "block": 999}))
+    moved = dataclasses.replace(plan.config.start, run=str(copy))
+    with pytest.raises(UserError, match="block"):
+        train.train(dataclasses.replace(plan.config, start=moved), here / "other", [])
+    shutil.rmtree(copy)
+    with pytest.raises(UserError, match="no such folder any more"):
+        train.train(dataclasses.replace(plan.config, start=moved), here / "gone", [])
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
