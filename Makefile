@@ -52,9 +52,12 @@ test-all: $(VENV)/.dev ## all tests, slow ones too (hours)
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench doctor says what is here" >&2; exit 2; }
-	$(BIN)/python -m pytest -m gpu -s tests/gpu
-	$(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda
-	$(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda
+	@said=""; failed=0; \
+	one() { echo "+ $$*"; if "$$@"; then said="$$said\nok      $$*"; else said="$$said\nFAILED  $$*"; failed=1; fi; }; \
+	one $(BIN)/python -m pytest -m gpu -s tests/gpu; \
+	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda; \
+	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda; \
+	printf "$$said\n"; exit $$failed
 
 lint: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check

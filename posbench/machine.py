@@ -35,6 +35,16 @@ def resolve(name: str) -> torch.device:
     return torch.device(name)
 
 
+def current(device: torch.device) -> torch.device:
+    """Make a CUDA device the current one, and return it; any other device is returned.
+
+    Kernels of Triton, events and NCCL go to the current device, wherever their tensors lie: `cuda:1` would not do.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """The dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
 

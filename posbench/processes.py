@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from posbench import machine
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class World:
         self.received: Sequence[int] = ()  # signals that asked this process to stop, as they come
 
     def device(self, chosen: torch.device) -> torch.device:
-        """The device of this process in a run on `chosen`."""
-        return chosen
+        """The device of this process in a run on `chosen`; a GPU is the current one from now on."""
+        return machine.current(chosen)
 
     def stopped_by(self) -> int | None:
         """The signal after which all processes stop, now that the update is made; None to go on."""
@@ -101,6 +102,7 @@ class Joined(World):
         self._cpu_from: float | None = None  # the first update
         self._cpu_of_others = 0.0
         self._failed = False  # here, or that is known here
+        self._lost: RunFailed | None = None  # another process ended without a word
         self._over = threading.Event()
         self._alive_at = -math.inf  # time of the last heartbeat of this process
         self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest heartbeat and when it came
@@ -111,9 +113,7 @@ class Joined(World):
         if chosen.type == "cpu":
             return chosen
         # Slurm may show each process its own GPU alone, which is then number 0.
-        own = torch.device("cuda", self._local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(own)
-        return own
+        return machine.current(torch.device("cuda", self._local_rank % torch.cuda.device_count()))
 
     def stopped_by(self) -> int | None:
         return self._stopped_by
@@ -159,7 +159,7 @@ class Joined(World):
         with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
             self._store.compare_set(_FAILURE, "", json.dumps({"rank": self.rank, **_plain(error)}))
         asked_to_end = isinstance(error, (Stopped, KeyboardInterrupt))
-        return (self._told() if asked_to_end else None) or error
+        return (self._told() or self._lost if asked_to_end else None) or error
 
     @contextlib.contextmanager
     def last_resort(self, record: Callable[[BaseException], object]) -> Iterator[None]:
@@ -191,8 +191,16 @@ class Joined(World):
             time.sleep(_POLL_SECONDS)
 
     def watch(self) -> None:
-        """In a thread: end this process if another has failed, whatever it is waiting for."""
+        """In a thread: end this process if another has failed, whatever it is waiting for.
+
+        A connection of gloo breaks where a process is killed; NCCL waits on. So this also asks whether one is gone.
+        """
+        said: str | None = None
         while (error := self._told()) is None:
+            before, said = said, self.last_words()
+            if before and said:  # at two looks: it had time to tell its reason by the store
+                error = self._lost = RunFailed(said)
+                break
             with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
                 self.look_for_life(time.monotonic())
             if self._over.wait(_WATCH_SECONDS):

@@ -94,3 +94,27 @@ def test_rotation_in_one_kernel_is_multiplication_by_a_complex_number(
 def test_on_a_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", None)
     assert on_cuda.fused_on_cuda(torch.neg)(torch.ones(())) == -1
+
+
+def test_an_error_of_the_device_is_not_taken_for_one_of_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an assertion on the device nothing runs any more, and what the kernel wrote may be half of it."""
+    calls = []
+
+    def plain(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x
+
+    def broken(error: Exception) -> Callable[..., Any]:
+        def raising(*_: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(on_cuda, "compiled", lambda function, dynamic=None: raising)
+        return on_cuda.fused(plain)
+
+    for error in (torch.AcceleratorError("device-side assert triggered"), torch.OutOfMemoryError("too much")):
+        with pytest.raises(type(error)):
+            broken(error)(torch.zeros(1))
+    assert not calls and not caplog.messages
+    assert broken(RuntimeError("no triton"))(torch.zeros(1)) is calls[0] and "cannot be compiled" in caplog.text

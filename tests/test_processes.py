@@ -31,6 +31,7 @@ from posbench.run_folder import checkpoint
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
+from posbench.terminal.signals import ended_in_words
 from posbench.training.step import Learner
 from posbench.training.train import train, train_beside
 
@@ -386,6 +387,32 @@ def test_processes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytes
     killed = "rank 1 of 3 was killed by SIGKILL"
     with pytest.raises(RunFailed, match=killed), joined(store, 0, 3, 0, last_words=lambda: killed):
         pass
+
+
+def test_a_wait_that_no_broken_connection_ends_is_ended_when_a_process_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NCCL, which waits on for a process that was killed."""
+    monkeypatch.setattr(posbench.processes, "_WATCH_SECONDS", 0.01)
+    store, killed = dist.FileStore(str(tmp_path / "store"), 1), "rank 1 of 2 was killed by SIGKILL"
+    left = iter([None, None])
+    with (
+        pytest.raises(RunFailed, match=killed),
+        joined(store, 0, 1, 0, last_words=lambda: next(left, killed)),
+        ended_in_words(),
+    ):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("device", "made"), [("cuda:1", [torch.device("cuda:1")]), ("cpu", [])])
+def test_a_gpu_that_is_named_becomes_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, made: list[torch.device]
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert World().device(torch.device(device)) == torch.device(device) and current == made
 
 
 # -- who starts them ---------------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def configuration(name: str, sizes: Sizes, threads: int | None, overrides: list[
 
 def setup(config: Config) -> tuple[torch.device, torch.dtype]:
     """Set the number of threads; returns the device and the dtype of matrix products."""
-    device = machine.resolve(config.runtime.device)
+    device = machine.current(machine.resolve(config.runtime.device))
     machine.set_threads(config.runtime.threads)
     return device, machine.resolve_precision(config.training.precision, device)
 

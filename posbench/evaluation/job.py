@@ -87,7 +87,7 @@ def evaluate_run(
         Stopped: a signal asked for an end; what was computed is kept.
     """
     config = dataclasses.replace(load_config(folder), evaluation=settings)
-    chosen = machine.resolve(device or config.runtime.device)
+    chosen = machine.current(machine.resolve(device or config.runtime.device))
     size.refuse_too_large(config, str(chosen), "evaluate")
     check(config)
     trained = checkpoint.trained(folder)

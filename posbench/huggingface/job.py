@@ -207,7 +207,7 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
     return Asked(
         base=base,
         settings=settings,
-        device=machine.resolve(device or base.runtime.device),
+        device=machine.current(machine.resolve(device or base.runtime.device)),
         threads=threads or base.runtime.threads,
         train_length=length,
         first=None if "bos" not in own else own["bos"] == "window",

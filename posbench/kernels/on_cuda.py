@@ -12,6 +12,8 @@ from torch import Tensor
 from posbench import files
 
 logger = logging.getLogger(__name__)
+# Not of the compiler: the kernel ran, its results may be half written, and after an assertion nothing runs any more.
+_OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -56,7 +58,7 @@ def fused(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_
         if not failed:
             try:
                 return lazily()(*args, **kwargs)
-            except torch.OutOfMemoryError:
+            except _OF_THE_DEVICE:
                 raise
             except Exception as error:  # of the compiler, of Triton, of a driver
                 failed = True
