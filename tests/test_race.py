@@ -184,9 +184,20 @@ def test_a_race_is_no_look_of_a_report_and_takes_no_other_rules(
     with pytest.raises(UserError, match=r"settled the least difference, 0\.02, before the first run"):
         report.main([study], least=0.1)
     race.write(study / race.RECORD, made)  # the same
+    assert "recorded in race.json when 10 of its runs had begun." in (study / "report" / "report.md").read_text()
+    race.write(tmp_path / "new" / race.RECORD, made)
+    assert [
+        one and one.runs_before for one in map(race.read, (study / race.RECORD, tmp_path / "new" / race.RECORD))
+    ] == [10, 0]
     with pytest.raises(UserError, match=r"another race, of other looks: .* another folder \(study=NAME\)"):
         race.write(study / race.RECORD, dataclasses.replace(made, looks=(5, 6, 7)))
-    for content in ("{", "[]", json.dumps(made.content | {"looks": [1, 6]}), json.dumps(made.content | {"alpha": 1})):
+    for content in (
+        "{",
+        "[]",
+        json.dumps(made.content | {"looks": [1, 6]}),
+        json.dumps(made.content | {"alpha": 1}),
+        json.dumps(made.content | {"runs_before": -1}),
+    ):
         (study / race.RECORD).write_text(content)
         with pytest.raises(UserError, match=r"race\.json is not a race as this version"):
             report.main([study])

@@ -157,8 +157,10 @@ def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:
         going = [found.scheme.label for found in own if not found.stop and found.scheme.label != one.reference]
         going = going if one.reference else []
         made, most = sum(found.n_done for found in own), len(one.race.runs) * one.race.looks[-1]
+        begun = one.race.runs_before
+        when = f"when {begun} of its runs had begun" if begun else "before its first run"
         sentences = [
-            f"A race with looks at {_listed(list(one.race.looks))} seeds, recorded in race.json before its first run.",
+            f"A race with looks at {_listed(list(one.race.looks))} seeds, recorded in race.json {when}.",
             *parts,
             f"Still in the race: {_listed(going)}." if going else "",
             f"{made} runs count, {most - made} fewer than if all had gone to the last look. Each look has "

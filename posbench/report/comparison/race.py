@@ -46,6 +46,7 @@ class Race:
     looks: tuple[int, ...]  # seeds of each scheme, ascending
     reference: str
     runs: tuple[tuple[str, ...], ...]  # of each scheme the names of its run folders, in the order in which seeds count
+    runs_before: int = dataclasses.field(default=0, compare=False)  # that had begun when it was recorded
 
     @property
     def alpha(self) -> float:
@@ -65,6 +66,7 @@ class Race:
             "futile_below": FUTILE,
             "reference": self.reference,
             "schemes": [list(names) for names in self.runs],
+            "runs_before": self.runs_before,
         }
 
 
@@ -77,7 +79,8 @@ def write(path: Path, race: Race) -> None:
     before = read(path)
     if before is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, json.dumps(race.content, indent=2).encode() + b"\n")
+        begun = sum((path.parent / name / "run.json").is_file() for names in race.runs for name in names)
+        files.write(path, json.dumps(dataclasses.replace(race, runs_before=begun).content, indent=2).encode() + b"\n")
     elif before != race:
         differs = "looks" if before.looks != race.looks else "schemes or settings"
         raise UserError(
@@ -97,10 +100,13 @@ def read(path: Path) -> Race | None:
     try:
         content = json.loads(files.read(path, jsonl.LARGEST))
         looks, schemes = content["looks"], content["schemes"]
-        race = Race(tuple(looks), content["reference"], tuple(tuple(names) for names in schemes))
+        content = {"runs_before": 0, **content}
+        runs = tuple(tuple(names) for names in schemes)
+        race = Race(tuple(looks), content["reference"], runs, content["runs_before"])
         check(race.looks)
         names = [name for names in race.runs for name in names]
         usual = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+        usual = usual and type(race.runs_before) is int and 0 <= race.runs_before <= len(names)
         if not usual or content != race.content or any(len(each) != looks[-1] for each in race.runs):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
