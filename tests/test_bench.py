@@ -81,6 +81,7 @@ def test_beyond_the_end_of_a_table_there_is_no_speed(rows: dict[str, dict[str, A
     assert all(one["tokens_per_second"] > 0 for one in rows["rope"]["evaluation"])
 
 
+@pytest.mark.full
 def test_peak_memory_holds_weights_gradients_and_optimizer_state(rows: dict[str, dict[str, Any]]) -> None:
     for row in rows.values():
         least = 4 * 4 * row["parameters"]  # fp32 weights, gradients and AdamW's two averages

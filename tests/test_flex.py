@@ -57,6 +57,7 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [

@@ -93,6 +93,7 @@ def test_an_unknown_claim_is_one_line(tmp_path: Path) -> None:
         reproduce.reproduce(["experiment=demo"])
 
 
+@pytest.mark.full
 def test_the_claim_of_the_page_can_be_tested(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "claims.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)

@@ -201,6 +201,7 @@ def test_a_folder_that_a_stranger_could_exchange_is_not_used(
 # -- built -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @needs_it
 def test_the_real_one_is_built_by_a_compiler_that_serves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Callable[[int], list[str]]

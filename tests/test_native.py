@@ -342,6 +342,7 @@ def test_running_sums_over_keys_are_those_of_their_formulas(
         assert torch.equal(case.fast(*case.inputs), found[0])
 
 
+@pytest.mark.sample(2)
 @needs_it
 @pytest.mark.parametrize("kind", RUNNING)
 def test_they_change_no_bit_with_threads_other_sequences_or_later_tokens(kind: str) -> None:

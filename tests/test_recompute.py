@@ -102,6 +102,7 @@ def rows_of(folder: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "encoding",
     [

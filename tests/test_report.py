@@ -163,6 +163,7 @@ def test_fewer_than_five_seeds_are_marked_and_get_no_verdict(template: Config, t
     assert tables.FEW in tables.signed(alibi.endpoints.rise).text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("was", "now", "said"),

@@ -168,6 +168,7 @@ def test_a_kill_after_the_last_checkpoint_loses_no_number_of_the_run(
     assert all(0 < again[name] <= record[name] for name in numbers)  # saving took its time, too
 
 
+@pytest.mark.full
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config.training, tokens=16 * 8 * 150)
     train(dataclasses.replace(config, training=longer), tmp_path / "run", [])
@@ -207,6 +208,7 @@ def reword(config: Config, word: str) -> None:
         file.write(f" {word}")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_trained_run_whose_text_is_another_now_is_refused_in_one_line_and_left_as_it_is(
     config: Config, tmp_path: pathlib.Path, finished: bool, monkeypatch: pytest.MonkeyPatch
@@ -540,6 +542,7 @@ def stop_after(step: int, config: Config, folder: pathlib.Path, monkeypatch: pyt
         train(config, folder, [])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("before", ["state", "attempt"])
 def test_a_run_does_not_go_on_in_another_precision(
     config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, before: str

@@ -124,6 +124,7 @@ def test_draws_of_one_factor_have_the_variance_of_a_mean() -> None:
         assert drawn.var() == pytest.approx(np.var(each, ddof=1) / len(each), rel=0.05)
 
 
+@pytest.mark.full
 def test_intervals_of_accuracy_and_tau_hold_the_truth_of_a_population_of_schemes() -> None:
     """90 of 100 at least, with 12 schemes whose true values at two sizes have a correlation of .7."""
 
@@ -190,6 +191,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+@pytest.mark.full
 def test_a_ladder_is_reported_and_predictions_are_scored(
     ladder: Path, template: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

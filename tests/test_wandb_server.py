@@ -210,6 +210,7 @@ def rows_logged(folder: Path, config: Config, logged: list[tuple[str, int]], sen
     wandb.teardown()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["continued", "synced"])
 def test_no_row_is_lost_or_doubled_by_a_kill_between_two_rows_of_a_step(
     how: str, server: Server, config: Config, tmp_path: Path

@@ -72,6 +72,7 @@ def line(capfd: pytest.CaptureFixture[str]) -> str:
 # -- links -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["tokenizer.json", "evaluation.jsonl", "log.txt", ".lock", "wandb", "checkpoint"])
 def test_a_link_in_a_run_folder_is_refused_by_what_writes_there(
     run: Path, victim: Path, capfd: pytest.CaptureFixture[str], name: str

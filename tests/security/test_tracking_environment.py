@@ -82,6 +82,7 @@ def test_what_is_typed_after_sync_stands_above_all(
     assert asked == [("paper", "mine", mode)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
 def test_settings_of_the_current_folder_are_not_read(
     folder: str, strangers: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
