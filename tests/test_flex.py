@@ -56,8 +56,6 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
     return {key: float((found[key] - expected[key]).norm() / expected[key].norm().clamp(min=1)) for key in found}
 
 
-@pytest.mark.sample(2)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [

@@ -222,7 +222,6 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return support.each_once([*support.TINY, "data.path=text.txt", "training.tokens=128", "evaluation.ratios=[1,4]"])
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

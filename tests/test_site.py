@@ -380,7 +380,7 @@ def test_the_front_page_has_four_cards(built: Path) -> None:
     text = (built / "index.html").read_text(encoding="utf-8")
     (cards,) = re.findall(r'<div class="grid cards">(.*?)</div>', text, flags=re.S)
     assert re.findall(r'href="([^"]+)"', cards) == [
-        f"{page}.html" for page in ("which_encoding", "how_far", "your_model", "contributing")
+        f"{page}.html" for page in ("which_encoding", "how_far", "longer", "your_model", "contributing")
     ]
 
 

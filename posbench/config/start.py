@@ -6,7 +6,7 @@ It takes encoding, model, data, optimizer and seed of that run; what is typed ta
     learning_rate   that run's peak times `RATE`
     batch_size      as many tokens per update as that run
     encoding.factor the new training length over the old one, if a newly chosen encoding has a factor
-    ratios          that run's evaluated lengths and the new training length, up to at least twice that
+    ratios          that run's evaluated lengths and the new training length, up to at least four times that
     at_tokens       0: what the stretch does before any training
 
 The encoding gets that run's training length as its own: extensions stretch from there.
@@ -116,7 +116,7 @@ def settle(cfg: DictConfig, source: DictConfig, typed: Collection[str]) -> None:
         cfg.encoding.factor = 1.0 if dynamic else max(1.0, length / before)
     if not {"evaluation", "evaluation.ratios", "evaluation.length"} & set(typed):
         lengths = {round(ratio * before) for ratio in source.evaluation.ratios} | {length}
-        lengths |= {2 * length} if max(lengths) < 2 * length else set()
+        lengths |= {times * length for times in (2, 4) if max(lengths) < times * length}  # 4x: a verdict's endpoint
         cfg.evaluation.ratios = [one / length for one in sorted(lengths)]
     if not {"evaluation", "evaluation.at_tokens"} & set(typed):
         cfg.evaluation.at_tokens = [0]

@@ -201,15 +201,13 @@ def _limits(series: Sequence[Series], axes: Axes) -> dict[str, Any]:
 
 def _tick_labels(ticks: dict[float, int | None], axes: Axes) -> str:
     """An expression for a tick's label: the length, and below it the multiple."""
-    if not axes.trained:
-        return "format(datum.value, '.2~s')"
-    return (
-        "".join(
-            f"datum.value == {ratio!r} ? ['{'' if length is None else length}', '{ratio:g}x'] : "
-            for ratio, length in sorted(ticks.items())
-        )
-        + "''"
-    )
+
+    def label(ratio: float, length: int | None) -> str:
+        if axes.trained:
+            return f"['{'' if length is None else length}', '{ratio:g}x']"
+        return f"format({length}, '.2~s')"
+
+    return "".join(f"datum.value == {place!r} ? {label(place, at)} : " for place, at in sorted(ticks.items())) + "''"
 
 
 def _by_curve(series: Sequence[Series], looks: Sequence[Any]) -> dict[str, Any]:

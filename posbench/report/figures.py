@@ -245,6 +245,10 @@ def headings(axes: "Sequence[Axes]", titles: Sequence[str], heading: str, unit: 
 def _strips(axes: "list[Axes]", rows: list[Row], looks: dict[str, Style], outside: set[str]) -> None:
     """Every seed a point: a mean hides two groups, and with them its bar is left out."""
     known = {one.scheme.label: _seeds(one) for row in rows for one in row.members if _seeds(one)}
+    if not known:  # nothing was measured there
+        for axis in axes:
+            axis.set_visible(False)
+        return
     shown = [0.0, *(value for label, values in known.items() if label not in outside for value in values)]
     room = 0.06 * max(max(shown) - min(shown), 0.02)
     for axis, row in zip(axes, rows, strict=True):
