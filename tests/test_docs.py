@@ -95,15 +95,16 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("rows", "heading", "least"),
+    ("page", "heading", "rows", "least"),
     [
-        (["six"], "At a size that reads", 23),
-        (["six", "six_race"], "The same, as a race", 11),
-        (["six_demo"], "The demo: six schemes", 23),
+        ("results", "At a size that reads", ["six"], 23),
+        ("results", "The same, as a race", ["six", "six_race"], 11),
+        ("results", "The demo: six schemes", ["six_demo"], 23),
+        ("longer", "Results", ["extend"], 50),
     ],
 )
-def test_the_tables_of_results_are_those_of_the_rows_beside_them(
-    rows: list[str], heading: str, least: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
+    page: str, heading: str, rows: list[str], least: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
     for name in rows:
@@ -111,9 +112,10 @@ def test_the_tables_of_results_are_those_of_the_rows_beside_them(
             packed.extractall(tmp_path, filter="data")
     report.main([tmp_path / rows[0]])
     written = (tmp_path / rows[0] / "report" / "report.md").read_text(encoding="utf-8").splitlines()
-    sections = re.split(r"^## ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), flags=re.M)
+    sections = re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.M)
     (section,) = (one for one in sections if one.startswith(heading))
-    shown = [line for line in section.splitlines() if re.match(r"\| (fox|alibi|t5|none|sinusoidal|rope) ", line)]
+    schemes = "fox|alibi|t5|none|sinusoidal|rope|pi|ntk|ntk_by_parts|yarn|longrope|dynamic_ntk"
+    shown = [line for line in section.splitlines() if re.match(rf"\| ({schemes}) ", line)]
     assert len(shown) >= least and set(shown) <= set(written)
 
 
