@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,9 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 
 def test_every_claim_that_comes_with_posbench_composes_and_says_what_it_has_read() -> None:
     entries = claim.read(["all"])
-    assert [entry.id for entry in entries] == list(choices("claim")) and len(entries) >= 12
-    texts = {" ".join(text.split()) for entry in entries for text in entry.runs.values()}
-    for text in texts:
-        assert plans.resolve([[*text.split(), "seed=5"]])
+    assert [entry.id for entry in entries] == list(choices("claim")) and len(entries) >= 24
+    for text in {text for entry in entries for text in entry.runs.values()}:
+        assert plans.resolve([[*shlex.split(text), "seed=5"]])
     assert all(entry.claim.source.arxiv and entry.claim.source.says for entry in entries)
     assert {row["name"] for row in listing(["claims"])["claims"]} == set(choices("claim"))
 
@@ -168,6 +168,14 @@ def test_claims_that_are_asked_for_together_share_the_chance_of_error(runs: dict
     (alone,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)])
     together = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.3), runs)] * 4)
     assert alone.p and together[0].p == pytest.approx(4 * alone.p)
+
+
+def test_seven_seeds_are_judged_as_five(runs: dict[str, list[load.RunData]]) -> None:
+    """A claim is judged twice at most, since every further look would add a chance of error."""
+    seven = {"rope": runs["rope"][6::-1]}
+    (found,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.1), seven)])
+    (five,) = outcome.judge([(entry("rope 4x - rope 1x", is_above=0.1), {"rope": runs["rope"][:5]})])
+    assert found.interval == five.interval and found.interval is not None and found.interval.seeds == 5
 
 
 def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _merged(todo: list[Plan]) -> list[Plan]:
                 f"{' '.join(known.overrides)} and {' '.join(plan.overrides)} are one run, evaluated differently: "
                 f"give it one name in configs/claim/{claim.SHARED}.yaml"
             )
-    return list(found.values())
+    return sorted(found.values(), key=lambda plan: plan.config.seed)  # all claims have five seeds before one has six
 
 
 def judged(entries: Sequence[Entry], needed: dict[str, dict[str, list[Plan]]]) -> list[Finding]:
