@@ -19,7 +19,7 @@ import torch
 import yaml
 
 import posbench
-from posbench import files
+from posbench import encodings, files
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, from_container, to_container
 from posbench.data import tokenizer as tokenizers
@@ -184,6 +184,65 @@ def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
     for one in found:
         assert one.difference <= one.limit / 2
         assert one.limit == max(1e-5, one.length / 2**24) * max(1.0, one.largest_logit)
+
+
+# -- posbench's own class ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", encodings.names())
+def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_path: Path) -> None:
+    """Tables that are no weights come back, too: transformers leaves them unset."""
+    options = {"layers": MIXED["layers"]} if name == "layered" else {}
+    run = written(tmp_path, configured(tiny_config, {"name": name, **options}))
+    found = export.export(run, tmp_path / "out", code=True)
+    assert all(one.holds for one in found) and found[0].largest_logit > 1
+    assert [one.length for one in found][:3] == [1, 16, 24]
+    ours = model_of(run, load_config(run), tokenizers.raw_bytes())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert {k: v.tolist() for k, v in ours.named_buffers()} == {k: v.tolist() for k, v in theirs.model.named_buffers()}
+    ids = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(2))
+    told = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "min_new_tokens": 4}
+    for chosen in ({}, {"use_cache": True}):
+        made = theirs.generate(ids, max_new_tokens=4, **told, **chosen)
+        for step, logits in enumerate(made.logits):
+            wanted = ours(made.sequences[:, : 8 + step])[:, -1]
+            assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (chosen, step)
+
+
+def test_code_loads_where_it_is_trusted_and_refuses_padding(tiny_config: Config, tmp_path: Path) -> None:
+    run = written(tmp_path, configured(tiny_config, {"name": "fire"}))
+    assert support.posbench("export", str(run), str(tmp_path / "out"), "code=true") == 0
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "It needs `pip install 'posbench[hf]==" in page.split("## Use")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    code = code.replace("PATH", str(tmp_path / "out"))
+    code += textwrap.dedent(
+        """
+        import json, sys
+        assert model.config.posbench_version and type(model).__name__ == "PosbenchForCausalLM"
+        loss = model(ids, labels=ids).loss.item()
+        mask = torch.ones_like(ids)
+        model(ids, attention_mask=mask)
+        mask[0, 0] = 0
+        try:
+            model(ids, attention_mask=mask)
+        except ValueError as error:
+            print(json.dumps([loss, str(error)]))
+        """
+    )
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loss, refused = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < loss < 100 and refused.startswith("padding")
+
+
+def test_weights_of_another_block_are_refused() -> None:
+    from posbench.huggingface.modeling import PosbenchConfig
+
+    with pytest.raises(ValueError, match=r"install posbench 9\.9\.9"):
+        PosbenchConfig(block=99, posbench_version="9.9.9")
 
 
 # -- the run's own curve -----------------------------------------------------------------------------------------------

@@ -334,16 +334,19 @@ def clean(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete.report)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
+    code: Annotated[str, typer.Argument(metavar="code=true", help="Export posbench's own class.")] = "code=false",
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT model; an error says why if none fits. The folder is
-    kept only if its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs
-    posbench[hf].
+    It becomes a Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT model; an error says why if none fits. With
+    code=true it is posbench's own class, for every encoding; who loads it needs posbench. The folder is kept only if
+    its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs posbench[hf].
     """
     from posbench.huggingface import export
 
-    print(exits.spelt_out(export.told(folder, export.export(run, folder))))
+    if code not in ("code=true", "code=false"):
+        raise UserError(f"unknown setting '{code}': expected code=true, or nothing")
+    print(exits.spelt_out(export.told(folder, export.export(run, folder, code == "code=true"))))
 
 
 @app.command("list")

@@ -48,6 +48,7 @@ class Stock:
     longest: int | None = None  # longest input in tokens; None = any
     grows_by: str | None = None  # setting that must be raised to load it for inputs longer than in training
     remark: str = ""  # advice for users of the model
+    code: bool = False  # not transformers' but posbench's class
 
     @property
     def cached(self) -> bool:
@@ -62,7 +63,7 @@ class Stock:
 
     @property
     def architecture(self) -> str:
-        return FAMILIES[self.kind].model
+        return "PosbenchForCausalLM" if self.code else FAMILIES[self.kind].model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,13 @@ class _Layers:
 
 def stock(model: GPT, config: Config) -> Stock:
     """The stock architecture that computes the same as a trained model; UserError if there is none, and why."""
+    try:
+        return _stock(model, config)
+    except UserError as error:
+        raise UserError(f"{error}; code=true exports it with posbench's class, which its users must install") from None
+
+
+def _stock(model: GPT, config: Config) -> Stock:
     kind = (config.model.norm, config.model.mlp)
     if kind not in _BLOCKS:
         raise UserError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from posbench import __version__
 from posbench.config.schema import Config, to_container
 from posbench.huggingface.architectures import Stock
 from posbench.huggingface.parity import Agreement
@@ -43,7 +44,7 @@ def card(
     sections = [
         _front(config),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
-        f"{length:,} tokens by posbench, as a stock `{stock.architecture}`.{finished}",
+        f"{length:,} tokens by posbench, as {_kind(stock)}.{finished}",
         _use(config, stock, separator),
         _limits(config, stock),
         _results(rows),
@@ -52,6 +53,12 @@ def card(
         f"## Configuration\n\n{_indented(_shaping(config))}",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _kind(stock: Stock) -> str:
+    if not stock.code:
+        return f"a stock `{stock.architecture}`"
+    return f"its own class. **It needs `pip install 'posbench[hf]=={__version__}'` and `trust_remote_code=True`**"
 
 
 def _front(config: Config) -> str:
@@ -66,17 +73,24 @@ def _front(config: Config) -> str:
 
 
 def _use(config: Config, stock: Stock, separator: str) -> str:
+    trust = ", trust_remote_code=True" if stock.code else ""
     longer = f", {stock.grows_by}={4 * config.training.train_length}" if stock.grows_by else ""
     about = f"  # the length of your longest input; default {config.training.train_length}" if longer else ""
+    loaded = (
+        "The folder's `modeling_posbench.py` imports posbench and nothing else. After `import "
+        "posbench.huggingface.modeling` the model loads without `trust_remote_code`:"
+        if stock.code
+        else "Plain transformers, without code from elsewhere:"
+    )
     return f"""## Use
 
-Plain transformers, without code from elsewhere:
+{loaded}
 
 ```python
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32{longer}){about}
+model = AutoModelForCausalLM.from_pretrained("PATH", dtype=torch.float32{trust}{longer}){about}
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]])
 logits = model(ids).logits
@@ -89,6 +103,8 @@ text as plain text: put its id first yourself, as above. Generation also ends at
 def _limits(config: Config, stock: Stock) -> str:
     length = config.training.train_length
     lines = [f"Trained at {length:,} tokens, on {_text_of(config)}. It is a model for measuring, not for use."]
+    if stock.code:
+        lines.append("It has no key-value cache, and refuses padding: all inputs of a batch have one length.")
     if stock.longest is not None:
         lines.append(f"Its positions are a table of {stock.longest:,} rows: longer inputs are an error.")
     elif stock.grows_by:
@@ -128,7 +144,9 @@ def _same(agreements: Sequence[Agreement]) -> str:
 
 
 def _versions(stock: Stock, written_with: str) -> str:
-    if stock.rope_type == "proportional":
+    if stock.code:
+        earlier = f"It was compared in this version, with posbench {_code(__version__)}."
+    elif stock.rope_type == "proportional":
         earlier = (
             "transformers 4 lacks the `rope_type` of this model, `proportional`: 4.57.6 ends with "
             "`KeyError: 'proportional'`. Use 5."

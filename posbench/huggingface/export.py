@@ -5,6 +5,8 @@
     README.md                                                         the model card
     posbench_parity.json                                              difference of its logits from the run's, by length
 
+With code=true the model is posbench's own class instead, which `modeling_posbench.py` in the folder imports.
+
 The folder is written elsewhere first, read again, compared with the run's own model, and renamed into place. So it is
 complete and equal to the run, or absent. After a kill, the same command removes half-written folders and accepts an
 equal one. The run folder may be untrusted; it is read as data, and nothing is written into it.
@@ -39,8 +41,11 @@ PARITY = "posbench_parity.json"
 _LARGEST_PARITY = 2**20  # bytes
 
 
-def export(run: Path, folder: Path) -> list[Agreement]:
+def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
     """Write a run's newest model into a new folder.
+
+    Args:
+        code: as posbench's class, for any encoding, instead of a stock architecture.
 
     Returns:
         The difference of the written model's logits from the run's, by length.
@@ -57,10 +62,17 @@ def export(run: Path, folder: Path) -> list[Agreement]:
     size.refuse_too_large(config, "cpu", "build")
     trained = checkpoint.trained(run)
     model = with_weights(run, config, tokenizer, trained.weights()).eval()
-    made = stock(model, config)
+    if code:
+        from posbench.huggingface import modeling  # transformers comes with it
+
+        made = modeling.coded(model, config, tokenizer)
+    else:
+        made = stock(model, config)
     length = config.training.train_length
     with _aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
         _write_model(new, made, tokenizer)
+        if code:
+            files.write_new(new / modeling.FILE, modeling.file_of_the_folder())
         _write_tokenizer(new, tokenizer, length)
         found = parity.compare(new, model, made, length)
         parity.refuse_difference(found)

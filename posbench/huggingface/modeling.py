@@ -1,0 +1,187 @@
+"""posbench's model as a class of transformers, for encodings that no stock architecture has.
+
+A folder of `posbench export RUN DIR code=true` imports these two classes. Importing this module registers them, so
+that transformers then loads such a folder without trust_remote_code.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (  # type: ignore[import-untyped, unused-ignore]
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutput
+
+from posbench import __version__, encodings
+from posbench.config.schema import Config, ModelConfig, validate
+from posbench.data.tokenizer import Tokenizer
+from posbench.encodings.base import Shape
+from posbench.huggingface.architectures import Stock
+from posbench.model.gpt import BLOCK, GPT
+
+KIND = "posbench"
+FILE = "modeling_posbench.py"
+
+
+class PosbenchConfig(PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
+    """What `posbench export` writes about a run's model."""
+
+    model_type = KIND
+
+    def __init__(
+        self,
+        model: Mapping[str, Any] | None = None,
+        encoding: Mapping[str, Any] | None = None,
+        train_length: int = 1,
+        vocabulary: tuple[str, ...] = (),
+        block: int = BLOCK,
+        posbench_version: str = __version__,
+        **others: Any,
+    ) -> None:
+        """Keep the settings; `vocab_size` is among the others.
+
+        Args:
+            model: the section `model` of a run's configuration.
+            encoding: its section `encoding`: `name` and options.
+            train_length: tokens, what the encoding takes as its training length.
+            vocabulary: token texts by id, for encodings that read them.
+            block: which definition of the block the weights are of.
+            posbench_version: the version that wrote the folder.
+
+        Raises:
+            ValueError: this version of posbench has another definition of the block.
+        """
+        if block != BLOCK:
+            raise ValueError(
+                f"these weights are of another definition of posbench's block: install posbench {posbench_version} "
+                f"(this is {__version__})"
+            )
+        self.model, self.encoding, self.train_length = dict(model or {}), dict(encoding or {}), train_length
+        self.vocabulary, self.block, self.posbench_version = list(vocabulary), block, posbench_version
+        self.hidden_size = self.model.get("d_model", 0)
+        self.num_hidden_layers = self.model.get("n_layers", 0)
+        self.num_attention_heads = self.model.get("n_heads", 0)
+        super().__init__(**{"use_cache": False, "tie_word_embeddings": False} | others)
+
+
+class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call, misc, unused-ignore]
+    """A run's model. It has no key-value cache, so `generate()` reads the whole text again for every token."""
+
+    config_class = PosbenchConfig
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+
+    def __init__(self, config: PosbenchConfig) -> None:
+        super().__init__(config)
+        self.model = _built(config)
+        self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As of every model of transformers, which forgets tables that are no weights: they are computed again."""
+        loaded = super().from_pretrained(*args, **options)
+        made: Any = loaded[0] if isinstance(loaded, tuple) else loaded
+        tables = dict(_built(made.config).named_buffers())
+        with torch.no_grad():
+            for name, buffer in made.model.named_buffers():
+                if name not in made.model.state_dict():
+                    module, _, last = name.rpartition(".")
+                    setattr(made.model.get_submodule(module), last, tables[name].to(buffer.device))
+        return loaded
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Nothing: all weights come from the folder."""
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.tokens
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        self.model.tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> CausalLMOutput:
+        """Logits of token ids (B, T), and the loss of labels (B, T), which are shifted here.
+
+        Raises:
+            ValueError: padding, or positions or embeddings from elsewhere.
+        """
+        if attention_mask is not None and not bool((attention_mask != 0).all()):
+            raise ValueError("padding: posbench's models read whole sequences; expected inputs of one length")
+        if position_ids is not None or inputs_embeds is not None:
+            raise ValueError("posbench's models choose positions and embeddings by themselves: expected input_ids only")
+        hidden = self.model.hidden(input_ids)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
+        logits = self.model.logits(hidden if isinstance(kept, int) else hidden[:, kept])
+        loss = None
+        if labels is not None:
+            every = self.model.logits(hidden[:, :-1]).float().flatten(0, 1)
+            loss = F.cross_entropy(every, labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def prepare_inputs_for_generation(self, input_ids: Any, *_: Any, **given: Any) -> Any:
+        return {"input_ids": input_ids, "attention_mask": given.get("attention_mask")}
+
+
+def _built(config: PosbenchConfig) -> GPT:
+    """The model with initial weights, on the CPU and in fp32 whatever the loader's defaults are."""
+    model = validate(ModelConfig, config.model, "model")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            shape = Shape(
+                model.d_model,
+                model.n_heads,
+                model.n_layers,
+                config.train_length,
+                vocabulary=tuple(config.vocabulary),
+                token_rms=model.token_rms,
+            )
+            options = {name: value for name, value in config.encoding.items() if name != "name"}
+            return GPT(model, config.vocab_size, encodings.build(config.encoding["name"], shape, options))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def coded(model: GPT, config: Config, tokenizer: Tokenizer) -> Stock:
+    """A run's model as the class of this file."""
+    settings = {
+        "model": dataclasses.asdict(config.model),
+        "encoding": {"name": config.encoding.name, **config.encoding.options},
+        "train_length": config.original_length,
+        "vocabulary": tokenizer.texts,
+        "auto_map": {
+            "AutoConfig": f"{FILE[:-3]}.{PosbenchConfig.__name__}",
+            "AutoModelForCausalLM": f"{FILE[:-3]}.{PosbenchForCausalLM.__name__}",
+        },
+        "use_cache": False,
+    }
+    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+    return Stock(KIND, settings, tensors, tied=False, longest=model.encoding.max_length, code=True)
+
+
+def file_of_the_folder() -> bytes:
+    """The module that `auto_map` names."""
+    told = f"The model of this folder is posbench's: it needs `pip install 'posbench[hf]=={__version__}'`."
+    names = f"{PosbenchConfig.__name__}, {PosbenchForCausalLM.__name__}"
+    return f'"""{told}"""\n\nfrom {__name__} import {names}\n'.encode()
+
+
+AutoConfig.register(KIND, PosbenchConfig)
+AutoModelForCausalLM.register(PosbenchConfig, PosbenchForCausalLM)
