@@ -9,6 +9,7 @@
     posbench.plot("outputs/demo")  # curves of runs, side by side
 
     enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4, train_length=128)
+    posbench.attention(enc, q, k, v)  # in a model of your own
     posbench.attention_logits(enc, q, k)
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from posbench.encodings.base import Encoding as Encoding
     from posbench.model.attention.reference import attention_logits as attention_logits
     from posbench.model.attention.reference import attention_output as attention_output
+    from posbench.model.attention.standalone import attention as attention
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Encoding": "encodings.base",
     "LoadedRun": "api.run",
+    "attention": "model.attention.standalone",
     "attention_logits": "model.attention.reference",
     "attention_output": "model.attention.reference",
     "evaluate": "api.start",
@@ -44,8 +47,8 @@ _HOMES = {
     "train": "api.start",
 }
 __all__ = [
-    "Encoding", "LoadedRun", "attention_logits", "attention_output", "build_encoding", "encodings", "evaluate", "load",
-    "plot", "runs", "train",
+    "Encoding", "LoadedRun", "attention", "attention_logits", "attention_output", "build_encoding", "encodings",
+    "evaluate", "load", "plot", "runs", "train",
 ]  # fmt: skip
 
 
@@ -57,16 +60,26 @@ def build_encoding(
     n_layers: int,
     train_length: int,
     vocabulary: tuple[str, ...] = (),
+    head_dim: int = 0,
+    n_kv_heads: int = 0,
     **options: Any,
 ) -> "Encoding":
-    """Build an encoding for a model shape; further keywords are the encoding's own options.
+    """Build an encoding for a model shape.
+
+    Args:
+        train_length: tokens.
+        vocabulary: token texts by id, for encodings that read them.
+        head_dim: channels of a head; 0 = d_model / n_heads.
+        n_kv_heads: heads of keys and values, each shared by a group of queries' heads; 0 = n_heads.
+        options: the encoding's own.
 
     Raises:
         posbench.errors.UserError: unknown encoding or option, or a value it does not accept.
     """
     from posbench.encodings.base import Shape
 
-    return encodings.build(name, Shape(d_model, n_heads, n_layers, train_length, vocabulary), options)
+    shape = Shape(d_model, n_heads, n_layers, train_length, vocabulary, head_dim=head_dim, n_kv_heads=n_kv_heads)
+    return encodings.build(name, shape, options)
 
 
 def __getattr__(name: str) -> Any:

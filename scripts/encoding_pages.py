@@ -135,6 +135,8 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Extended without training by: {', '.join(able) or 'no method'}"
         + (" ([what they do](index.md#context-extension))" if able else ""),
         f"- Checked against: {facts['checked_against']}",
+        f"- Attention kernels: {facts['kernels']}; key-value cache: {facts['cache']}; exports to: "
+        f"{facts['architectures']} ([what that means](../use.md#a-key-value-cache))",
     ]
     return "## Facts\n\n" + "\n".join(lines) + "\n"
 

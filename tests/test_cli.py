@@ -487,6 +487,10 @@ def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.Ca
         64,
     )
     assert (rows["rope"]["acts"], rows["alibi"]["acts"]) == ("queries and keys", "scores")
+    where = {name: tuple(rows[name][key] for key in ("kernels", "cache", "architectures")) for name in rows}
+    assert where["rope"] == ("any", "yes", "Llama, GPT-NeoX") and where["alibi"] == ("with a bias", "yes", "MPT")
+    assert where["fox"][1] == "with x" and where["randomized"][1] == where["canon"][1] == "no"
+    assert where["stick_breaking"] == ("own", "yes", "posbench's class")
     assert {"builtin", "text"} <= {row["name"] for row in shown["data"]}
     assert {"demo", "small", "gpt124m"} <= {row["name"] for row in shown["experiments"]}
 
@@ -496,7 +500,18 @@ def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "encodings:" and "data:" in lines and "experiments:" in lines
     assert not any("\x1b" in line for line in lines)
-    heads = ("name", "acts on", "params (demo)", "paper", "what it is", "beyond the training length", "checked against")
+    heads = (
+        "name",
+        "acts on",
+        "params (demo)",
+        "attention kernels",
+        "KV cache",
+        "exports to",
+        "paper",
+        "what it is",
+        "beyond the training length",
+        "checked against",
+    )
     assert [word for word in re.split(r"\s{2,}", lines[1]) if word] == list(heads)
     rope, cope = (next(line for line in lines if line.split()[:1] == [name]) for name in ("rope", "cope"))
     assert rope.index("Rotary") == cope.index("Contextual") == lines[1].index("what it is")
@@ -517,7 +532,7 @@ def test_list_fits_a_terminal_and_says_what_it_left_out(
     assert max(map(len, lines)) <= width
     rope = next(line for line in lines if line.split()[:1] == ["rope"])
     assert len(re.split(r"\s{2,}", rope.strip())) == kept
-    assert ("No room here for" in " ".join(lines)) == (kept < 7)
+    assert ("No room here for" in " ".join(lines)) == (kept < 10)
     if width == 80:  # a line for most
         body = lines[lines.index(rope) - 20 : lines.index(rope)]
         assert sum(line.startswith("       ") for line in body) <= 6

@@ -1,5 +1,6 @@
 """An exported run is the run by transformers alone: its logits, tokens and curve; what cannot be so is refused."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -208,6 +209,20 @@ def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_pat
         for step, logits in enumerate(made.logits):
             wanted = ours(made.sequences[:, : 8 + step])[:, -1]
             assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (chosen, step)
+
+
+SHOWN = {"llama": "Llama", "smollm3": "SmolLM3", "gpt_neox": "GPT-NeoX", "gpt2": "GPT-2", "mpt": "MPT"}
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_the_list_of_encodings_names_the_architectures_that_take_them(name: str, tiny_config: Config) -> None:
+    found = []
+    for block in (LLAMA, GPT):
+        config = configured(tiny_config, MIXED if name == "layered" else {"name": name}, block)
+        model = build(config, 256, tokenizers.raw_bytes().texts)
+        with contextlib.suppress(UserError):
+            found.append(SHOWN[architectures.stock(model, config).kind])
+    assert architectures.architectures(model.encoding) == found
 
 
 def test_code_loads_where_it_is_trusted_and_refuses_padding(tiny_config: Config, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import fake_study
 import pytest
+import schemes
 import support
+import torch
 import yaml
 
 from posbench.bench import speed
@@ -218,6 +220,16 @@ def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["output"].shape == (2, 8, 16, 64) and names["run"].status == "done"
+
+
+def test_the_modules_of_the_page_on_models_of_others_run() -> None:
+    text = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec("".join(re.findall(r"```python\n(.*?)```", text, flags=re.S)), names)
+    assert names["y"].shape == (2, 64, 128) and names["generated"].shape == (1, 16)
+    torch.testing.assert_close(names["last"], names["whole"][:, :, -1:])
+    (except_with,) = re.findall(r"no graph break, except with (.*?)\.\n", text, flags=re.S)
+    assert re.findall(r"`(\w+)`", except_with) == [n for n in schemes.NAMES if schemes.declared(n, "GRAPH_BREAKS", "")]
 
 
 def test_nothing_is_left_out_without_a_command_of_its_kind() -> None:

@@ -26,12 +26,24 @@ _COLUMNS = {
     "name": "name",
     "acts": "acts on",
     "parameters": "params (demo)",
+    "kernels": "attention kernels",
+    "cache": "KV cache",
+    "architectures": "exports to",
     "paper": "paper",
     "title": "what it is",
     "beyond": "beyond the training length",
     "checked_against": "checked against",
 }
-_SPARE = ("checked_against", "beyond", "paper", "acts", "parameters")  # dropped in this order if the terminal is narrow
+_SPARE = (
+    "architectures",
+    "kernels",
+    "cache",
+    "checked_against",
+    "beyond",
+    "paper",
+    "acts",
+    "parameters",
+)  # dropped in this order if the terminal is narrow
 _LEAST = {"title": 45, "beyond": 30, "checked_against": 30}  # least characters of columns that may wrap
 _LABELS = r"^(Source|Beyond training length|Checked against):"
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -100,6 +112,9 @@ def page(name: str, width: int) -> str:
         "Beyond the training length": _beyond(facts),
         "Defined up to": end or "any length",
         "Extended without training by": ", ".join(facts["extensions"]) or "no method",
+        "Attention kernels": facts["kernels"],
+        "Key-value cache": facts["cache"],
+        "Exports to": facts["architectures"],
         "Learned parameters": f"{_shown(facts['parameters'])} in the demo's model ({size})",
         "Paper": facts["source"],
         "Link": ", ".join(f"https://arxiv.org/abs/{number}" for number in _ARXIV.findall(facts["source"] or "")),
@@ -135,9 +150,10 @@ def describe(name: str) -> dict[str, Any]:
     cls = encodings.load(name)
     document = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
     row: dict[str, Any] = {"name": name, "title": document.partition("\n")[0].rstrip("."), "acts": None}
-    row |= {"parameters": None, "max_length": None, "length_dependent": None}
+    row |= dict.fromkeys(("parameters", "max_length", "length_dependent", "kernels", "cache", "architectures"))
     from posbench.encodings.base import Shape
     from posbench.encodings.extend.methods import methods_of
+    from posbench.huggingface.architectures import architectures
 
     try:
         encoding = encodings.build(name, Shape(**DEMO))
@@ -149,6 +165,8 @@ def describe(name: str) -> dict[str, Any]:
         row["parameters"] = sum(parameter.numel() for parameter in encoding.parameters())
         row["max_length"] = encoding.max_length
         row["length_dependent"] = encoding.length_dependent
+        row["kernels"], row["cache"] = places.kernels(encoding), places.cache(encoding)
+        row["architectures"] = ", ".join(architectures(encoding)) or "posbench's class"
     row["document"] = re.split(_LABELS, document.partition("\n")[2], flags=re.M)[0].strip("\n")
     row["options"] = {
         key: None if value is inspect.Parameter.empty else value for key, value in encodings.options_of(name).items()

@@ -25,6 +25,7 @@ class Wrapper(Encoding):
         self.inners = nn.ModuleList(inners)
         self.max_length = min((one.max_length for one in inners if one.max_length is not None), default=None)
         self.length_dependent = any(one.length_dependent for one in inners)
+        self.history = frozenset().union(self.history, *(one.history for one in inners))
         self.whole_positions = any(one.whole_positions for one in inners)
         self.hidden_finite = all(one.hidden_finite for one in inners)
 

@@ -87,6 +87,7 @@ class Encoding(nn.Module):
     max_length: int | None = None  # longest input the encoding is defined for; None = any
     window: int | None = None  # keys a query may see, itself included; None = the model's limit
     length_dependent: bool = False  # whether outputs at the start of an input depend on its length
+    history: frozenset[str] = frozenset()  # what it reads of earlier tokens beside keys and values: "q", "x", or both
     whole_positions: bool = False  # whether it refuses fractional positions
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
     hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance

@@ -44,6 +44,7 @@ class Canon(Wrapper):
         self.residual = residual
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
         self.weights = nn.ParameterDict({a: _initial(shape, heads[a], width) for a in convolved})
+        self.history = frozenset({"q"} & set(convolved))
         self.adopt([build_inner(inner, shape, inner_options, "encoding.inner_options")])
 
     @property

@@ -25,6 +25,8 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class CARoPE(Encoding):
+    history = frozenset({"x"})
+
     def __init__(self, shape: Shape, base: float = 10000.0, layout: rotary.Layout = "interleaved") -> None:
         super().__init__(shape)
         self.expect(1 < base < math.inf, "base", base, "a number above 1")

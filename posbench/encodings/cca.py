@@ -28,6 +28,8 @@ from posbench.encodings.base import Encoding, Shape
 
 
 class CCA(Wrapper):
+    history = frozenset({"q"})
+
     def __init__(
         self,
         shape: Shape,

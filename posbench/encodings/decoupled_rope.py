@@ -40,6 +40,7 @@ class DecoupledRoPE(rotary.Rotary):
         super().__init__(shape, base, layout)
         self.turning = max(2, shape.head_dim // 4 * 2) if turning is None else turning
         self.beside = placement == "beside"
+        self.history = frozenset({"x"} if self.beside else ())
         fits = self.turning >= 2 and self.turning % 2 == 0 and (self.beside or self.turning <= shape.head_dim)
         most = "" if self.beside else f" up to {shape.head_dim}"
         self.expect(fits, "turning", self.turning, f"an even number of channels{most}, or null for half of the head")

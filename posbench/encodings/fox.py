@@ -28,6 +28,8 @@ from posbench.kernels.bias import Decay
 
 
 class FoX(Encoding):
+    history = frozenset({"x"})
+
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
         super().__init__(shape)
         self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")

@@ -36,6 +36,7 @@ EPS = 1e-12  # lower bound of the length in normalisation
 
 class PaTH(Encoding):
     additive_scores = True
+    history = frozenset({"x"})
 
     def __init__(self, shape: Shape, rank: int = 32, silu: bool = True, start: starts.Start = "normal") -> None:
         super().__init__(shape)

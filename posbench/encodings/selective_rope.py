@@ -34,6 +34,8 @@ TOKENS = 4  # width of the convolution
 
 
 class SelectiveRoPE(Encoding):
+    history = frozenset({"x"})
+
     def __init__(
         self,
         shape: Shape,

@@ -31,6 +31,8 @@ PAIRED = 4  # tokens whose pairs are computed one by one, a power of two
 
 
 class Wall(Encoding):
+    history = frozenset({"x"})
+
     def __init__(self, shape: Shape, gate_bias: float = 8.0) -> None:
         super().__init__(shape)
         self.expect(math.isfinite(gate_bias), "gate_bias", gate_bias, "a finite number")

@@ -102,6 +102,20 @@ def _stock(model: GPT, config: Config) -> Stock:
     return _BLOCKS[kind](model, config)
 
 
+def architectures(encoding: Encoding) -> list[str]:
+    """The stock architectures that hold an encoding with its default options, in whichever block; none = code=true."""
+    if isinstance(encoding, Learned | Additive):
+        return [] if encoding.length_dependent else ["GPT-2"]
+    if isinstance(encoding, ALiBi):
+        return ["MPT"]
+    if type(encoding) is NoPE:
+        return ["SmolLM3", "GPT-NeoX"]
+    kinds = encoding.inner_encodings if isinstance(encoding, Layered) else [encoding]
+    if not all(type(kind) is NoPE or rotary.expressible(kind) for kind in kinds):
+        return []
+    return ["SmolLM3"] if isinstance(encoding, Layered) else ["Llama", "GPT-NeoX"]
+
+
 def _llama_like(model: GPT, config: Config) -> Stock:
     layers = _layers(model)
     if layers is None:

@@ -34,24 +34,26 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     positions: Tensor,
     layer: int,
     window: int | None = None,
     sinks: int = 0,
     consecutive: bool = False,
     last: int | None = None,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention of one layer under `encoding`, equal to `reference.attention_output`.
+    """Attention of one layer under `encoding`, equal to `reference.attention_output`.
 
     Args:
         q, k, v: raw queries, keys, values (B, H, T, Dh); keys and values may have fewer heads, each for a group.
-        x: the layer's normalised input (B, T, D).
+        x: the layer's normalised input (B, T, D); None for encodings that do not look at it.
         positions: (1|B, T).
-        window: keys a query may see, itself included; None = all before it.
+        window: keys a query may see, itself included (causal only); None = all before it.
         sinks: keys at the beginning that every query sees beside its window.
         consecutive: positions are known to be 0 .. T-1, so that cheaper forms which count tokens hold.
         last: compute only the last so many query rows; None = all T.
+        causal: hide keys after the query.
 
     Returns:
         (B, H, last or T, Dh) in v's dtype.
@@ -59,7 +61,7 @@ def attention(
     check_length(encoding, q.shape[2])
     encoding, layer = encoding.at(layer)
     window, dtype = narrower(window, encoding.window), v.dtype
-    whole = not last and (not sinks or flex.serves(q.device))  # one kernel knows sinks; none knows `last`
+    whole = causal and not last and (not sinks or flex.serves(q.device))  # one kernel knows sinks; none knows `last`
     # The compiler cannot see into hand-written kernels.
     by_data = whole and consecutive and not torch.compiler.is_compiling()
     added = declared(encoding, q, grouped(k, q), x, positions, layer) if by_data else None
@@ -77,10 +79,10 @@ def attention(
         elif not sinks:
             out = kernel(rotated, keys, values, encoding.logit_scale, added, window)
     if out is None:
-        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last)
+        out = _by_rows(encoding, q, k, v, x, positions, layer, window, sinks, last, causal)
     if "map_outputs" in encoding.hooks:
         rows = slice(-out.shape[2], None)
-        out = encoding.map_outputs(out, x[:, rows], positions[:, rows], layer)
+        out = encoding.map_outputs(out, None if x is None else x[:, rows], positions[:, rows], layer)
     return out.to(dtype)
 
 
@@ -131,12 +133,13 @@ def _by_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     positions: Tensor,
     layer: int,
     window: int | None,
     sinks: int = 0,
     last: int | None = None,
+    causal: bool = True,
 ) -> Tensor:
     batch, heads, length, _ = q.shape
     wanted = last or length
@@ -152,16 +155,17 @@ def _by_rows(
     for first in range(0, batch, sequences):
         some = slice(first, first + sequences)
         where = positions if len(positions) == 1 else positions[some]
+        read = None if x is None else x[some]
         blocks = rows_of(
-            encoding, q[some], k[some], v[some], x[some], where, layer, True, window, sinks, block=block, last=last
+            encoding, q[some], k[some], v[some], read, where, layer, causal, window, sinks, block=block, last=last
         )
-        out.append(torch.cat([_row_block(encoding, rows, kept, window, sinks) for rows in blocks], dim=2))
+        out.append(torch.cat([_row_block(encoding, rows, kept, window, sinks, causal) for rows in blocks], dim=2))
     return torch.cat(out)
 
 
-def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, sinks: int) -> Tensor:
+def _row_block(encoding: Encoding, rows: Rows, kept: bool, window: int | None, sinks: int, causal: bool) -> Tensor:
     only_added = "attend" not in encoding.hooks and ("scores" not in encoding.hooks or encoding.additive_scores)
-    tiled = only_added and encoding.hidden_finite and not sinks and not torch.compiler.is_compiling()
+    tiled = causal and only_added and encoding.hidden_finite and not sinks and not torch.compiler.is_compiling()
 
     def attend(rows: Rows) -> Tensor:
         if tiled:

@@ -42,7 +42,7 @@ def attention_logits(
         UserError: a shape or the layer does not fit the encoding, the encoding needs `x` or `positions` and they are
             None, or the input is longer than the encoding is defined for.
     """
-    _check(encoding, q, k, k, x, layer, positions)
+    check_inputs(encoding, q, k, k, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()
         blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal, last=last)
@@ -64,7 +64,7 @@ def attention_output(
 
     Arguments and errors are those of `attention_logits`; `v` are raw values, of the shape of `k`.
     """
-    _check(encoding, q, k, v, x, layer, positions)
+    check_inputs(encoding, q, k, v, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, x, positions = q.float(), k.float(), v.float(), _float(x), _positions(q, positions)
         rows = next(iter(rows_of(encoding, q, k, v, x, positions, layer, causal=causal, last=last)))
@@ -73,10 +73,10 @@ def attention_output(
         return encoding.map_outputs(out, None if x is None else x[:, rows.queries], rows.positions, layer)
 
 
-def _check(
+def check_inputs(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, layer: int, positions: Tensor | None
 ) -> None:
-    """Refuse, in one sentence, inputs that would raise a raw error or leave the encoding out."""
+    """Raise UserError for inputs that would raise a raw error or leave the encoding out."""
     shape, name = encoding.shape, encoding.name
     if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
         hint = ", so q.transpose(1, 2)" if q.dim() == 4 and q.shape[2:] == (shape.n_heads, shape.head_dim) else ""
