@@ -226,7 +226,7 @@ def test_the_modules_of_the_page_on_models_of_others_run() -> None:
     text = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     exec("".join(re.findall(r"```python\n(.*?)```", text, flags=re.S)), names)
-    assert names["y"].shape == (2, 64, 128) and names["generated"].shape == (1, 16)
+    assert names["x"].shape == (2, 64, 128) and names["generated"].shape == (1, 16)
     torch.testing.assert_close(names["last"], names["whole"][:, :, -1:])
     (except_with,) = re.findall(r"no graph break, except with (.*?)\.\n", text, flags=re.S)
     assert re.findall(r"`(\w+)`", except_with) == [n for n in schemes.NAMES if schemes.declared(n, "GRAPH_BREAKS", "")]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import schemes
 import torch
+from disks import in_child
 from torch import Tensor
 
 import posbench
@@ -124,9 +125,11 @@ def test_a_module_around_it_compiles_without_a_graph_break(name: str) -> None:
         def forward(self, q: Tensor, x: Tensor) -> Tensor:
             return posbench.attention(self.encoding, q, k, v, layer=1, x=x)
 
-    torch._dynamo.reset()
-    compiled = torch.compile(Layer(), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(q, x), Layer()(q, x), **CLOSE)
+    def in_one_graph() -> None:
+        compiled = torch.compile(Layer(), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(q, x), Layer()(q, x), **CLOSE)
+
+    assert in_child(in_one_graph) == 0  # the compiler starts threads of autograd, after which no test can fork
 
 
 def test_in_transformers_it_is_the_librarys_own_rope_with_and_without_a_cache() -> None:
