@@ -191,6 +191,18 @@ def test_comrope_is_rope_in_blocks_of_two_with_its_frequencies_and_liere_in_one_
     assert torch.equal(attention_logits(whole, q, k, layer=1), attention_logits(liere, q, k, layer=1))
 
 
+def test_algebraic_starts_as_rope_in_every_layer_and_logits_fall_by_its_decay_per_token() -> None:
+    shape = Shape(16, 2, 3, 32)
+    q, k = torch.randn(2, 1, 2, 100, 8)
+    rope = attention_logits(encodings.build("rope", shape, {"base": 500.0}), q, k)
+    index = torch.arange(100)
+    distance = (index[:, None] - index).clamp(min=0)
+    for layer, decay in ((0, 1.0), (2, 0.9)):
+        encoding = encodings.build("algebraic", shape, {"base": 500.0, "decay": decay})
+        ours = attention_logits(encoding, q, k, layer=layer)
+        torch.testing.assert_close(ours, rope * decay**distance, atol=1e-5, rtol=1e-5)
+
+
 def test_dape_v2_with_a_kernel_of_one_key_is_dape() -> None:
     shape = Shape(16, 2, 1, 32)
     narrow, dape = encodings.build("dape_v2", shape, {"kernel": 1}), encodings.build("dape", shape)

@@ -1,13 +1,16 @@
 """Shared by encodings whose rotation is the exponential of a learned matrix.
 
-Position n acts on queries and keys as exp(n·A / L), where L is the training length and A is skew-symmetric (A' = -A)
-with square blocks along its diagonal. All exp(n·A / L) commute, so a logit depends on content and distance alone.
+Position n acts on queries and keys as exp(n·A / u), where u is the training length or 1, and A is skew-symmetric (A' =
+-A) with square blocks along its diagonal. All exp(n·A / u) commute, so a logit depends on content and distance alone.
 
 The exponential is never formed for each n. Blocks of two channels turn by an angle per step, as in RoPE. For wider
-blocks, n is written in binary: a vector is multiplied by exp(2^b·A / L) for each digit b of n that is 1. Positions 0 ..
+blocks, n is written in binary: a vector is multiplied by exp(2^b·A / u) for each digit b of n that is 1. Positions 0 ..
 T-1 are split as n = m·high + low with m about sqrt(T): 2 m matrices are made, and a vector is multiplied by two of
 them. Fractional positions are refused, though the exponential exists there.
 """
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +20,29 @@ from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Encoding, Shape, count_from_0, on_host, once
 from posbench.errors import UserError
 
+_Made = TypeVar("_Made")
+
 
 class Skew(Encoding):
-    """Base of these encodings; a subclass sets block width, whether heads share a matrix, and initial values."""
+    """Base of these encodings; a subclass sets block width, who shares a matrix, and initial values."""
 
     whole_positions = True
 
-    def __init__(self, shape: Shape, block: int, heads: int) -> None:
-        """`block`: channels per block. `heads`: n_heads, or 1 if all heads share one matrix."""
+    def __init__(
+        self, shape: Shape, block: int, heads: int, unit: int | None = None, one_for_all_layers: bool = False
+    ) -> None:
+        """Make the generators, which are 0.
+
+        Args:
+            block: channels per block.
+            heads: n_heads, or 1 if all heads share one matrix.
+            unit: tokens by which A turns once; None = the training length.
+            one_for_all_layers: whether all layers share the matrix; what is made of it is then made once.
+        """
         super().__init__(shape)
-        self.block = block
-        size = (shape.n_layers, heads, shape.head_dim // block, block * (block - 1) // 2)
+        self.block, self.unit, self.one_for_all_layers = block, unit or shape.train_length, one_for_all_layers
+        layers = 1 if one_for_all_layers else shape.n_layers
+        size = (layers, heads, shape.head_dim // block, block * (block - 1) // 2)
         self.above = nn.Parameter(torch.zeros(size))  # the entries above each block's diagonal, row by row
 
     def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -38,37 +53,43 @@ class Skew(Encoding):
             return rotary.turn(q, (turns,)), rotary.turn(k, (turns,))
         places = once(positions, _places, lambda: _places(positions))
         with torch.autocast(q.device.type, enabled=False):
-            steps = [step.to(q.device, torch.float32) for step in self._steps(layer, places)]
+            steps = self._shared(positions, "steps", lambda: self._steps(layer, places, q.device))
             if places > 1 and count_from_0(positions):
-                low, high = _powers(steps[: places // 2]), _powers(steps[places // 2 :])
-                return self._moved_in_two(q, low, high), self._moved_in_two(k, low, high)
+                split = places // 2
+                powers = self._shared(positions, "powers", lambda: (_powers(steps[:split]), _powers(steps[split:])))
+                return self._moved_in_two(q, *powers), self._moved_in_two(k, *powers)
             digits = once(positions, _digits, lambda: _digits(positions, places))
             return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
     def _turns(self, positions: Tensor, layer: int) -> Tensor:
         """The factors of blocks of two channels, as complex numbers: (1|B, 1|H, T, Dh/2) complex64."""
-        steps = self._above(layer)[..., 0] / self.shape.train_length
+        steps = self._above(layer)[..., 0] / self.unit
         angles = -rotary.exact(positions)[:, None, :, None] * steps[:, None]
         return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
-    def _steps(self, layer: int, places: int) -> list[Tensor]:
-        """exp(2^b·A / L) for b = 0 .. places-1, by blocks: (1|H, N, b, b) fp64 each, the square of the one before."""
+    def _shared(self, positions: Tensor, what: str, make: Callable[[], _Made]) -> _Made:
+        """The result of `make`, which is made once per forward pass if all layers have one matrix."""
+        return once(positions, (self, what), make) if self.one_for_all_layers else make()
+
+    def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
+        """exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each the square of the one before."""
         steps: list[Tensor] = []
         for _ in range(places):
             steps.append(steps[-1] @ steps[-1] if steps else torch.linalg.matrix_exp(self._generator(layer)))
-        return steps
+        return [step.to(device, torch.float32) for step in steps]
 
     def _generator(self, layer: int) -> Tensor:
-        """A / L by blocks: (1|H, N, b, b) fp64, on the device that makes the exponentials."""
+        """A / u by blocks: (1|H, N, b, b) fp64, on the device that makes the exponentials."""
         above = self._above(layer)
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
         generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
         generator[..., row, column] = above
-        return (generator - generator.mT) / self.shape.train_length
+        return (generator - generator.mT) / self.unit
 
     def _above(self, layer: int) -> Tensor:
         """The entries above the diagonal in fp64, on a device that has it."""
-        return self.above[layer].to(rotary.has_fp64(self.above.device)).double()
+        above = self.above[0 if self.one_for_all_layers else layer]
+        return above.to(rotary.has_fp64(self.above.device)).double()
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
         """q or k (B, H, T, Dh), rotated to positions with these binary digits; steps are (1|H, N, b, b)."""

@@ -1,0 +1,38 @@
+"""Plain loops: the power of torch's matrix exponential at each position, as in the paper's section 3.1."""
+
+import torch
+
+CASES = [{}, {"decay": 1.0}]
+DTYPE = torch.float64
+GRAPH_BREAKS = "looks at the positions' values, to know how many binary digits they have"
+
+
+def parameter_count(shape, options):
+    return shape.n_heads * shape.head_dim * (shape.head_dim - 1) // 2
+
+
+def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    width = shape.head_dim
+    step = []
+    for head in range(shape.n_heads):
+        generator, left = torch.zeros(width, width, dtype=q.dtype), iter(parameters["above"][0, head, 0])
+        for i in range(width):
+            for j in range(i + 1, width):
+                unit = torch.zeros_like(generator)
+                unit[i, j], unit[j, i] = 1, -1
+                generator = generator + unit * next(left)
+        step.append(torch.linalg.matrix_exp(generator))
+    rows = positions.expand(len(q), -1)
+    maps = torch.stack(
+        [torch.stack([torch.stack([torch.linalg.matrix_power(w, int(n)) for n in row]) for w in step]) for row in rows]
+    )  # (B, H, T, Dh, Dh)
+    told = {"q": (maps @ q[..., None])[..., 0], "k": (maps @ k[..., None])[..., 0]}
+    logits = told["q"] @ told["k"].mT / width**0.5
+    for m in range(q.shape[2]):
+        for n in range(q.shape[2]):
+            if causal and n > m:
+                logits[:, :, m, n] = -torch.inf
+            else:
+                distance = (rows[:, m] - rows[:, n]).abs()
+                logits[:, :, m, n] = logits[:, :, m, n] * options["decay"] ** distance[:, None]
+    return {**told, "output": logits.softmax(-1) @ v}
