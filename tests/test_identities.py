@@ -191,6 +191,17 @@ def test_comrope_is_rope_in_blocks_of_two_with_its_frequencies_and_liere_in_one_
     assert torch.equal(attention_logits(whole, q, k, layer=1), attention_logits(liere, q, k, layer=1))
 
 
+def test_bam_starts_as_alibi_and_its_ssmax_scales_whole_logits_by_the_logarithm_of_keys() -> None:
+    shape = Shape(16, 2, 2, 32)
+    q, k = torch.randn(2, 1, 2, 100, 8)
+    alibi = attention_logits(encodings.build("alibi", shape), q, k)
+    plain, sharp = (encodings.build("bam", shape, {"ssmax": ssmax}) for ssmax in (False, True))
+    torch.testing.assert_close(attention_logits(plain, q, k, layer=1), alibi, atol=2e-5, rtol=1e-5)
+    seen = torch.arange(1, 101).log()[:, None]
+    expected = (alibi * seen).masked_fill(alibi.isinf(), -math.inf)
+    torch.testing.assert_close(attention_logits(sharp, q, k, layer=1), expected, atol=1e-4, rtol=1e-5)
+
+
 def test_algebraic_starts_as_rope_in_every_layer_and_logits_fall_by_its_decay_per_token() -> None:
     shape = Shape(16, 2, 3, 32)
     q, k = torch.randn(2, 1, 2, 100, 8)
