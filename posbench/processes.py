@@ -1,8 +1,8 @@
 """The processes that train one run together, and their communication.
 
 Each computes its share of every batch and every evaluation. Rank 0 has the run folder, the tracker and the terminal. An
-update sends one message: gradients, loss, and signals received. A failure of one process ends all, and the first
-failure is the one that is reported.
+update sends one message: gradients, loss, and signals received; on GPUs gradients also go ahead of it, while others are
+computed. A failure of one process ends all, and the first failure is the one that is reported.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbench import machine
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
@@ -41,6 +41,9 @@ _WATCH_SECONDS = 1.0  # between looks at the store, by a thread
 _ALIVE_SECONDS = 5.0  # between heartbeats, which a thread sends
 _SILENT_SECONDS = 40.0  # without a heartbeat, after which rank 0 warns
 _END_SECONDS = 20.0  # within which a process ends once another has failed; a little more than W&B gets
+# Bytes of gradients that are sent at once while others are computed, by device: what a link between GPUs is busy with
+# for a millisecond. Elsewhere all go in the update's message, since cores that send compute nothing.
+_BUCKET_BYTES = {"cuda": 25 * 2**20}
 
 
 class World:
@@ -61,9 +64,20 @@ class World:
         """The signal after which all processes stop, now that the update is made; None to go on."""
         return self.received[0] if self.received else None
 
-    def add_up(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
-        """Add the gradients of all processes, in place, and their losses; returns the loss of all."""
-        return loss
+    def overlapping(self, parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[object]:
+        """Within it the backward pass runs that completes the gradients of an update, which may be sent already."""
+        return contextlib.nullcontext()
+
+    def add_up(self, parameters: list[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Add the gradients of all processes, in place, and their losses.
+
+        Returns:
+            The loss of all; and what the processes said beside it, for `hear`, on the device of the loss.
+        """
+        return loss, None
+
+    def hear(self, said: list[float]) -> None:
+        """Take note of what the processes said in an update, once the host has read it."""
 
     def mapped(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Apply `work` to the items. Each process computes a share; all return all results, in order."""
@@ -99,6 +113,7 @@ class Joined(World):
         self._local_rank = local_rank
         self._store = store
         self._stopped_by: int | None = None
+        self._early: _Early | None = None
         self._cpu_from: float | None = None  # the first update
         self._cpu_of_others = 0.0
         self._failed = False  # here, or that is known here
@@ -118,20 +133,34 @@ class Joined(World):
     def stopped_by(self) -> int | None:
         return self._stopped_by
 
-    def add_up(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
+    def overlapping(self, parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[object]:
+        size = _BUCKET_BYTES.get(parameters[0].device.type)
+        if size is None:
+            return contextlib.nullcontext()
+        if self._early is None:
+            self._early = _Early(parameters, size, self._together)
+        return self._early.sending()
+
+    def add_up(self, parameters: list[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._cpu_from is None:
             self._cpu_from = time.process_time()
         said = torch.zeros(2, self.size)
         said[0, self.rank] = self.received[0] if self.received else 0
         said[1, self.rank] = time.process_time() - self._cpu_from
-        message = torch.cat([*(g.flatten() for g in gradients), loss.view(1), said.flatten().to(loss.device)])
+        sent = self._early.sent if self._early else set()
+        gradients = [p.grad for p in parameters if p.grad is not None and p not in sent]
+        beside = [loss.view(1), machine.sent(said.flatten(), loss.device)]
+        message = torch.cat([*(g.flatten() for g in gradients), *beside])
         self._together(lambda: dist.all_reduce(message))
-        *sums, total, heard = torch.split(message, [*(g.numel() for g in gradients), 1, said.numel()])
-        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(sums, gradients, strict=True)])
-        signals, seconds = heard.view(2, -1).tolist()
+        total, heard = torch.split(_laid_back(message, gradients), [1, said.numel()])
+        if self._early:
+            self._early.finish()
+        return total.squeeze(), heard
+
+    def hear(self, said: list[float]) -> None:
+        signals, seconds = said[: self.size], said[self.size :]
         self._stopped_by = next((int(number) for number in signals if number), None)
         self._cpu_of_others = sum(seconds) - seconds[self.rank]
-        return total.squeeze()
 
     def mapped(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         own = [work(item) for item in items[self.rank :: self.size]]
@@ -244,6 +273,86 @@ class Joined(World):
     def close(self) -> None:
         dist.destroy_process_group()
         self._over.set()
+
+
+class _Early:
+    """Sums over processes of the gradients that a backward pass has made, begun while it makes the others.
+
+    Buckets of parameters, the last of the model first, are sent in one order by all processes. What the pass leaves out
+    stays for the update's message.
+
+    It is not torch's `DistributedDataParallel`, which arranges its buckets anew after the first update, so that of more
+    than two processes a resumed run would add up in another order; which has the compiler split what is compiled within
+    it; and which raises a lost connection as an error of the backward pass.
+
+    Args:
+        size: bytes of a bucket, at least.
+        together: runs an exchange, and says if another process has ended.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], size: int, together: Callable[[Callable[[], object]], None]
+    ) -> None:
+        self.sent: set[nn.Parameter] = set()  # parameters whose gradients are on their way
+        self._buckets: list[list[nn.Parameter]] = [[]]
+        self._missing: list[set[nn.Parameter]] = []  # by bucket, while a pass is on
+        self._underway: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+        self._on = False
+        self._together = together
+        for parameter in reversed(parameters):
+            if sum(one.nbytes for one in self._buckets[-1]) >= size:
+                self._buckets.append([])
+            self._buckets[-1].append(parameter)
+        self._bucket_of = {one: number for number, bucket in enumerate(self._buckets) for one in bucket}
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """The pass within it is the last of an update."""
+        self._missing = [set(bucket) for bucket in self._buckets]
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on = False
+
+    def finish(self) -> None:
+        """Wait for the sums, on a GPU without its host, and give them to the parameters."""
+        for work, message, gradients in self._underway:
+            self._together(work.wait)
+            _laid_back(message, gradients)
+        self._underway.clear()
+        self.sent.clear()
+
+    def _made(self, parameter: nn.Parameter) -> None:
+        """After a gradient was added to a parameter's."""
+        if not self._on:
+            return
+        assert parameter not in self.sent, "a gradient that was sent has changed in the same backward pass"
+        self._missing[self._bucket_of[parameter]].discard(parameter)
+        while (number := len(self._underway)) < len(self._buckets) and not self._missing[number]:
+            self._send(self._buckets[number])
+
+    def _send(self, bucket: list[nn.Parameter]) -> None:
+        gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+        message = torch.cat([gradient.flatten() for gradient in gradients])
+
+        def begin() -> None:
+            work = dist.all_reduce(message, async_op=True)
+            self._underway.append((work, message, gradients))
+
+        self._together(begin)
+        self.sent.update(bucket)
+
+
+def _laid_back(message: Tensor, gradients: list[Tensor]) -> Tensor:
+    """Copy a message's beginning to the gradients that it was made of; returns the rest of it."""
+    sizes = [gradient.numel() for gradient in gradients]
+    *sums, rest = torch.split(message, [*sizes, len(message) - sum(sizes)])
+    if gradients:
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(sums, gradients, strict=True)])
+    return rest
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ import posbench.processes
 import posbench.training.train
 from posbench import files, machine
 from posbench.config.schema import Config
+from posbench.data.batches import own_rows
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.launch import ranks
 from posbench.processes import Joined, World, joined
@@ -133,6 +134,57 @@ def test_several_processes_give_what_one_gives(
     assert record["cpu_seconds"] > 0
 
 
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are sent in many messages while others are computed, and updates are read one later."""
+    monkeypatch.setattr(posbench.processes, "_BUCKET_BYTES", {"cpu": 4096})
+    monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": 1})
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_gradients_that_are_sent_while_others_are_computed_are_the_same(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    training = dataclasses.replace(config.training, accumulation=2, tokens=2 * config.training.tokens)
+    config = dataclasses.replace(config, training=training)
+    trained(config, tmp_path / "one-message", size)
+    as_on_gpus(monkeypatch)
+    buckets: list[int] = []
+    finish = posbench.processes._Early.finish
+    monkeypatch.setattr(
+        posbench.processes._Early, "finish", lambda self: (buckets.append(len(self._underway)), finish(self))
+    )
+    trained(config, tmp_path / "many", size)
+    assert len(buckets) == STEPS and set(buckets) == {buckets[0]} and buckets[0] > 3
+    one, many = (checkpoint.newest(tmp_path / name).weights() for name in ("one-message", "many"))
+    for name, weight in one.items():
+        if size == 2:  # of more, a sum's order depends on its place in a message
+            assert torch.equal(many[name], weight), name
+        torch.testing.assert_close(many[name], weight, atol=1e-4, rtol=0)
+    assert rows(tmp_path / "many", "train/loss") == rows(tmp_path / "one-message", "train/loss") or size > 2
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_process_reads_the_rows_that_it_computes_and_no_others(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    if early:
+        as_on_gpus(monkeypatch)
+    plain, read = posbench.training.train.begin_update, []
+
+    def update(learner: Learner, batch: Any, step: int, rate: float) -> Any:
+        read.append((len(batch.ids), batch.n_scored, batch.n_scored_by_all))
+        return plain(learner, batch, step, rate)
+
+    monkeypatch.setattr(posbench.training.train, "begin_update", update)
+    trained(config, tmp_path / "run", 4)
+    assert read == [(2, 2 * 16, 8 * 16)] * STEPS
+
+
+def test_own_rows_are_an_equal_share_of_each_part_of_a_batch() -> None:
+    assert [own_rows(12, 3, rank, 2) for rank in (0, 1)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    assert sorted(row for rank in range(4) for row in own_rows(12, 1, rank, 4)) == list(range(12))
+
+
 @pytest.mark.full
 def test_several_processes_train_on_a_task_and_answer_as_one(tiny_config: Config, tmp_path: Path) -> None:
     task = {"name": "copy", "shortest": 2, "longest": 8, "vocabulary": 4}
@@ -240,8 +292,13 @@ def test_a_failure_of_the_first_ends_the_others(
     assert not multiprocessing.active_children()
 
 
-def test_a_process_that_is_killed_ends_the_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_process_that_is_killed_ends_the_run(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
     monkeypatch.setattr(posbench.processes, "_TELL_SECONDS", 0.1)
+    if early:
+        as_on_gpus(monkeypatch)
     at(7, monkeypatch, 1, signal.SIGKILL)
     with pytest.raises(RunFailed, match="another process of this run has ended without a word"):
         trained(config, tmp_path / "run", 2)
@@ -274,6 +331,22 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
     assert trained(config, tmp_path / "run", 2) == [0]
     assert record_of(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
     assert_alike(tmp_path / "one", tmp_path / "run")
+
+
+def test_a_signal_is_heard_one_update_later_where_updates_are_read_later(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, log_every_steps=4))
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="SIGTERM after step 8; saved"):
+        as_on_gpus(patch)
+        at(6, patch, 1, signal.SIGTERM)
+        trained(config, tmp_path / "run", 2)
+    trained(config, tmp_path / "run", 2)
+    trained(config, tmp_path / "whole", 2)
+    found, expected = (checkpoint.newest(tmp_path / name) for name in ("run", "whole"))
+    assert found is not None and expected is not None and found.step == expected.step == STEPS
+    weights = expected.weights()
+    assert all(torch.equal(weights[name], weight) for name, weight in found.weights().items())
 
 
 @pytest.mark.full

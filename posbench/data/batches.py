@@ -25,10 +25,19 @@ class Batch:
     labels: Tensor  # (B, T) int64, `IGNORED` where not scored
     n_scored: int  # labels that are scored, counted where the data is so that no device has to be waited for
     positions: Tensor | None = None  # (B, T) int64; None = the encoding's own
+    n_scored_by_all: int | None = None  # by all processes of a run, if these are the rows of one; None = n_scored
 
     @classmethod
-    def of(cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None) -> "Batch":
-        return cls(ids, labels, int((labels != IGNORED).sum()), positions)
+    def of(
+        cls, ids: Tensor, labels: Tensor, positions: Tensor | None = None, n_scored_by_all: int | None = None
+    ) -> "Batch":
+        return cls(ids, labels, int((labels != IGNORED).sum()), positions, n_scored_by_all)
+
+    def rows(self, some: Sequence[int]) -> "Batch":
+        """Those rows of a batch, for one of several processes."""
+        index = torch.as_tensor(some)
+        positions = None if self.positions is None else self.positions[index]
+        return Batch.of(self.ids[index], self.labels[index], positions, self.n_scored)
 
     def parts(self, count: int) -> "list[Batch]":
         """Split into so many batches of equal size. Some may have no label to score."""
@@ -46,6 +55,12 @@ class Batch:
         ids, labels = machine.sent(both.pin_memory(), device).long()
         positions = None if self.positions is None else machine.sent(self.positions.pin_memory(), device)
         return Batch(ids, labels, self.n_scored, positions)
+
+
+def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
+    """Which rows of a batch of so many one of several processes computes: an equal share of each part of the batch."""
+    numbers: list[int] = np.arange(rows).reshape(parts, size, -1)[:, rank].ravel().tolist()
+    return numbers
 
 
 class Stream(Protocol):
@@ -76,11 +91,13 @@ class TrainingBatches:
         self.blocks_per_epoch = max(1, (len(split.ids) - train_length) // train_length)
         self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0))
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0; every label is scored. It may span epochs."""
+    def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
+        """The batch of a step, counted from 0, or rows of it; every label is scored. It may span epochs."""
         first = step * self._batch_size
-        starts = [self._start(*divmod(i, self.blocks_per_epoch)) for i in range(first, first + self._batch_size)]
-        return _blocks(self._ids, starts, self._train_length)
+        wanted = range(self._batch_size) if rows is None else rows
+        starts = [self._start(*divmod(first + row, self.blocks_per_epoch)) for row in wanted]
+        blocks = _blocks(self._ids, starts, self._train_length)
+        return dataclasses.replace(blocks, n_scored_by_all=self._batch_size * self._train_length)
 
     def spans(self, steps: int) -> np.ndarray:
         """(S, 2): the parts of the text that the first `steps` batches hold, first token and end; sorted, disjoint."""

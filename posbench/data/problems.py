@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ class ProblemBatches:
     seed: int  # of the problems alone
     offset: int = 0  # each row's positions begin at 0 to this
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
+    def batch(self, step: int, some: Sequence[int] | None = None) -> Batch:
+        """The batch of a step, counted from 0, or some rows of it; all are drawn, one after the other."""
         rng = np.random.default_rng(derive(self.seed, "problems", step))
         lengths = rng.integers(self.task.shortest, self.task.longest, self.batch_size, endpoint=True)
         ids = np.zeros((self.batch_size, self.train_length), np.int64)
@@ -83,13 +84,13 @@ class ProblemBatches:
             read, answers = _read(self.task.problems(rng, int(length), len(rows)))
             ids[rows, : read.shape[1]] = read
             labels[rows, : read.shape[1]] = answers
-        batch = Batch.of(torch.from_numpy(ids), torch.from_numpy(labels))
-        if not self.offset:
-            return batch
-        first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
-        # No row has a token of its problem beyond the last position, only of what fills it.
-        positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
-        return dataclasses.replace(batch, positions=positions)
+        positions = None
+        if self.offset:
+            first = torch.from_numpy(rng.integers(0, self.offset, self.batch_size, endpoint=True))
+            # No row has a token of its problem beyond the last position, only of what fills it.
+            positions = (first[:, None] + torch.arange(self.train_length)).clamp(max=self.train_length - 1)
+        batch = Batch.of(torch.from_numpy(ids), torch.from_numpy(labels), positions)
+        return batch if some is None else batch.rows(some)
 
 
 def fixed(task: Task, split: str, length: int, count: int, variant: str = "") -> Problems:

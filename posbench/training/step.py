@@ -1,5 +1,6 @@
 """One update of the weights: learning rate, optimizer, gradients."""
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -158,19 +159,23 @@ class Outcome:
 
     step: int
     rate: float
-    numbers: Tensor  # (4,): loss, gradient norm, whether an update failed up to this one, whether this was left out
+    # Loss, gradient norm, whether an update failed up to this one, whether this was left out; then what processes said.
+    numbers: Tensor
     arrived: torch.cuda.Event | None  # on the host; None = no device to wait for
+    world: World
 
     @classmethod
-    def of(cls, step: int, rate: float, numbers: Tensor) -> "Outcome":
+    def of(cls, step: int, rate: float, numbers: Tensor, world: World) -> "Outcome":
         if numbers.device.type != "cuda":
-            return cls(step, rate, numbers, None)
+            return cls(step, rate, numbers, None, world)
         numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return cls(step, rate, numbers, arrived)
+        return cls(step, rate, numbers, arrived, world)
 
     def read(self) -> tuple[float, float]:
         """The mean loss in nats per scored token and the gradient norm before clipping.
+
+        From now on the world knows what its processes said in that update.
 
         Raises:
             RunFailed: the loss or the gradient is not finite. The weights are as they were before the update, whatever
@@ -178,7 +183,8 @@ class Outcome:
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, failed, _ = self.numbers.tolist()
+        loss, norm, failed, _, *said = self.numbers.tolist()
+        self.world.hear(said)
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
                 raise RunFailed(
@@ -197,37 +203,39 @@ def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[floa
 def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outcome:
     """Launch one optimizer step; the host does not wait for its result.
 
-    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone. Several
-    processes take an equal share of the sequences of each part.
+    Each part of the batch counts by its share of the scored tokens, so that accumulation changes memory alone.
 
     Args:
-        batch: the whole batch, also of several processes.
+        batch: the whole batch; of several processes, the rows of this one (`batches.own_rows`).
         step: number of the update, from 0; random positions are drawn from it.
         rate: the learning rate.
 
     Raises:
         ValueError: no label of the batch is scored.
     """
-    if not batch.n_scored:
+    n_scored = batch.n_scored if batch.n_scored_by_all is None else batch.n_scored_by_all
+    if not n_scored:
         raise ValueError(f"the batch of step {step + 1} has no label that is scored")
     tell_progress(learner.model, step / learner.training.steps)
-    parts = [_share(part, learner.world).to(learner.device) for part in batch.parts(learner.training.accumulation)]
+    world, parameters = learner.world, list(learner.model.parameters())
+    parts = [part.to(learner.device) for part in batch.parts(learner.training.accumulation)]
     draw = generator(learner.seed, "positions", step, device=learner.device)
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
     for part in parts:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
-        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
+        times = n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype):
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
             loss = learner.forward(part.ids, part.labels, **given) / times
-        (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
+        with world.overlapping(parameters) if part is parts[-1] else contextlib.nullcontext():
+            (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    if learner.world.size > 1:
-        total = learner.world.add_up([p.grad for p in learner.model.parameters() if p.grad is not None], total)
+    total, said = world.add_up(parameters, total)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
-    return Outcome.of(step, rate, _step(learner, total))
+    numbers = _step(learner, total)
+    return Outcome.of(step, rate, numbers if said is None else torch.cat((numbers, said)), world)
 
 
 def tell_progress(model: nn.Module, done: float) -> None:
@@ -258,8 +266,3 @@ def _step(learner: Learner, loss: Tensor) -> Tensor:
         learner.optimizer.found_inf = left_out  # type: ignore[attr-defined]
     learner.optimizer.step()
     return numbers
-
-
-def _share(part: Batch, world: World) -> Batch:
-    """The sequences of this process. All processes draw the same random positions."""
-    return part if world.size == 1 else part.parts(world.size)[world.rank]

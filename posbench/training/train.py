@@ -21,7 +21,7 @@ from torch import Tensor
 from posbench import machine
 from posbench.config import size, task
 from posbench.config.schema import Config, TrainingConfig
-from posbench.data.batches import Batch, TrainingBatches
+from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
@@ -44,6 +44,8 @@ from posbench.training.journal import Journal, RunJournal
 from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
+# Updates that are launched before the host reads the one before them, by device: it prepares the next meanwhile.
+_AHEAD = {"cuda": 1}
 
 
 def train(config: Config, folder: Path, command: list[str], restart: bool = False, world: World | None = None) -> None:
@@ -210,8 +212,10 @@ def _fit(
         return total
     evaluations = on_the_way(config)
     every = (runtime.log_every_steps, runtime.validate_every_steps, runtime.checkpoint_every_steps)
-    launched: list[Outcome] = []  # and not yet read: on a CUDA device the newest, while the host prepares the next
-    ahead = int(learner.device.type == "cuda")
+    launched: list[Outcome] = []  # and not yet read
+    ahead = _AHEAD.get(learner.device.type, 0)
+    parts = training.accumulation
+    rows = own_rows(training.batch_size * parts, parts, world.rank, world.size) if world.size > 1 else None
 
     def read(left: int) -> tuple[float, float]:
         """Read updates until `left` remain unread; return the loss and gradient norm of the last one read."""
@@ -228,11 +232,12 @@ def _fit(
         while step < total:
             learner.model.train()
             rate = learning_rate(step, total, training)
-            launched.append(begin_update(learner, batches.batch(step), step, rate))
+            launched.append(begin_update(learner, batches.batch(step, rows), step, rate))
             step += 1
-            stopped = world.stopped_by()
-            wanted = stopped or step in evaluations or any(due(number, step, total) for number in every)
+            wanted = step in evaluations or any(due(number, step, total) for number in every)
             loss, norm = read(0 if wanted else ahead)
+            if stopped := world.stopped_by():  # all processes have read the same updates: it is the same one in all
+                read(0)
             if due(runtime.log_every_steps, step, total):
                 journal.log_update(step, loss, norm, rate)
             if due(runtime.validate_every_steps, step, total):

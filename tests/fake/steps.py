@@ -8,6 +8,7 @@ block, and where fp64, which MPS does not have, would be made.
 """
 
 import collections
+import dataclasses
 import json
 import sys
 import traceback
@@ -17,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from posbench import encodings, machine
+from posbench import encodings, machine, processes
 from posbench.bench import speed
-from posbench.data.batches import TrainingBatches
+from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.errors import UserError
 from posbench.evaluation import trained
 from posbench.kernels import flex
@@ -154,6 +156,7 @@ def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
     dtype = torch.bfloat16 if KIND == "cuda" else torch.float32
     model = build(config, sizes.vocab_size)
     batch = TrainingBatches(text, sizes.train_length, sizes.batch_size, seed=0).batch(0)
+    half = batch.rows(own_rows(len(batch.ids), 1, 0, 2))
     told: dict[str, Any] = {"encoding": name}
     with FakeTensorMode(allow_non_fake_inputs=True):
         moved(model)
@@ -163,6 +166,8 @@ def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
         with Asked() as log:
             step.begin_update(learner, batch, 1, 1e-3)
         told["step"] = log.as_dict()
+        if KIND == "cuda" and name == "none":
+            told["step of two processes"] = in_two_processes(learner, half)
         subject = trained.TrainedGPT(model.eval(), name, sizes.train_length, DEVICE, dtype)
         length = min(4 * sizes.train_length, model.encoding.max_length or 4 * sizes.train_length)
         ids = np.zeros((2, length + 1), dtype=np.int64)
@@ -170,6 +175,23 @@ def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
             subject.nll(ids, length, 0)
         told["score"] = log.as_dict()
     return told
+
+
+def in_two_processes(learner: step.Learner, batch: Batch) -> dict[str, Any]:
+    """What an update asks of the device in one of two processes, and how many sums were begun before its message."""
+    early = 0
+
+    def sum_up(*_: Any, async_op: bool = False) -> SimpleNamespace:
+        nonlocal early
+        early += async_op
+        return SimpleNamespace(wait=lambda: None)
+
+    dist.all_reduce = sum_up
+    learner = dataclasses.replace(learner, world=processes.Joined(dist.HashStore(), 0, 2, 0, 1))
+    processes._BUCKET_BYTES["cuda"] = 2**18
+    with Asked() as log:
+        step.begin_update(learner, batch, 2, 1e-3)
+    return {**log.as_dict(), "early": early}
 
 
 def main() -> None:

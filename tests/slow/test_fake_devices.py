@@ -54,6 +54,16 @@ def test_the_host_reads_a_device_once_in_a_step_and_once_in_a_batch_that_is_scor
             assert sum(row[what]["reads"].values()) == most, (name, what, row[what]["reads"])
 
 
+def test_one_of_several_processes_on_cuda_waits_no_more_than_one_alone_and_sends_before_its_pass_ends(
+    asked: tuple[str, dict[str, Any]],
+) -> None:
+    kind, rows = asked
+    if kind == "mps":
+        pytest.skip("one process only")
+    told = rows["none"]["step of two processes"]
+    assert sum(told["reads"].values()) == 1 and not told["blocking"] and told["early"] > 3, told
+
+
 def test_no_copy_to_cuda_makes_the_host_wait_and_those_to_mps_are_the_batch_and_a_table(
     asked: tuple[str, dict[str, Any]],
 ) -> None:
