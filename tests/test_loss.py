@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from posbench.kernels import cross_entropy as module
 from posbench.kernels import library, native
-from posbench.kernels.cross_entropy import cross_entropy
+from posbench.kernels.cross_entropy import cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusing
 from posbench.kernels.on_cuda import fused
 
@@ -187,3 +188,50 @@ def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(
         torch.testing.assert_close(gradient, exact)
     told = [record.getMessage() for record in caplog.records if record.name.startswith("posbench")]
     assert told == ["_piece cannot be compiled here: no working compiler; it runs uncompiled"]
+
+
+# -- from the head on, as on CUDA --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [2**29, 128 * 7])
+@pytest.mark.parametrize(("width", "vocabulary"), [(24, 50), (16, 128), (16, 257)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_loss_from_the_head_on_is_torchs_of_the_whole_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int, vocabulary: int, at_once: int
+) -> None:
+    monkeypatch.setattr(module, "HEAD_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "AT_ONCE_ACCELERATOR", 3 * vocabulary)
+    draw = torch.Generator().manual_seed(0)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    given = [torch.randn(size, generator=draw, dtype=exact) for size in ((40, width), (vocabulary, width))]
+    labels = torch.randint(vocabulary, (40,), generator=draw)
+
+    def found(loss_of: Any) -> list[Tensor]:
+        hidden, weight = (one.clone().requires_grad_() for one in given)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+            loss = loss_of(hidden, weight) / 3  # what is divided comes back from above
+        return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+
+    ours = found(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels))
+    theirs = found(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight).to(exact), labels))
+    close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for one, expected in zip(ours, theirs, strict=True):
+        assert one.dtype == expected.dtype and one.shape == expected.shape
+        assert float((one - expected).norm()) < close * float(expected.norm())
+
+
+def test_the_loss_from_the_head_on_keeps_what_a_scale_saves_in_fp16_and_is_0_of_no_token() -> None:
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(4096, 16, generator=draw), torch.randn(50, 16, generator=draw) * 0.1
+    labels = torch.randint(50, (4096,), generator=draw)
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        return [one / 2.0**16 for one in torch.autograd.grad(loss * 2.0**16, leaves)]
+
+    leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    with torch.autocast("cpu", dtype=torch.float16):
+        ours = gradients(linear_cross_entropy(*leaves, labels))
+    for one, expected in zip(ours, gradients(F.cross_entropy(F.linear(*leaves), labels)), strict=True):
+        assert float((one - expected).norm()) < 5e-3 * float(expected.norm())
+    none = linear_cross_entropy(leaves[0][:0], leaves[1], labels[:0])
+    assert none == 0 and not torch.autograd.grad(none, leaves[1])[0].any()

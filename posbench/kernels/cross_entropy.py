@@ -1,10 +1,12 @@
 """The training loss, without a second copy of the logits, which are the largest tensor of a step: in bf16 on CPUs by
-the kernel in C++ (`cross_entropy.cpp`), else piece by piece."""
+the kernel in C++ (`cross_entropy.cpp`), else piece by piece. On CUDA it begins at the head, and they never exist whole.
+"""
 
 from ctypes import byref, c_float, c_int64
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -20,6 +22,8 @@ AT_ONCE = 2**18
 AT_ONCE_FUSIBLE = 2**20  # on a CPU, where a run compiles
 AT_ONCE_ACCELERATOR = 2**26
 COMPILED_FROM = 2**24  # logits on CUDA
+HEAD_AT_ONCE = 2**29  # logits of the head at once on CUDA: 1 GiB in bf16, few passes over the gradient of its weight
+ALIGNED = 128  # rows of the head that tensor cores take at once; at an odd number they do not serve
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -38,6 +42,60 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     by_rows = _ByRows if logits.dtype == torch.bfloat16 and reads(logits) else _CrossEntropy
     loss: Tensor = by_rows.apply(logits, labels)  # type: ignore[no-untyped-call]
     return loss
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """`cross_entropy` of hidden @ weight.T, in the dtype of autocast if that is on.
+
+    Both products of the gradient are made with the logits of the same rows, and what comes from above is multiplied
+    into their small results: no pass over the logits is for that. Rows of zeros, whose logits nothing reads, round the
+    head up to a multiple of `ALIGNED`. So do the fused losses of Liger Kernel: Hsu et al. (2024), arXiv:2410.10989,
+    section 3.2.
+
+    Args:
+        hidden: (N, D).
+        weight: (V, D).
+        labels: (N,), int64, none of them `IGNORED`.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        loss: Tensor = _Linear.apply(hidden, weight, labels, dtype)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        vocabulary, exact = len(weight), torch.promote_types(dtype, torch.float32)
+        read, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, -vocabulary % ALIGNED))
+        differentiate = any(ctx.needs_input_grad)
+        of_hidden = torch.empty_like(read) if differentiate else None
+        of_head = torch.zeros(head.shape, dtype=exact, device=head.device) if differentiate else None
+        total = torch.zeros((), dtype=exact, device=hidden.device)
+        at_once, within = max(1, HEAD_AT_ONCE // len(head)), max(1, AT_ONCE_ACCELERATOR // vocabulary)
+        for start in range(0, len(read), at_once):
+            rows = slice(start, start + at_once)
+            logits = read[rows] @ head.mT
+            piece_by_piece = _fused_piece if _is_worth_compiling(logits) else _piece
+            scored = torch.split(logits[:, :vocabulary], within), torch.split(labels[rows, None], within)
+            for piece, label in zip(*scored, strict=True):
+                total += piece_by_piece(piece, label, differentiate, None)
+            if of_hidden is not None and of_head is not None:  # logits are their own gradient by now
+                torch.mm(logits, head, out=of_hidden[rows])
+                of_head += logits.mT @ read[rows]
+        ctx.save_for_backward(of_hidden, of_head)
+        n_scored = max(1, len(labels))
+        ctx.vocabulary, ctx.n_scored, ctx.dtypes = vocabulary, n_scored, (hidden.dtype, weight.dtype)
+        return total / n_scored
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        of_hidden, of_head = ctx.saved_tensors
+        factor = gradient / ctx.n_scored
+        of_hidden, of_weight = of_hidden.to(ctx.dtypes[0]), of_head[: ctx.vocabulary].to(ctx.dtypes[1])
+        return of_hidden * factor, of_weight * factor, None, None
 
 
 class _ByRows(torch.autograd.Function):

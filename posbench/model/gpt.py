@@ -19,7 +19,7 @@ from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, shared
-from posbench.kernels.cross_entropy import IGNORED, cross_entropy
+from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusible, gelu
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.model.attention.dispatch import attention
@@ -123,9 +123,13 @@ class GPT(nn.Module):
         return cast("list[Block]", list(self.blocks))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size). With a concatenated code the head reads the token channels only."""
+        """Logits (..., vocab_size)."""
+        return F.linear(*self._into_head(hidden))
+
+    def _into_head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads, the token channels only if the code is concatenated, and its weight (vocab_size, D)."""
         weight = self.tokens.weight if self.head is None else self.head.weight
-        return F.linear(hidden[..., : weight.shape[1]], weight)
+        return hidden[..., : weight.shape[1]], weight
 
     def loss(self, hidden: Tensor, labels: Tensor, n_scored: int | None = None) -> Tensor:
         """The loss as `forward` returns it, from hidden states (B, T, D). The head runs on the scored rows alone."""
@@ -135,6 +139,9 @@ class GPT(nn.Module):
             # A stable sort puts them first, in their order; unlike a mask it asks no device how many there are.
             rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
             hidden, labels = hidden.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
+        if hidden.device.type == "cuda":
+            read, weight = self._into_head(hidden)
+            return linear_cross_entropy(read.flatten(0, -2), weight, labels.flatten())
         return cross_entropy(self.logits(hidden), labels)
 
 

@@ -3,8 +3,8 @@
     LD_PRELOAD=guard.so python compiled.py CAPABILITY WIDTH [encoding ...] [key=value ...]
 
 prints a line of JSON for each encoding: the kernels that it is the first to ask for, with their bytes of shared memory,
-how many a step launches, and every warning. The model has one layer of four heads of WIDTH channels and is compiled
-between its kernels, too, unless keys of its configuration say otherwise.
+how many a step launches and the bytes that these read and write, each tensor once, and every warning. The model has one
+layer of four heads of WIDTH channels and is compiled between its kernels, too, unless keys say otherwise.
 """
 
 import json
@@ -28,7 +28,8 @@ from posbench import encodings  # noqa: E402
 from posbench.errors import UserError  # noqa: E402
 from posbench.kernels import flex  # noqa: E402
 
-OVERRIDES = ("model.n_layers=1", "model.n_heads=4", f"model.d_model={4 * WIDTH}", "runtime.compile=true", *KEYS)
+SMALL = {"model.n_layers": 1, "model.n_heads": 4, "model.d_model": 4 * WIDTH, "runtime.compile": "true"}
+OVERRIDES = [*(f"{key}={value}" for key, value in SMALL.items() if all(key not in typed for typed in KEYS)), *KEYS]
 
 
 class Told(logging.Handler):
@@ -40,10 +41,11 @@ class Told(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def launch(*_: Any, **__: Any) -> None:
+def launch(*given: Any, **__: Any) -> None:
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, steps.Asked):
             mode.launches += 1
+            mode.bytes += sum(one.nbytes for one in steps.tensors(given))
 
 
 def main() -> None:
@@ -58,7 +60,8 @@ def main() -> None:
         told.lines.clear()
         row: dict[str, Any] = {"encoding": name}
         try:
-            row["launches"] = steps.asked(name, "124m", *OVERRIDES)["step"]["launches"]
+            step = steps.asked(name, "124m", *OVERRIDES)["step"]
+            row |= {"launches": step["launches"], "bytes": step["bytes"]}
         except UserError as error:
             row["left out"] = str(error)
         print(json.dumps({**row, "kernels": made, "warned": told.lines}), flush=True)

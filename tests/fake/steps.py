@@ -55,6 +55,7 @@ class Asked(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches = 0
+        self.bytes = 0  # of what kernels read and write, once each
         self.found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,6 +75,7 @@ class Asked(TorchDispatchMode):
     def _count(self, name: str, given: list[Tensor], out: list[Tensor], args: Any, kwargs: Any) -> None:
         if on_device(out) and name not in FREE:
             self.launches += 1
+            self.bytes += sum(one.nbytes for one in [*given, *out])
         for one in out:
             if one.device.type == KIND and one.dtype in (torch.float64, torch.complex128):
                 self.found["fp64"][f"{name} {where()}"] += 1
@@ -86,7 +88,11 @@ class Asked(TorchDispatchMode):
                 self.found["blocking"][f"{where()} {tuple(source.shape)}"] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        return {"launches": self.launches, **{name: dict(self.found[name]) for name in ("reads", "blocking", "fp64")}}
+        return {
+            "launches": self.launches,
+            "bytes": self.bytes,
+            **{name: dict(self.found[name]) for name in ("reads", "blocking", "fp64")},
+        }
 
 
 def tensors(tree: Any) -> list[Tensor]:
