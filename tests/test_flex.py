@@ -59,7 +59,7 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [
-        ("alibi", {}, "by_distance"),
+        ("alibi", {}, "falling"),
         ("t5", {"max_distance": 64}, "by_distance"),
         ("fox", {}, "decayed"),
         ("grape_a", {}, "sloped"),

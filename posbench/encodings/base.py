@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError
-from posbench.kernels.bias import Added, Table
+from posbench.kernels.bias import Added, Line, Table
 from posbench.options import plain
 
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})  # hooks on pairs of queries and keys
@@ -91,6 +91,7 @@ class Encoding(nn.Module):
     whole_positions: bool = False  # whether it refuses fractional positions
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
     hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
+    slopes_of_line: Tensor | None = None  # (H,), if `distance_bias` is -slopes x distance in every layer, not learned
     rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
@@ -237,10 +238,17 @@ def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positio
             return encoding.additions(q, k, x, positions, layer)
         if encoding.hooks & PAIRWISE != {"distance_bias"}:
             return None
-        # No other distances than 0 .. T-1 occur.
-        values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
-        assert values is not None  # an encoding that overrides the hook returns a bias
-        return Table(values.float().expand(encoding.shape.n_heads, -1))
+        if encoding.slopes_of_line is not None:
+            return once(positions, (declared, encoding), lambda: _by_distance(encoding, q, layer))
+        return _by_distance(encoding, q, layer)
+
+
+def _by_distance(encoding: Encoding, q: Tensor, layer: int) -> Table:
+    # No other distances than 0 .. T-1 occur.
+    values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
+    assert values is not None  # an encoding that overrides the hook returns a bias
+    values = values.float().expand(encoding.shape.n_heads, -1)
+    return Table(values) if encoding.slopes_of_line is None else Line(values, encoding.slopes_of_line)
 
 
 # -- positions of one forward pass -------------------------------------------------------------------------------------

@@ -56,6 +56,17 @@ class Table(Bias):
         sums[0][tile.heads, :keys] += _slanted_gradient(grad, grad).sum(1)[:, :keys].flip(-1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Line(Table):
+    """One that falls in straight lines, of which nothing is learned (ALiBi): a kernel may do without the table."""
+
+    slopes: Tensor  # (H,) fp32: values are -slopes x distance
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
+
 def by_distance(values: Tensor, rows: int) -> Tensor:
     """Values (H, Tk) at the distances 0 .. Tk-1 laid out for the last `rows` queries of Tk tokens: (H, rows, Tk)."""
     keys = values.shape[1]

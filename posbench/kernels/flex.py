@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Slopes, Table
+from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Line, Slopes, Table
 from posbench.kernels.on_cuda import compiled
 from posbench.kernels.tiled import tiled_attention
 
@@ -37,6 +37,7 @@ LARGEST_TABLE = 2**28  # numbers of a `Dense` bias that is laid out, H x T x T; 
 KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
     Bias: (),
     Table: ((2, 200),),
+    Line: (),
     Decay: ((2, 2, 200),),
     Slopes: ((2, 2, 200), (2, 2, 200)),
     Dense: ((2, 200),),
@@ -123,6 +124,13 @@ def _score_mod(bias: Bias | None, length: int) -> Index | None:
 
     Nothing captured is indexed twice: of two gradients of one tensor FlexAttention computes none.
     """
+    if isinstance(bias, Line):
+        slopes = bias.slopes.contiguous()
+
+        def falling(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - slopes[h] * (i - j)
+
+        return falling
     if isinstance(bias, Table):
         values = bias.values.contiguous()
 
@@ -255,9 +263,14 @@ def _difference(
 def _with_gradients(kernel: Callable[..., Tensor], given: Sequence[Tensor], kind: Any) -> list[Tensor]:
     weight, *inputs = (tensor.detach().requires_grad_() for tensor in given)
     q, k, v, *learned = inputs
-    bias = kind(*([_outer, tuple(learned)] if kind is Dense else learned))
+    bias = _line(q) if kind is Line else kind(*([_outer, tuple(learned)] if kind is Dense else learned))
     out = kernel(q, k, v, q.shape[3] ** -0.5, bias, None if learned else 70)
     return [out.detach(), *torch.autograd.grad(out, inputs, weight, materialize_grads=True)]
+
+
+def _line(q: Tensor) -> Line:
+    slopes = torch.tensor([0.5, 0.01], device=q.device)
+    return Line(-slopes[:, None] * torch.arange(q.shape[2], device=q.device), slopes)
 
 
 def _outer(distance: Tensor, where: Tensor, values: Tensor) -> Tensor:

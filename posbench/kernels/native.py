@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posbench import machine
-from posbench.kernels.bias import Bias, Counts, Decay, LaidOut, Lines, Slopes, Sticks, Table
+from posbench.kernels.bias import Bias, Counts, Decay, LaidOut, Line, Lines, Slopes, Sticks, Table
 from posbench.kernels.library import binary, built
 
 # As in the source: channels that are computed at once; widths are multiples of a block, lengths are filled up to one.
@@ -54,7 +54,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | Sticks | Counts | None) 
         q.shape[3] == k.shape[3]
         and fits(q, k, v)
         and q.shape[0] * q.shape[1] >= torch.get_num_threads()
-        and (bias is None or type(bias) in (Bias, Table, LaidOut, Lines, Decay, Slopes, Sticks, Counts))
+        and (bias is None or type(bias) in (Bias, Table, Line, LaidOut, Lines, Decay, Slopes, Sticks, Counts))
         and not (isinstance(bias, Lines) and len(bias.kinks) != KINKS)
         and (torch.is_grad_enabled() or machine.has_amx() or isinstance(bias, Lines | Sticks | Counts))
     )

@@ -21,12 +21,13 @@ from fake.cuda_compiler import SHARED_MEMORY
 pytestmark = [*guard.MARKS, pytest.mark.timeout(1800)]
 
 BIASES = [
+    "t5",
     "alibi",
     "fox",
     "grape_a",
     "fire",
     "layered",
-]  # by tables, sums, slopes, laid out, and a window: the first to ask
+]  # by tables, lines, sums, slopes, laid out, and a window: the first to ask
 FLEX = "triton_tem_fused_flex_attention"
 
 
