@@ -142,8 +142,8 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     presets = [f"layered/{path.stem}" for path in sorted((configs_dir() / "encoding/layered").glob("*.yaml"))]
     assert completion("posbench train encoding =", 3) == [*encodings.names(), *presets]
     assert completion("posbench train encoding = layered/gemma3 encoding.", 5)[0] == "encoding.layers="
-    assert completion("posbench train encoding = al", 4) == ["alibi"]
-    assert completion("posbench train encoding = rope,al", 4) == ["rope,alibi"]
+    assert completion("posbench train encoding = ali", 4) == ["alibi"]
+    assert completion("posbench train encoding = rope,ali", 4) == ["rope,alibi"]
     assert completion("posbench train seed=1 model = ll", 5) == ["llama"]
     assert completion("posbench train encoding = t5 encoding.num", 5) == [
         "encoding.num_buckets=",
@@ -186,7 +186,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "sync out": ["outputs/study"],
         "sync RUN tracking.mode=": ["tracking.mode=auto", "tracking.mode=online", "tracking.mode=offline"],
         "show out": ["outputs/study"],
-        "show al": ["alibi"],
+        "show ali": ["alibi"],
         "bench fo": ["fope", "fox", "fox_pro"],
         "properties t": ["t5", "temperature", "transformer_xl", "tupe"],
     }.items(),
