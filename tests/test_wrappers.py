@@ -624,7 +624,7 @@ def test_a_shape_says_what_does_not_divide() -> None:
 
 ROTARY = [
     "rope", "partial_rope", "p_rope", "xpos", "pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope",
-    "lerope", "grape_m", "decoupled_rope", "pope", "rope_pp",
+    "lerope", "grape_m", "decoupled_rope", "pope", "rope_pp", "repo",
 ]  # fmt: skip
 
 

@@ -18,6 +18,8 @@ Beyond training length: defined everywhere; slow planes reach angles never seen 
 Checked against: torch's matrix power of its matrix exponential, in plain loops; by hand, also the authors' code.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ class Algebraic(Skew):
     def __init__(self, shape: Shape, base: float = 10000.0, decay: float = 0.98) -> None:
         rotary.check_pairs(self.name, shape)
         super().__init__(shape, shape.head_dim, shape.n_heads, unit=1, one_for_all_layers=True)
-        self.expect(base > 1, "base", base, "a number above 1")
+        self.expect(1 < base < math.inf, "base", base, "a number above 1")
         self.expect(0 < decay <= 1, "decay", decay, "a number above 0, at most 1")
         self.decay = decay
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)

@@ -33,7 +33,7 @@ _LISTED = {
     "carope": (_ORANGE, "p"), "liere": (_GREEN, "P"), "comrope": (_PINK, "P"), "path_fox": (_BLACK, "^"),
     "wall": (_RED, "v"), "fox_pro": (_ORANGE, "X"), "dape_v2": (_SKY, "X"), "spe": (_WINE, "D"),
     "drope": (_WINE, "v"), "shape": (_BLACK, "P"), "cape": (_RED, "P"), "bipe": (_PINK, "X"),
-    "abacus": (_ORANGE, "P"), "algebraic": (_BLUE, "P"), "bam": (_PINK, "v"),
+    "abacus": (_ORANGE, "P"), "algebraic": (_BLUE, "P"), "bam": (_PINK, "v"), "repo": (_GREEN, "X"),
 }  # fmt: skip
 
 

@@ -13,7 +13,10 @@ from posbench import encodings
 
 # MPS has no fp64: what a table there is made of goes to the host, and the table comes back. How many there are in four
 # layers, where it is learned parameters, whose gradients go the same way, and where it is distances.
-LEARNED = {"grape_m": 4, "lerope": 1, "selective_rope": 4, "carope": 4, "liere": 4, "comrope": 4, "spe": 8}
+LEARNED = {
+    "grape_m": 4, "lerope": 1, "selective_rope": 4, "carope": 4, "liere": 4, "comrope": 4, "spe": 8, "algebraic": 1,
+    "repo": 3,
+}  # fmt: skip
 OF_DISTANCES = {"sandwich": 4}
 
 pytestmark = guard.MARKS
