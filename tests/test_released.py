@@ -101,8 +101,20 @@ def gemma4() -> list[Layer]:
     ]
 
 
+def olmo3_gnope() -> list[Layer]:
+    """OLMo-core's `no_global_rope` takes RoPE from the layers without a window."""
+    config = config_of("olmo3", "Olmo3Config")
+    base = config.rope_parameters["sliding_attention"]["rope_theta"]
+    return [Layer(base, True) if kind == "sliding_attention" else Layer(None, False) for kind in config.layer_types]
+
+
+def swan() -> list[Layer]:
+    """No package has it: one global layer before every three local ones, by the paper, with our base."""
+    return [Layer(10000.0, True) if layer % 4 else Layer(None, False, temperature="logn") for layer in range(LAYERS)]
+
+
 RELEASED: dict[str, Callable[[], list[Layer]]] = {
-    one.__name__: one for one in (smollm3, cohere2, llama4, mistral_large4, gemma3, gemma4)
+    one.__name__: one for one in (smollm3, cohere2, llama4, mistral_large4, gemma3, gemma4, olmo3_gnope, swan)
 }
 
 
@@ -154,7 +166,7 @@ def test_a_preset_is_chosen_by_its_path(preset: str) -> None:
     entries = config.encoding.options["layers"]
     assert isinstance(encoding, Wrapper) and len(entries) in (4, 6)
     windows = [encoding.at(layer)[0].window for layer in range(len(entries))]
-    assert windows == [entry.get("window") for entry in entries] and windows[-1] is None
+    assert windows == [entry.get("window") for entry in entries] and None in windows
 
 
 def test_a_preset_that_is_not_there_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

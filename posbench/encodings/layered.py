@@ -6,10 +6,14 @@ Several long-context models mix RoPE layers with a window and layers without pos
 equal entries share one encoding: it acts at the input once, and they share the parameters that it has for all layers.
 An encoding that acts at the input (`sinusoidal`) reaches every layer.
 
-Patterns of released models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3.
+Patterns of published models have names: encoding=layered/gemma3, or gemma4, cohere2, llama4, mistral_large4, smollm3,
+olmo3_gnope, swan.
 
 Source: Yang et al., "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy" (2025), arXiv:2501.18795, for the
-default pattern: three windowed RoPE layers, then one without positions that sees everything.
+default pattern: three windowed RoPE layers, then one without positions that sees everything. Puvvada et al., "SWAN-GPT"
+(2025), arXiv:2504.08719, for swan, read in summaries: one layer that sees everything, then three windowed ones. Their
+scale of logits in evaluation, log(a + n), has a constant fitted to their models, which we have not found. `logn` of
+`temperature` stands in for it; it is 1 up to the training length. OLMo-core's `no_global_rope` for olmo3_gnope.
 Beyond training length: defined as far as all of its layers are.
 Checked against: the implementations that its layers are checked against, layer by layer, under the window's mask.
 """
