@@ -298,6 +298,14 @@ def report(
     transfer: Annotated[
         bool, typer.Option("--transfer", help="Instead: do rankings of small runs hold for the largest among these?")
     ] = False,
+    kept: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="reference|ARCHIVE",
+            help="Put kept rows beside these runs where they may be compared: those of docs/rows, or an archive.",
+        ),
+    ] = None,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -307,7 +315,7 @@ def report(
 
     if transfer and (columns or reference):
         raise UserError("--transfer compares all pairs of schemes: leave out --columns and --reference")
-    report.main(paths, out, least, columns, reference, transfer)
+    report.main(paths, out, least, columns, reference, transfer, kept)
 
 
 @app.command()

@@ -36,6 +36,7 @@ def main(
     columns: str | None = None,
     reference: str | None = None,
     transfer: bool = False,
+    kept: str | None = None,
 ) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
@@ -47,12 +48,15 @@ def main(
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
         transfer: instead, compare sets of runs of several sizes with the largest of them.
+        kept: an archive of rows, or `reference` for those of docs/rows; those of its runs that may be compared with
+            these stand beside them.
 
     Raises:
         UserError: a path does not exist, nothing there is a run, no such column or scheme, too few sets for
-            `transfer`, or the files cannot be written.
+            `transfer`, an archive cannot be read, or the files cannot be written.
     """
     from posbench.report import latex
+    from posbench.report import reference as rows_kept
     from posbench.report import transfer as ladders
     from posbench.report.comparison import claims, load
     from posbench.terminal import console as terminal
@@ -61,10 +65,13 @@ def main(
     latex.check(columns)
 
     runs, warnings = _read(paths)
+    folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
+    if kept:
+        others, lines = rows_kept.beside(runs, kept)
+        runs, warnings = [*runs, *others], [*warnings, *lines]
     groups = load.groups(runs, reference)
     smallest = claims.LEAST if least is None else least
     ladder = ladders.read(groups, smallest) if transfer else None
-    folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
     if out is None:
         files.refuse_unusual(folder)
     console = terminal.stdout()

@@ -34,7 +34,7 @@ from posbench.terminal.exits import spelt_out
 REFERENCE = "rope"
 
 # What may differ between the schemes of one comparison: what is compared, and the learning rate that suits each.
-# Where a run began belongs to its scheme as well (`_scheme_options`).
+# Where a run began belongs to its scheme as well (`scheme_options`).
 _RATE = "training.learning_rate"
 _SCHEME_KEYS = ("encoding.", "model.attention.", _RATE)
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
@@ -218,8 +218,8 @@ def groups(runs: list[RunData], reference: str | None = None) -> list[Group]:
     found = []
     for setting, (_, members) in zip(settings, ordered, strict=True):
         alike = [one for one, (_, others) in zip(settings, ordered, strict=True) if others[0].task == members[0].task]
-        differing = {key: _DIGEST.sub(r"\1", _spelt(setting.get(key))) for key in _differing(alike)}
-        found.append(Group(_schemes(members), differing, reference))
+        apart = {key: spelt(setting.get(key)) for key in differing(alike)}
+        found.append(Group(_schemes(members), apart, reference))
     if reference is not None and not any(group.reference for group in found):
         known = sorted({name for group in found for one in group.schemes for name in (one.name, one.label)})
         raise UserError(f"no scheme is called '{spelt_out(reference)}': expected one of {', '.join(known)}")
@@ -255,7 +255,7 @@ def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]
     """Those of runs that ask for what one before them asks for, of the same text."""
     seen, again = set(), []
     for run in runs:
-        key = json.dumps([asked(run.config), text(run), _scheme_options(run), run.seed], sort_keys=True)
+        key = json.dumps([asked(run.config), text(run), scheme_options(run), run.seed], sort_keys=True)
         if key in seen:
             again.append(run)
         seen.add(key)
@@ -377,6 +377,11 @@ def asked(config: AnyConfig) -> dict[str, Any]:
     return settings
 
 
+def compared(run: RunData) -> dict[str, Any]:
+    """All that must be equal in runs that are compared: their settings, text and tokenizer."""
+    return asked(run.config) | (_corpus(run) or {})
+
+
 def _corpus(run: RunData) -> dict[str, Any] | None:
     data = run.record.get("data")
     if not isinstance(data, dict):
@@ -385,7 +390,8 @@ def _corpus(run: RunData) -> dict[str, Any] | None:
     return facts | {"tokenizer_sha256": run.record.get("tokenizer_sha256")}
 
 
-def _scheme_options(run: RunData) -> dict[str, Any]:
+def scheme_options(run: RunData) -> dict[str, Any]:
+    """What makes its scheme beside the name: the encoding's options, its learning rate, where it began."""
     plain = to_container(run.config)
     options = {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
     if isinstance(run.config, Config) and (start := run.config.start):
@@ -396,7 +402,7 @@ def _scheme_options(run: RunData) -> dict[str, Any]:
 def _schemes(members: list[RunData]) -> list[Scheme]:
     variants: dict[str, dict[str, list[RunData]]] = defaultdict(lambda: defaultdict(list))
     for run in members:
-        variants[run.name][json.dumps(_scheme_options(run), sort_keys=True)].append(run)
+        variants[run.name][json.dumps(scheme_options(run), sort_keys=True)].append(run)
     schemes = []
     for name, by_options in variants.items():
         options = [json.loads(key) for key in by_options]
@@ -413,7 +419,7 @@ def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
 
     A run that begins from another has a rate of its own: it is not spelt out, unless nothing else tells runs apart.
     """
-    keys = _differing(options)
+    keys = differing(options)
     if "start" in keys and len({json.dumps({**one, _RATE: None}, sort_keys=True) for one in options}) == len(options):
         keys = [key for key in keys if key != _RATE]
     usual: dict[str, str | None] = {}
@@ -430,16 +436,18 @@ def _text(chosen: dict[str, Any], key: str) -> str:
 def _part(key: str, chosen: dict[str, Any]) -> str:
     """`base=500000`; of a run that began from another, `start=128`, the length that this one was trained at."""
     value: Any = chosen.get(key)
-    return f"{key.rpartition('.')[2]}={_spelt(value[0] if key == 'start' else value)}"
+    return f"{key.rpartition('.')[2]}={spelt(value[0] if key == 'start' else value)}"
 
 
-def _differing(settings: list[dict[str, Any]]) -> list[str]:
+def differing(settings: list[dict[str, Any]]) -> list[str]:
+    """The keys, sorted, whose values are not the same in all."""
     keys = sorted({key for setting in settings for key in setting})
     return [key for key in keys if len({json.dumps(setting.get(key), sort_keys=True) for setting in settings}) > 1]
 
 
-def _spelt(value: Any) -> str:
-    return spelt_out(value if isinstance(value, str) else json.dumps(value))
+def spelt(value: Any) -> str:
+    """A setting as it may be shown anywhere, digests by their first digits."""
+    return _DIGEST.sub(r"\1", spelt_out(value if isinstance(value, str) else json.dumps(value)))
 
 
 def by_default(config: AnyConfig) -> bool:

@@ -1,0 +1,45 @@
+"""Pack the rows of studies, without weights, so that others continue them and recompute what was found.
+
+    python scripts/keep_rows.py docs/rows/ledger.tar.xz outputs/ledger
+    mkdir -p outputs && tar xf docs/rows/ledger.tar.xz -C outputs   # there: its runs count as done
+
+Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. The same runs
+make the same file.
+"""
+
+import argparse
+import io
+import tarfile
+from pathlib import Path
+
+from posbench import files
+from posbench.report.comparison import load
+from posbench.run_folder import archive, finding
+
+
+def pack(folders: list[Path]) -> bytes:
+    """The archive of run folders, by study and run."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as out:
+        for folder in sorted(folders, key=lambda run: (run.parent.name, run.name)):
+            for name in archive.FILES:
+                content = files.read(folder / name, archive.LARGEST)
+                entry = tarfile.TarInfo(f"{folder.parent.name}/{folder.name}/{name}")
+                entry.size = len(content)
+                out.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path, help="a .tar.xz; replaced if it exists")
+    parser.add_argument("studies", type=Path, nargs="+", help="study folders or run folders")
+    given = parser.parse_args()
+    folders = finding.run_folders(given.studies)
+    done = [folder for folder in folders if load.read(folder).done]
+    files.write(given.archive, content := pack(done))
+    print(f"{given.archive}: {len(done)} runs, {len(content):,} bytes; {len(folders) - len(done)} left out, not done")
+
+
+if __name__ == "__main__":
+    main()
