@@ -507,12 +507,12 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
 def test_other_tokens_are_refused(tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = written(tmp_path, configured(tiny_config, {"name": "rope"}))
     monkeypatch.setattr(parity, "_TEXT", "<|endoftext|>")
-    write = export._write_json
+    write = export.write_json
 
     def finding_separators(path: Path, value: dict[str, Any]) -> None:
         write(path, value | {"split_special_tokens": False} if path.name == "tokenizer_config.json" else value)
 
-    monkeypatch.setattr(export, "_write_json", finding_separators)
+    monkeypatch.setattr(export, "write_json", finding_separators)
     with pytest.raises(UserError, match="other tokens"):
         export.export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == [run.name]

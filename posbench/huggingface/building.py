@@ -31,7 +31,7 @@ _DIFFERENCES = {
     "unexpected_keys": "have, not used by it,",
     "mismatched_keys": "have another shape of",
 }
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def transformers() -> Any:
@@ -93,7 +93,7 @@ def built(checkpoint: Checkpoint, config: Any, tensors: Mapping[str, Tensor], pr
                 None,
                 config=config,
                 state_dict=dict(tensors),
-                dtype=_DTYPES[precision],
+                dtype=DTYPES[precision],
                 attn_implementation=attention.NAME if checkpoint.family.narrows else "eager",
                 local_files_only=True,
                 trust_remote_code=False,

@@ -69,7 +69,7 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
     else:
         made = stock(model, config)
     length = config.training.train_length
-    with _aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
+    with aside(folder, sum(tensor.nbytes for tensor in made.tensors.values())) as new:
         _write_model(new, made, tokenizer)
         if code:
             files.write_new(new / modeling.FILE, modeling.file_of_the_folder())
@@ -79,7 +79,7 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
         parity.refuse_other_ids(new, tokenizer)
         record, known = load_record(run), evaluation_rows(run)
         rows = newest_of_split(known, headline_split(known, config.evaluation.split))
-        _write_json(new / PARITY, _parity(record, config, made, trained.step, found))
+        write_json(new / PARITY, _parity(record, config, made, trained.step, found))
         page = card(config, record, made, trained.step, rows, found, SEPARATOR, transformers().__version__)
         files.write_new(new / "README.md", page.encode())
     return found
@@ -108,7 +108,7 @@ def _refuse_taken(folder: Path, run: object) -> None:
 
 
 @contextlib.contextmanager
-def _aside(folder: Path, needed: int) -> Iterator[Path]:
+def aside(folder: Path, needed: int) -> Iterator[Path]:
     """A temporary folder beside the target; renamed to it at the end, removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = files.temporary(folder)
@@ -164,15 +164,15 @@ def _write_model(new: Path, made: Stock, tokenizer: Tokenizer) -> None:
         path = new / "config.json"
         plain = json.loads(path.read_bytes())
         path.unlink()
-        _write_json(path, plain | spelling.earlier(made.kind, plain["rope_parameters"]))
+        write_json(path, plain | spelling.earlier(made.kind, plain["rope_parameters"]))
     files.write_new(new / "model.safetensors", safetensors.torch.save(made.tensors, metadata={"format": "pt"}))
 
 
 def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
     """Write the run's tokenizer; it adds no tokens to a text and reads no separator in it."""
     special = {"bos_token": SEPARATOR, "eos_token": SEPARATOR}
-    _write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
-    _write_json(new / "special_tokens_map.json", special)
+    write_json(new / "tokenizer.json", tokenizer.description | {"post_processor": None})
+    write_json(new / "special_tokens_map.json", special)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -180,7 +180,7 @@ def _write_tokenizer(new: Path, tokenizer: Tokenizer, length: int) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": length,
     }
-    _write_json(new / "tokenizer_config.json", settings)
+    write_json(new / "tokenizer_config.json", settings)
 
 
 def _parity(record: dict[str, Any], config: Config, made: Stock, step: int, found: list[Agreement]) -> dict[str, Any]:
@@ -197,5 +197,5 @@ def _parity(record: dict[str, Any], config: Config, made: Stock, step: int, foun
     }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     files.write_new(path, json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -119,7 +119,7 @@ class Checkpoint:
 
 def read(folder: Path) -> Checkpoint:
     """Check a model folder; UserError if a file is missing, too large, a link, unsupported, or a program."""
-    config = _object(_own(folder, CONFIG), _LARGEST_CONFIG)
+    config = content_of(own(folder, CONFIG), _LARGEST_CONFIG)
     _refuse_code(folder, config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -129,7 +129,7 @@ def read(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: mpt without ALiBi: transformers would compute it with ALiBi")
     if not (folder / TOKENIZER).is_file():
         raise UserError(f"{folder} has no {TOKENIZER}: expected one")
-    if (size := _own(folder, TOKENIZER).stat().st_size) > LARGEST_TOKENIZER:
+    if (size := own(folder, TOKENIZER).stat().st_size) > LARGEST_TOKENIZER:
         raise UserError(f"{folder / TOKENIZER} has {size:,} bytes: expected at most {LARGEST_TOKENIZER:,}")
     return Checkpoint(folder, config, _weights(folder))
 
@@ -151,7 +151,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
 
 def _weights(folder: Path) -> Weights:
     if (folder / INDEX).exists():
-        listed = _object(_own(folder, INDEX), _LARGEST_INDEX).get("weight_map")
+        listed = content_of(own(folder, INDEX), _LARGEST_INDEX).get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
             raise UserError(f"{folder / INDEX} has no weight_map of names")
         names = sorted(set(listed.values()))
@@ -163,11 +163,11 @@ def _weights(folder: Path) -> Weights:
         listed, names = None, [WEIGHTS]
     else:
         _refuse_without_weights(folder)
-    paths = tuple(_own(folder, name) for name in names)
+    paths = tuple(own(folder, name) for name in names)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     for path in paths:
-        for name, (kind, shape) in _header(path).items():
+        for name, (kind, shape) in header(path).items():
             if name in shapes or (listed is not None and listed.get(name, path.name) != path.name):
                 raise UserError(f"{path}: tensor {name!r} occurs twice, or is in another file than in {INDEX}")
             shapes[name] = shape
@@ -192,7 +192,7 @@ def _refuse_without_weights(folder: Path) -> None:
     raise UserError(f"{folder} has no {WEIGHTS}")
 
 
-def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Type and shape of each tensor of a file."""
     from safetensors import SafetensorError, safe_open
 
@@ -207,7 +207,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 # -- untrusted files ---------------------------------------------------------------------------------------------------
 
 
-def _own(folder: Path, name: str) -> Path:
+def own(folder: Path, name: str) -> Path:
     """The path of a file in the folder. In the hub's cache, files are links to blobs beside the snapshots.
 
     Raises:
@@ -227,7 +227,8 @@ def _own(folder: Path, name: str) -> Path:
     return path
 
 
-def _object(path: Path, most: int) -> dict[str, Any]:
+def content_of(path: Path, most: int) -> dict[str, Any]:
+    """The object in a JSON file of at most so many bytes; UserError if it is none."""
     try:
         content = json.loads(files.read(path, most), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:

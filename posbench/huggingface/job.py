@@ -19,7 +19,7 @@ import torch
 from posbench import machine
 from posbench.config.external import ModelElsewhere, ReadingConfig, TrainedElsewhere, TrainingElsewhere
 from posbench.config.overrides import apply, full_key, parted, refuse_twice, value
-from posbench.config.schema import Config, EncodingConfig, EvaluationConfig
+from posbench.config.schema import Config, DataConfig, EncodingConfig, EvaluationConfig
 from posbench.data import hub
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
@@ -35,6 +35,7 @@ from posbench.huggingface.subject import HuggingFaceModel, extension_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import EvaluationRow
+from posbench.run_folder.tracking import Tracker
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 
@@ -125,9 +126,11 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
         run.begin_attempt(Where(str(asked.device), subject.precision, torch.get_num_threads()))
         cache = data.cache_folder(asked.base.runtime.cache)
         tokens = data.prepare(results.data, cache, results.reading.separator)
-        _refuse_other(run, tokens, subject.config)
-        _record(run, subject, tokens, results.reading)
-        _evaluate_into(run, subject, tokens, asked)
+        _refuse_other_text(run, tokens)
+        refuse_other_ids(tokens, subject.config.vocab_size)
+        record(run, subject, tokens, results.reading)
+        if not evaluate_into(run, subject, tokens, asked.settings):
+            logger.info("all requested rows exist; nothing to do: %s", run.folder)
     return folder, asked.settings.split
 
 
@@ -138,11 +141,11 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         UserError: it cannot be built, is too large, or a setting does not fit it.
         RunFailed: its rotary frequencies are not those of its configuration, or memory ran out.
     """
-    checkpoint, longest = found.checkpoint, _longest(asked)
+    checkpoint, longest = found.checkpoint, longest_of(asked.settings, asked.train_length)
     config = building.configuration(checkpoint, longest)
     precision = precision_of(checkpoint, asked.settings, asked.device)
     building.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
-    _check(checkpoint, config, asked)
+    check(checkpoint, config, asked.settings, asked.train_length)
     separator, first = separator_of(checkpoint, config)
     reading = ReadingConfig(separator, first if asked.first is None else asked.first)
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
@@ -214,13 +217,13 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
     )
 
 
-def _longest(asked: Asked) -> int:
+def longest_of(settings: EvaluationConfig, train_length: int) -> int:
     """Length of the longest window, in tokens."""
-    settings, lengths = asked.settings, lengths_of(asked.settings, asked.train_length)
+    lengths = lengths_of(settings, train_length)
     if "per_position" in settings.protocols:
-        lengths.append(round((settings.longest or 1) * asked.train_length))
+        lengths.append(round((settings.longest or 1) * train_length))
     if "key_tokens" in settings.tasks:
-        lengths.append(4 * asked.train_length)
+        lengths.append(4 * train_length)
     return max(lengths)
 
 
@@ -268,41 +271,53 @@ def _begins(processor: dict[str, Any], ids: dict[str, int]) -> int | None:
     return None
 
 
-def _check(checkpoint: Checkpoint, config: Any, asked: Asked) -> None:
+def check(checkpoint: Checkpoint, config: Any, settings: EvaluationConfig, train_length: int) -> None:
     """Raise UserError, before any work, for an unknown probe or extension, a wrong option, or a reference.
 
     What is undefined for the model becomes rows that say so.
     """
-    if asked.settings.reference is not None:
+    if settings.reference is not None:
         raise UserError("evaluation.reference cannot be set for HuggingFace models: they choose their own key tokens")
-    for text in asked.settings.tasks:
-        probes.of(text, [], asked.settings.targets, asked.train_length)
-    for text in asked.settings.extensions:
-        for length in from_training_on(asked.settings, asked.train_length):
+    for text in settings.tasks:
+        probes.of(text, [], settings.targets, train_length)
+    for text in settings.extensions:
+        for length in from_training_on(settings, train_length):
             with contextlib.suppress(Undefined):
-                extension_of(checkpoint, config, text, length, asked.train_length)
+                extension_of(checkpoint, config, text, length, train_length)
+
+
+def encoding_of(position: str, config: Any, name: str | None = None) -> EncodingConfig:
+    """How a model knows where its tokens are, by its family and the library's configuration; called `name` if given."""
+    options = {"parameters": config.rope_parameters} if position == "rope" else {}
+    return EncodingConfig(name or position, json.loads(json.dumps(options)))
+
+
+def described(found: Found, config: Any) -> ModelElsewhere:
+    """Which model it is, for the folder of results."""
+    return ModelElsewhere(
+        name=found.name,
+        source=os.path.normpath(found.source) if found.revision is None else found.source,
+        revision=found.revision,
+        sha256=found.checkpoint.sha256(),
+        kind=found.checkpoint.kind,
+        n_layers=config.num_hidden_layers,
+        n_heads=config.num_attention_heads,
+        d_model=config.hidden_size,
+    )
+
+
+def text_of(base: DataConfig, checkpoint: Checkpoint, config: Any) -> DataConfig:
+    """The text, read with the model's own tokenizer."""
+    return dataclasses.replace(base, tokenizer=str(checkpoint.tokenizer), vocab_size=int(config.vocab_size))
 
 
 def _results(found: Found, config: Any, reading: ReadingConfig, asked: Asked) -> TrainedElsewhere:
-    position = found.checkpoint.family.position
-    options = {"parameters": config.rope_parameters} if position == "rope" else {}
     return TrainedElsewhere(
         study=STUDY,
-        encoding=EncodingConfig(position, json.loads(json.dumps(options))),
-        model=ModelElsewhere(
-            name=found.name,
-            source=os.path.normpath(found.source) if found.revision is None else found.source,
-            revision=found.revision,
-            sha256=found.checkpoint.sha256(),
-            kind=found.checkpoint.kind,
-            n_layers=config.num_hidden_layers,
-            n_heads=config.num_attention_heads,
-            d_model=config.hidden_size,
-        ),
+        encoding=encoding_of(found.checkpoint.family.position, config),
+        model=described(found, config),
         reading=reading,
-        data=dataclasses.replace(
-            asked.base.data, tokenizer=str(found.checkpoint.tokenizer), vocab_size=int(config.vocab_size)
-        ),
+        data=text_of(asked.base.data, found.checkpoint, config),
         training=TrainingElsewhere(asked.train_length),
         evaluation=asked.settings,
     )
@@ -326,8 +341,8 @@ def _outcome_kept(run: Run) -> Iterator[None]:
     run.finish("done")
 
 
-def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
-    """Raise UserError if the text is not that of the folder's rows, or has tokens that the model does not know."""
+def _refuse_other_text(run: Run, tokens: Tokens) -> None:
+    """Raise UserError if the text is not that of the folder's rows."""
     known = run.record["data"]
     before = known.get("sha256") if isinstance(known, dict) else None
     if before not in (None, tokens.record["sha256"]):
@@ -335,10 +350,13 @@ def _refuse_other(run: Run, tokens: Tokens, config: Any) -> None:
             f"{run.folder} holds results on another text (sha256 {str(before)[:12]}, now "
             f"{tokens.record['sha256'][:12]}): restore that text, or name the new one with data.name=NAME"
         )
-    highest = max(int(split.ids.max(initial=0)) for split in (tokens.validation, tokens.test))
-    if highest >= config.vocab_size:
-        told = f"gives id {highest:,}, its table has {config.vocab_size:,} rows"
-        raise UserError(f"the tokenizer belongs to another model: it {told}")
+
+
+def refuse_other_ids(tokens: Tokens, rows: int) -> None:
+    """Raise UserError if the text has tokens that the model's table, of so many rows, does not know."""
+    highest = max(int(split.ids.max(initial=0)) for split in (tokens.train, tokens.validation, tokens.test))
+    if highest >= rows:
+        raise UserError(f"the tokenizer belongs to another model: it gives id {highest:,}, its table has {rows:,} rows")
 
 
 def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray]:
@@ -349,7 +367,8 @@ def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray
     return found
 
 
-def _record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
+def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
+    """Write into `run.json` what is read and by what, and say it."""
     begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
     run.update(
         data={**tokens.record, "separator": {**begins, "first_in_every_window": reading.first}},
@@ -363,40 +382,58 @@ def _record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Readin
     logger.info(told, count, subject.checkpoint.weights.precision, subject.precision)
 
 
-def _evaluate_into(run: Run, subject: HuggingFaceModel, tokens: Tokens, asked: Asked) -> None:
+def evaluate_into(
+    run: Run,
+    subject: HuggingFaceModel,
+    tokens: Tokens,
+    settings: EvaluationConfig,
+    tracker: Tracker | None = None,
+    step: int = 0,
+    trained: int | None = None,
+) -> int:
+    """Evaluate into a folder of results, and its W&B mirror if there is one; return how many rows were missing.
+
+    Args:
+        step, trained: updates made, and tokens trained on here; None: it was not.
+    """
     known = run.whole_rows()
-    split = getattr(tokens, asked.settings.split)
-    work = _Work(_tokens_to_read(asked, split, known))
+    split = getattr(tokens, settings.split)
+    work = _Work(_tokens_to_read(settings, subject.train_length, split, known, step))
     evaluation = Evaluation(
         subject=dataclasses.replace(subject, told=work.read),
         split=split,
         token_bytes=tokens.tokenizer.token_bytes,
         encode=functools.partial(_encoded, tokens, subject.config.vocab_size),
-        settings=asked.settings,
-        checkpoint_step=0,
+        settings=settings,
+        checkpoint_step=step,
+        tokens=trained,
         dtype=subject.precision,
-        device=asked.device,
+        device=subject.device,
     )
     started, n_rows = time.monotonic(), 0
     try:
         for row, blocks in evaluated(evaluation, known):
             run.log_evaluation(row, blocks)
+            if tracker is not None:
+                tracker.curve(row)
             logger.info("%s", describe(row))
             n_rows += 1
     finally:
         seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
-        peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(asked.device))
+        peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.device))
         run.update(evaluate_seconds=round(seconds, 3), peak_memory_bytes=peak)
-    if not n_rows:
-        logger.info("all requested rows exist; nothing to do: %s", run.folder)
+    return n_rows
 
 
-def _tokens_to_read(asked: Asked, split: Any, known: list[EvaluationRow]) -> int:
+def _tokens_to_read(
+    settings: EvaluationConfig, train_length: int, split: Any, known: list[EvaluationRow], step: int
+) -> int:
     """The most tokens that forward passes for missing rows can read."""
-    there = {(row.protocol, row.length, row.stride, row.window, row.extension, row.task) for row in known}
+    rows = (row for row in known if row.checkpoint_step == step)
+    there = {(row.protocol, row.length, row.stride, row.window, row.extension, row.task) for row in rows}
     passes = {
         m.forward
-        for m in measurements(asked.settings, split, asked.train_length)
+        for m in measurements(settings, split, train_length)
         if (m.protocol, m.length, m.stride, m.forward.variant.window, m.forward.variant.name, m.task) not in there
     }
     return sum(window.length * len(window.starts) for forward in passes for window in forward.windows)

@@ -10,10 +10,12 @@ length, is allowed if it is larger.
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
@@ -50,14 +52,29 @@ class Agreement:
 @torch.inference_mode()
 def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[Agreement]:
     """Compare the model in a folder with ours, by length; UserError if a tensor is missing, unknown, or misshapen."""
-    lengths = _lengths(model, stock, train_length)
-    grown = {stock.grows_by: lengths[-1]} if stock.grows_by else {}
-    theirs = _read(folder, grown)
+    ends = [end for end in (stock.longest, model.encoding.max_length) if end is not None]
+    wanted = (1, SHORT, train_length, 2 * train_length, 4 * train_length)
+    vocabulary = model.tokens.num_embeddings
+    lengths = possible(wanted, model.config.n_heads, vocabulary, ends)
+    return differences(folder, model, vocabulary, lengths, stock.grows_by)
+
+
+@torch.inference_mode()
+def differences(
+    folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, lengths: list[int], grows_by: str | None = None
+) -> list[Agreement]:
+    """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T); errors as `compare`.
+
+    Args:
+        lengths: in tokens, ascending: some encodings in transformers remember the longest input.
+        grows_by: setting that must be raised to load it for longer inputs.
+    """
+    theirs = _read(folder, {grows_by: lengths[-1]} if grows_by else {})
     found = []
     for length in lengths:
-        ids = torch.randint(model.tokens.num_embeddings, (1, length), generator=generator(0, "export", length))
-        ours, other = model(ids), theirs(ids).logits
-        found.append(Agreement(length, (ours - other).abs().max().item(), ours.abs().max().item()))
+        ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
+        own, other = ours(ids), theirs(ids).logits
+        found.append(Agreement(length, (own - other).abs().max().item(), own.abs().max().item()))
     return found
 
 
@@ -80,12 +97,9 @@ def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
         raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing was written")
 
 
-def _lengths(model: GPT, stock: Stock, train_length: int) -> list[int]:
-    """The compared lengths, ascending: some encodings in transformers remember the longest input."""
-    ends = [end for end in (stock.longest, model.encoding.max_length) if end is not None]
-    held = math.isqrt(_MOST_SCORES // model.config.n_heads), _MOST_LOGITS // model.tokens.num_embeddings
-    room = max(1, min(*ends, *held))
-    wanted = (1, SHORT, train_length, 2 * train_length, 4 * train_length)
+def possible(wanted: Sequence[int], n_heads: int, vocabulary: int, ends: Sequence[int] = ()) -> list[int]:
+    """The compared lengths, ascending: those wanted, as far as memory and ends of tables allow."""
+    room = max(1, min(*ends, math.isqrt(_MOST_SCORES // n_heads), _MOST_LOGITS // vocabulary))
     return sorted({min(length, room) for length in wanted})
 
 
