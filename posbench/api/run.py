@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.errors import UserError
 from posbench.evaluation.measure import Headline
 from posbench.report.comparison.load import RunData, read
@@ -156,6 +156,8 @@ class LoadedRun:
         from posbench import machine
         from posbench.run_folder.trained import model_of
 
+        if isinstance(self.config, TrainedOn):
+            raise UserError(f"{self.folder / 'model'} is a HuggingFace model: transformers loads it")
         if isinstance(self.config, TrainedElsewhere):
             raise UserError(f"{self.folder} holds results of {self.config.model.source}: transformers loads that model")
         return model_of(self.folder, self.config, self.tokenizer).to(machine.resolve(device))

@@ -27,12 +27,19 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
         RunFailed: the run diverged or ran out of memory or disk; what was computed is kept.
         Stopped: it was interrupted and has been saved; the same call continues it.
     """
+    from posbench.config.overrides import start_of
     from posbench.launch import plans
     from posbench.launch.ranks import train_together
+    from posbench.run_folder import finding
     from posbench.terminal import console
 
     overrides = _listed(overrides)
     directory = None if config_dir is None else Path(config_dir)
+    if (begins := start_of(overrides)) and finding.is_model(begins):
+        from posbench.training.elsewhere import train_model
+
+        with console.log_shown(), _threads_kept():
+            return _told(load(train_model(begins, overrides, restart, directory)))
     plan = plans.resolve_one(overrides, directory)
     if plan is None:
         raise UserError("these overrides are for Hydra's own start of a job: use the command line, 'posbench train'")

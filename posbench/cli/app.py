@@ -13,7 +13,7 @@ import typer
 
 import posbench
 from posbench.cli import complete
-from posbench.config.overrides import OF_A_FINISHED_RUN
+from posbench.config.overrides import OF_A_FINISHED_RUN, start_of
 from posbench.config.settings import listed
 from posbench.config.shipped import choices
 from posbench.encodings.extend import NAMES as EXTENSIONS
@@ -115,6 +115,11 @@ def train(
         raise UserError("Hydra's part cannot be resolved alone: --cfg all --resolve")
     if cfg and multirun:
         raise UserError("--cfg shows one configuration: leave out --multirun")
+    from posbench.run_folder import finding
+
+    if (begins := start_of(overrides)) and not (cfg or multirun) and finding.is_model(begins):
+        _train_on(begins, overrides, restart, config_dir)
+        return
     from posbench.config import compose
     from posbench.launch import job, plans
 
@@ -136,6 +141,18 @@ def train(
     else:
         configs = compose.check(overrides, config_dir)
         job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)], restart)
+
+
+def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
+    """Train a HuggingFace model on."""
+    from posbench import machine
+    from posbench.evaluation import curve
+    from posbench.terminal import console
+    from posbench.training import elsewhere
+
+    console.log_to_terminal()
+    machine.keep_freed_memory()
+    curve.print_curves(elsewhere.train_model(model, overrides, restart, config_dir))
 
 
 def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:

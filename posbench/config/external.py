@@ -1,7 +1,7 @@
-"""The configuration of a folder with results of a model that was trained elsewhere.
+"""The configurations of folders with results of models that were trained elsewhere, or began there.
 
-Its sections are called as those of a run. What such a model does not tell (how many tokens it was trained on, at which
-learning rate, from which seed) is None, not a guess.
+Their sections are called as those of a run. What such a model does not tell (how many tokens it was trained on, at
+which learning rate, from which seed) is None, not a guess.
 """
 
 import dataclasses
@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config.checks import plain_name, within
+from posbench.config.history import completed, without_neutral
 from posbench.config.schema import (
     Config,
     DataConfig,
     EncodingConfig,
     EvaluationConfig,
+    RuntimeConfig,
+    TrackingConfig,
+    TrainingConfig,
     from_container,
     parted,
     saved_container,
+    to_container,
     validate,
 )
 from posbench.errors import UserError
@@ -98,11 +103,54 @@ class TrainedElsewhere:
             "data": text,
             "train_length": self.training.train_length,
         }
-        digest = hashlib.sha256(json.dumps(shaping, sort_keys=True, separators=(",", ":")).encode())
-        return f"{self.model.name}-{digest.hexdigest()[:8]}"
+        return f"{self.model.name}-{_digest(shaping)}"
 
 
-AnyConfig = Config | TrainedElsewhere
+@dataclasses.dataclass(frozen=True)
+class TrainedOn:
+    """A model that was trained elsewhere and is trained on here."""
+
+    study: str
+    seed: int  # of the order of the text
+    encoding: EncodingConfig  # how it knows where its tokens are from now on
+    model: ModelElsewhere  # as it was before
+    reading: ReadingConfig
+    data: DataConfig  # the text it is trained on, and evaluated on
+    start: TrainingElsewhere  # what is known of its training before
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    tracking: TrackingConfig
+    runtime: RuntimeConfig
+
+    def __post_init__(self) -> None:
+        plain_name("study", self.study)
+        plain_name("encoding.name", self.encoding.name)
+        within(0, 2**63 - 1, self, "run", "seed")
+        if self.data.task is not None:
+            raise UserError("data.source is task: expected text, on which such a model is trained")
+        if self.evaluation.at_tokens and self.evaluation.at_tokens[-1] > self.training.tokens:
+            told = f"evaluation.at_tokens ends at {self.evaluation.at_tokens[-1]:,}"
+            raise UserError(f"{told}: expected at most training.tokens, {self.training.tokens:,}")
+
+    @property
+    def id(self) -> str:
+        """`<model>-<encoding>-s<seed>-<8 hex digits>`, the digits from all that its weights follow from."""
+        shaping = without_neutral(to_container(self))
+        for name in ("study", "evaluation", "tracking", "runtime"):
+            shaping.pop(name, None)
+        shaping["model"] = self.model.sha256
+        for name in ("tokenizer", "vocab_size"):  # the model's own
+            del shaping["data"][name]
+        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{_digest(shaping)}"
+
+
+Trains = Config | TrainedOn  # what training and its records know
+AnyConfig = Config | TrainedElsewhere | TrainedOn
+
+
+def _digest(shaping: dict[str, Any]) -> str:
+    text = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def load_saved(path: Path) -> AnyConfig:
@@ -111,6 +159,8 @@ def load_saved(path: Path) -> AnyConfig:
     try:
         if "reading" not in container:
             return from_container(container)
+        if "start" in container:
+            return validate(TrainedOn, parted(completed(container)))
         return validate(TrainedElsewhere, parted(container))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

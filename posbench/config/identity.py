@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.external import TrainedElsewhere
+from posbench.config.external import AnyConfig
 from posbench.config.history import without_neutral
 from posbench.config.schema import SAVED, Config, to_container
 from posbench.errors import UserError
@@ -38,9 +38,9 @@ def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> 
     return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def run_ids(config: Config | TrainedElsewhere) -> tuple[str, ...]:
+def run_ids(config: AnyConfig) -> tuple[str, ...]:
     """All names that the run has gone by, each once, the current one first."""
-    if isinstance(config, TrainedElsewhere):
+    if not isinstance(config, Config):
         return (config.id,)
     names = [run_id(config, version, former) for former in (False, True) for version in VERSIONS]
     return tuple(dict.fromkeys(names))
@@ -56,9 +56,9 @@ def run_folder(config: Config, study: Path | None = None) -> Path:
     return next((folder for folder in folders if (folder / SAVED).is_file()), folders[0])
 
 
-def is_one_run(one: Config | TrainedElsewhere, other: Config | TrainedElsewhere) -> bool:
+def is_one_run(one: AnyConfig, other: AnyConfig) -> bool:
     """Whether two configurations ask for the same weights, however their paths are spelt."""
-    if isinstance(one, TrainedElsewhere) or isinstance(other, TrainedElsewhere):
+    if not isinstance(one, Config) or not isinstance(other, Config):
         return run_ids(one) == run_ids(other)
     return run_id(_spelt(one, _relative)) == run_id(_spelt(other, _relative))
 

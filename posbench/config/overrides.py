@@ -61,6 +61,11 @@ def parted(text: str, example: str = "") -> tuple[str, str]:
     return full_key(key), typed
 
 
+def start_of(overrides: Iterable[str]) -> str:
+    """What training is to begin from: the value of `start`, empty if it is not given."""
+    return next((text.partition("=")[2] for text in overrides if text.startswith("start=")), "")
+
+
 def refuse_twice(keys: Iterable[str], where: str = "") -> None:
     """Refuse a key that is given twice, since one of the values would be ignored; `where` begins the message."""
     seen: set[str] = set()

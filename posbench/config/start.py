@@ -23,7 +23,6 @@ from omegaconf import DictConfig, open_dict
 
 from posbench import encodings, files
 from posbench.config import external
-from posbench.config.external import TrainedElsewhere
 from posbench.config.schema import SAVED, Config, StartConfig, to_container
 from posbench.config.shape import planned
 from posbench.encodings.extend import NAMES
@@ -153,9 +152,13 @@ def check(config: Config, start: StartConfig) -> None:
 
 def _read(folder: Path) -> tuple[Config, StartConfig]:
     if not (folder / SAVED).is_file():
+        if (folder / "config.json").is_file():
+            raise UserError(f"start={folder}: a HuggingFace model is trained on alone, by 'posbench train'")
         raise UserError(f"start={folder}: expected a run folder, outputs/STUDY/RUN; this one has no {SAVED}")
     config = external.load_saved(folder / SAVED)
-    if isinstance(config, TrainedElsewhere):
+    if isinstance(config, external.TrainedOn):
+        raise UserError(f"start={folder}: its model is a HuggingFace folder, start={folder}/model")
+    if not isinstance(config, Config):
         raise UserError(f"start={folder}: expected a run of posbench, this holds results of {config.model.source}")
     if config.start is not None:
         raise UserError(f"start={folder}: it began from {config.start.run} itself; expected a run that began at random")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.evaluation import answer_curve, choices, intervals
 from posbench.evaluation.levels import USES_LIMIT, Levels
 from posbench.run_folder.folder import load_any_config
@@ -87,6 +87,8 @@ def title_of(config: AnyConfig) -> str:
     of = f"{config.encoding.name}, seed {config.seed}"
     if isinstance(config, TrainedElsewhere):
         of = f"{config.model.name}, {config.encoding.name}"
+    if isinstance(config, TrainedOn):
+        return f"{config.model.name}, {of}: trained on at {config.training.train_length} tokens"
     return f"{of}: trained at {config.training.train_length} tokens"
 
 

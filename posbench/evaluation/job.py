@@ -12,6 +12,7 @@ import torch
 
 from posbench import machine
 from posbench.config import size
+from posbench.config.external import Trains
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
@@ -156,15 +157,15 @@ def evaluate_into(
     return n_rows
 
 
-def on_the_way(config: Config) -> dict[int, Config]:
+def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
     """By number of updates, what is evaluated then: `fixed_target` as trained, at all lengths."""
     asked, training = config.evaluation, config.training
     settings = dataclasses.replace(
         asked, protocols=("fixed_target",), windowed=False, sinks=0, extensions=(), tasks=(), reference=None
     )
     steps = {tokens // training.tokens_per_step for tokens in asked.at_tokens}
-    first = 0 if config.start else 1
-    return {step: dataclasses.replace(config, evaluation=settings) for step in steps if first <= step < training.steps}
+    first = 0 if config.start else 1  # untrained weights have nothing to show
+    return {step: settings for step in steps if first <= step < training.steps}
 
 
 def evaluation_of(
@@ -220,7 +221,7 @@ def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[
         yield from evaluate(asked, known)
 
 
-def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> None:
+def show_results(folder: Path, config: Trains, tracker: tracking.Tracker) -> None:
     """Send the results of a run's evaluation to the mirror, if anything was logged."""
     if tracker.begun:
         rows = evaluation_rows(folder)
@@ -228,7 +229,7 @@ def show_results(folder: Path, config: Config, tracker: tracking.Tracker) -> Non
         tracker.results(rows, picture_of(config, rows))
 
 
-def picture_of(config: Config, rows: list[EvaluationRow]) -> Draw:
+def picture_of(config: Trains, rows: list[EvaluationRow]) -> Draw:
     """A function that draws a run's curve."""
     own = on_shared_targets(newest_of_split(rows, headline_split(rows, config.evaluation.split)))
     if config.data.task is not None:

@@ -4,11 +4,13 @@ Content of the run's files is untrusted data here too: names are set as code and
 so that neither becomes a link, a heading or HTML.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from posbench import __version__
+from posbench.config.external import TrainedOn, Trains
 from posbench.config.schema import Config, to_container
 from posbench.huggingface.architectures import Stock
 from posbench.huggingface.parity import Agreement
@@ -55,6 +57,35 @@ def card(
     return "\n\n".join(sections) + "\n"
 
 
+def of_trained_on(
+    config: TrainedOn, command: object, rows: Sequence[EvaluationRow], agreements: Sequence[Agreement]
+) -> str:
+    """The page of a model that was trained on: from what, how long, and what it does to its level."""
+    model, training = config.model, config.training
+    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    facts |= {"base_model": model.source} if model.revision else {}
+    commit = f" at {model.revision[:12]}" if model.revision else ""
+    done = (
+        f"`{model.kind}` model {_code(model.source)}{commit} (sha256 `{model.sha256[:12]}`), trained at "
+        f"{config.start.train_length:,} tokens, was trained on by posbench {__version__} at "
+        f"**{training.train_length:,} tokens**: {training.tokens:,} tokens of {_text_of(config)} in {training.steps:,} "
+        f"updates, learning rate {training.learning_rate:g}, seed {config.seed}. Its positions: "
+        f"`{config.encoding.name}`."
+    )
+    options = f"    {spelt_out(json.dumps(config.encoding.options, sort_keys=True))}\n\n    {spelt_out(str(command))}"
+    sections = [
+        _front_of({**facts, "tags": ["posbench", "long-context", config.encoding.name]}),
+        f"# {_code(config.id)}\n\nThe {done}\n\n{options}",
+        "The licence and the limits of the model that it began from hold for it, too.",
+        *(
+            _results([row for row in rows if row.tokens == tokens], f"after {tokens:,} tokens")
+            for tokens in sorted({row.tokens for row in rows if row.tokens is not None})
+        ),
+        _same(agreements),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
 def _kind(stock: Stock) -> str:
     if not stock.code:
         return f"a stock `{stock.architecture}`"
@@ -62,13 +93,13 @@ def _kind(stock: Stock) -> str:
 
 
 def _front(config: Config) -> str:
+    tags = ["posbench", "positional-encoding", config.encoding.name]
+    return _front_of({"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags})
+
+
+def _front_of(facts: dict[str, Any]) -> str:
     import yaml
 
-    facts = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["posbench", "positional-encoding", config.encoding.name],
-    }
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
@@ -116,7 +147,7 @@ def _limits(config: Config, stock: Stock) -> str:
     return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _results(rows: Sequence[EvaluationRow]) -> str:
+def _results(rows: Sequence[EvaluationRow], when: str = "") -> str:
     if not rows:
         return "## Results\n\nNone: the run was not evaluated."
     lines = [
@@ -131,7 +162,7 @@ def _results(rows: Sequence[EvaluationRow]) -> str:
         cells = [name, f"{row.length:,}", f"{row.length_ratio:g}", nll, interval, byte]
         lines.append(f"| {' | '.join(cells)} |")
     about = f"On the {_code(rows[0].split)} text, measured by posbench on the run itself."
-    return "## Results\n\n" + about + "\n\n" + "\n".join(lines)
+    return f"## Results{when and f', {when}'}\n\n" + about + "\n\n" + "\n".join(lines)
 
 
 def _same(agreements: Sequence[Agreement]) -> str:
@@ -160,7 +191,7 @@ def _versions(stock: Stock, written_with: str) -> str:
     )
 
 
-def _text_of(config: Config) -> str:
+def _text_of(config: Trains) -> str:
     data = config.data
     return _code(data.name if data.dataset is None else f"{data.dataset} {data.subset or ''}".strip())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench import files
-from posbench.config.external import TrainedElsewhere
+from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _write(
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(texts)} sets by {keys}", *warnings]
-    trained_here = (run for run in runs if not isinstance(run.config, TrainedElsewhere))
+    trained_here = (run for run in runs if isinstance(run.config, Config))
     measured, missing = _measured(sorted({run.config.encoding.name for run in trained_here}))
     warnings = [*warnings, *missing]
     outcomes, title = tables.outcomes(runs), ", ".join(sorted({run.config.study for run in runs}))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from posbench.config.external import ModelElsewhere, TrainedElsewhere
+from posbench.config.external import ModelElsewhere, TrainedElsewhere, TrainedOn
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.report import families, lines
@@ -27,7 +27,7 @@ def of_text(group: Group, summaries: list[Summary]) -> str:
     rows = [level.row for run in group.runs for level in run.levels.at.values() if level.status == "ok"]
     sentences = [
         f"Corpus {config.data.name}, sha256 {str(data.get('sha256'))[:12]}, split {_all(rows, 'split')}.",
-        _elsewhere(config) if isinstance(config, TrainedElsewhere) else _trained(config, group),
+        _trained(config, group) if isinstance(config, Config) else _elsewhere(config, group),
         *([*_protocol(group, rows), *_marks(group, summaries)] if rows else []),
         _commands(group),
     ]
@@ -50,13 +50,17 @@ def _trained(config: Config, group: Group) -> str:
     )
 
 
-def _elsewhere(config: TrainedElsewhere) -> str:
+def _elsewhere(config: TrainedElsewhere | TrainedOn, group: Group) -> str:
     model, reading = config.model, config.reading
     revision = f" at {model.revision[:12]}" if model.revision else ""
     where = "before each document and first in every window" if reading.first else "before each document"
+    before, then = config.training.train_length, ""
+    if isinstance(config, TrainedOn):
+        before, training, how = config.start.train_length, config.training, ", ".join(_seeds_and_rates(group))
+        then = f", then here on {training.tokens:,} tokens at {training.train_length}, {how}"
     return (
         f"{model.name} ({model.kind}, {model.source}{revision}, sha256 {model.sha256[:12]}) was trained elsewhere at "
-        f"{config.training.train_length} tokens of context; {_size(model)}; token {reading.separator} {where}."
+        f"{before} tokens of context{then}; {_size(model)}; token {reading.separator} {where}."
     )
 
 
@@ -234,12 +238,14 @@ def notes_on_task(group: Group) -> list[str]:
 
 
 def _trained_by(config: Config, group: Group) -> str:
+    seeds, rates = _seeds_and_rates(group)
+    return f"{seeds}; {_size(config.model)}; initialisation {config.model.init}; {rates}"
+
+
+def _seeds_and_rates(group: Group) -> tuple[str, str]:
     rates = sorted({run.config.training.learning_rate or 0.0 for run in group.runs})
     seeds = sorted({run.seed for run in group.runs})
-    return (
-        f"seed{'' if len(seeds) == 1 else 's'} {_listed(seeds)}; {_size(config.model)}; initialisation "
-        f"{config.model.init}; learning rate {_listed(rates)}"
-    )
+    return f"seed{'' if len(seeds) == 1 else 's'} {_listed(seeds)}", f"learning rate {_listed(rates)}"
 
 
 def _size(model: ModelConfig | ModelElsewhere) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from posbench import files
 from posbench.config import external
-from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.external import AnyConfig, TrainedOn
 from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
@@ -71,7 +71,7 @@ class Run:
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
             ids = run_ids(_keep_config(folder, config))
-            if _is_trained(folder):
+            if _is_trained(folder) and isinstance(config, Config):
                 refuse_other_block(folder)
             return cls(folder, config, ids, command, lock)
         except BaseException:
@@ -278,7 +278,9 @@ def load_config(folder: Path) -> Config:
         UserError: there is none, it is not one of posbench, or that of a model which was trained elsewhere.
     """
     config = load_any_config(folder)
-    if isinstance(config, TrainedElsewhere):
+    if isinstance(config, TrainedOn):
+        raise UserError(f"{folder} holds a HuggingFace model that was trained on: name it, {folder / 'model'}")
+    if not isinstance(config, Config):
         source = config.model.source
         raise UserError(f"{folder} holds results of {source}, not a run: 'posbench evaluate {source}' adds to them")
     return config

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from posbench.config.schema import Config
+from posbench.config.external import Trains
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.names import EVALUATION
@@ -51,13 +51,13 @@ class Tracker:
         """Send what is left and the status of the run's record, waiting a bounded time."""
 
 
-def is_mirrored(config: Config) -> bool:
+def is_mirrored(config: Trains) -> bool:
     """Whether a run of this configuration is mirrored to W&B."""
     return config.tracking.backend != "none" and os.environ.get("WANDB_MODE") != "disabled"
 
 
 @contextlib.contextmanager
-def mirror(config: Config, run: Run) -> Iterator[Tracker]:
+def mirror(config: Trains, run: Run) -> Iterator[Tracker]:
     """The tracker of `config.tracking`. However the run ends, its status is sent to W&B."""
     tracker = _WandbTracker(config, run) if is_mirrored(config) else Tracker()
     try:
@@ -67,7 +67,7 @@ def mirror(config: Config, run: Run) -> Iterator[Tracker]:
 
 
 class _WandbTracker(Tracker):
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Trains, run: Run) -> None:
         self._config = config
         self._run = run
         self._new = not run.record["attempts"]  # nothing of it can be at W&B

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 import posbench
 from posbench import encodings
-from posbench.config.schema import Config, to_container
+from posbench.config.external import Trains
+from posbench.config.schema import to_container
 from posbench.errors import UserError
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
@@ -62,7 +63,7 @@ class Target:
     resume: Literal["allow"] | None  # None: what is there under the id is overwritten
 
     @classmethod
-    def of(cls, config: Config, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
+    def of(cls, config: Trains, folder: Path, run_id: str, record: Mapping[str, Any], new: bool = False) -> "Target":
         """The run that the folder had before, or a new one; in a W&B sweep the run that the agent names.
 
         The user's environment stands above both records, which may be a stranger's.
@@ -93,7 +94,7 @@ def in_sweep() -> bool:
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
 
 
-def facts(config: Config, record: Mapping[str, Any]) -> dict[str, Any]:
+def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
     """Columns of W&B's run table beside configuration and headline."""
     counts, data = record.get("parameters"), record.get("data")
     tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
@@ -122,7 +123,7 @@ class Session:
     Its mode is what the user asked for just now, or None: what configuration and environment say.
     """
 
-    def __init__(self, config: Config, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
+    def __init__(self, config: Trains, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
         import wandb
 
         _refuse_settings_here()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from posbench import machine
+from posbench.config.external import Trains
 from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
 from posbench.processes import World
@@ -73,9 +74,10 @@ class Journal:
 class RunJournal(Journal):
     """The journal of the first process, in its run folder."""
 
-    def __init__(self, run: Run, tracker: Tracker, config: Config, where: Where) -> None:
+    def __init__(self, run: Run, tracker: Tracker, config: Trains, where: Where) -> None:
         self.run, self.tracker, self.where = run, tracker, where
-        self.start, self.training = config.start, config.training
+        self.start = config.start if isinstance(config, Config) else None  # else the model has its weights already
+        self.training = config.training
         self.total = self.training.steps
 
     def resume(self, learner: Learner) -> int:

@@ -7,6 +7,7 @@ bit-identical to an uninterrupted one on a CPU with the same number of threads.
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import math
 import signal
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.config import size, task
-from posbench.config.schema import Config, TrainingConfig
+from posbench.config.external import Trains
+from posbench.config.schema import Config, EvaluationConfig, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
@@ -81,7 +83,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     with (
         Run.open(folder, config, command, restart=restart) as run,
         tracking.mirror(config, run) as tracker,
-        _failures_recorded(run, world),
+        failures_recorded(run, world),
         ended_in_words(),
     ):
         run.log_to_file(logged)
@@ -96,7 +98,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         )
         if where.compiled:
             logger.info("torch.compile fuses what lies between attention layers: the first updates take seconds longer")
-        run.begin_attempt(where, bit_exact=_goes_on_exactly(run, config, where))
+        run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
         tokens.tokenizer.save(run.folder / TOKENIZER)
@@ -106,16 +108,17 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             parameters=parameter_counts(model),
         )
 
-        def evaluate(step: int, asked: Config) -> None:
+        def evaluate(step: int, asked: EvaluationConfig) -> None:
             logger.info("after %s tokens of training:", f"{step * config.training.tokens_per_step:,}")
-            evaluate_into(run, tracker, model, tokens, asked, step, device, world)
+            now = dataclasses.replace(config, evaluation=asked)
+            evaluate_into(run, tracker, model, tokens, now, step, device, world)
 
         for remark in [*model.encoding.remarks(), *task.remarks(config)]:
             logger.warning("%s", remark)
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             learner = learner_for(model, config, device, dtype, world)
             journal = RunJournal(run, tracker, config, where)
-            step = _fit(learner, batches, tokens, config, journal, evaluate)
+            step = fit(learner, batches, tokens, config, journal, evaluate)
         if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
             told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
             logger.warning(told, ", ".join(map(str, sorted(passed))))
@@ -149,14 +152,15 @@ def train_beside(config: Config, world: World) -> None:
         batches = tokens.batches(config.training, config.seed)
         model = build(config, tokens.tokenizer.vocab_size, tokens.tokenizer.texts).to(device)
 
-        def evaluate(step: int, asked: Config) -> None:
-            evaluation = evaluation_of("", model, tokens, asked, step, device, world)
+        def evaluate(step: int, asked: EvaluationConfig) -> None:
+            now = dataclasses.replace(config, evaluation=asked)
+            evaluation = evaluation_of("", model, tokens, now, step, device, world)
             collections.deque(evaluated(evaluation, world.from_first()), maxlen=0)
 
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             learner = learner_for(model, config, device, dtype, world)
-            step = _fit(learner, batches, tokens, config, Journal(), evaluate)
-        evaluate(step, config)
+            step = fit(learner, batches, tokens, config, Journal(), evaluate)
+        evaluate(step, config.evaluation)
 
 
 def _tell_the_agent(config: Config, run: Run) -> None:
@@ -167,7 +171,7 @@ def _tell_the_agent(config: Config, run: Run) -> None:
         logger.warning("could not report this run to the W&B sweep: %s", error)
 
 
-def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
+def goes_on_exactly(run: Run, config: Trains, here: Where) -> bool:
     """Whether resuming reproduces an uninterrupted run exactly; warns if it does not, refuses another precision."""
     found = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if found is None or found.step >= config.training.steps:
@@ -190,13 +194,13 @@ def _goes_on_exactly(run: Run, config: Config, here: Where) -> bool:
     return not changed
 
 
-def _fit(
+def fit(
     learner: Learner,
     batches: TrainingBatches | ProblemBatches,
     tokens: Tokens | TaskData,
-    config: Config,
+    config: Trains,
     journal: Journal,
-    evaluate: Callable[[int, Config], object],
+    evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
     """Train to the token budget from wherever the run stands; returns the number of updates made in all.
 
@@ -303,7 +307,7 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _failures_recorded(run: Run, world: World) -> Iterator[None]:
+def failures_recorded(run: Run, world: World) -> Iterator[None]:
     """Write to run.json how the run ended, by any error in any process."""
     try:
         with world.last_resort(lambda error: _record_error(run, error)):

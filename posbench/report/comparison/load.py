@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.external import AnyConfig, TrainedElsewhere
+from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
@@ -159,7 +159,9 @@ class Group:
     def original_length(self) -> int | None:
         """The training length of the runs that its runs began from; None if none did, or they began from several."""
         found = {
-            run.config.start.train_length for run in self.runs if isinstance(run.config, Config) and run.config.start
+            run.config.start.train_length
+            for run in self.runs
+            if isinstance(run.config, Config | TrainedOn) and run.config.start
         }
         return found.pop() if len(found) == 1 else None
 

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from posbench.config.external import TrainedElsewhere
 from posbench.config.identity import run_ids
 from posbench.config.schema import Config
 from posbench.report.comparison.load import Group, Scheme, listed, studies
@@ -58,7 +57,7 @@ def of_schemes(group: Group) -> list[tuple[Scheme, Rates]]:
     found = []
     for scheme in group.schemes:
         config = scheme.runs[0].config
-        if isinstance(config, TrainedElsewhere):
+        if not isinstance(config, Config):
             continue
         found.append((scheme, Rates(config.training.learning_rate, tried(config, rows))))
     return found

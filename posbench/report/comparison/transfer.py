@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from posbench.config.external import TrainedElsewhere
+from posbench.config.schema import Config
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Floats, Interval
 from posbench.report.comparison import judgement, statistics, summary
@@ -87,7 +87,7 @@ def rungs(groups: Sequence[Group]) -> list[Rung]:
 def _rung(group: Group) -> Rung | None:
     """None for models trained elsewhere, whose size and budget are not known."""
     config, length = group.runs[0].config, group.train_length
-    if isinstance(config, TrainedElsewhere):
+    if not isinstance(config, Config):
         return None
     done = [scheme for scheme in group.schemes if scheme.by_seed]
     gates = {one.label: gate.learned for one in done if (gate := summary.gate(one))}

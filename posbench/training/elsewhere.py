@@ -1,0 +1,304 @@
+"""Training on a model of transformers, `posbench train start=FOLDER`: from a folder or the hub to a folder of results.
+
+What its authors do not tell cannot be taken from it. Where nothing is typed,
+
+    learning_rate    2e-5, as Chen et al. (2023) and Peng et al. (2023) have it for PI and YaRN
+    batches          single sequences, so many to an update that there are about 400 updates (those of YaRN)
+    warm-up          the first twentieth of the tokens
+    ratios           the length before and the new one, up to four times that
+    at_tokens        0: what the stretch does before any training
+"""
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posbench import machine
+from posbench.config import start
+from posbench.config.external import ReadingConfig, TrainedOn, TrainingElsewhere
+from posbench.config.overrides import parted, refuse_twice, value
+from posbench.config.schema import Config, EvaluationConfig, validate
+from posbench.data import tokens as data
+from posbench.errors import RunFailed, Undefined, UserError
+from posbench.evaluation.job import on_the_way, show_results
+from posbench.huggingface import building, job, learning, rope, saving
+from posbench.huggingface.job import Found
+from posbench.huggingface.learning import Learning
+from posbench.huggingface.subject import HuggingFaceModel
+from posbench.processes import World
+from posbench.run_folder import checkpoint, tracking
+from posbench.run_folder.facts import Where
+from posbench.run_folder.folder import Run, held_config
+from posbench.run_folder.log import kept
+from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.rows import evaluation_rows
+from posbench.terminal.signals import ended_in_words
+from posbench.training.journal import RunJournal
+from posbench.training.step import Learner, LossScale, optimizer_for
+from posbench.training.train import failures_recorded, fit, goes_on_exactly
+
+logger = logging.getLogger(__name__)
+
+RATE, UPDATES = 2e-5, 400
+MODEL = "model"  # the folder of the trained model, in that of the results
+# Keys and groups that are for posbench's own models.
+_OTHERS = (
+    "model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
+    "runtime.compile", "runtime.objective", "runtime.processes",
+)  # fmt: skip
+_PARTS = ("training.batch_size", "training.accumulation")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """A model as training begins."""
+
+    found: Found
+    config: TrainedOn
+    library: Any  # the library's configuration, extended
+    turns: list[rope.Turns]  # what its rotary modules must return
+
+
+def train_model(word: str, overrides: list[str], restart: bool = False, config_dir: Path | None = None) -> Path:
+    """Train a model on, evaluate it, and save it as a folder of the same kind; repeated, it continues.
+
+    Args:
+        word: a folder, or a name on the hub.
+        overrides: all settings as typed.
+
+    Returns:
+        The folder of results.
+
+    Raises:
+        UserError: the model, its tokenizer, the text or a setting cannot be used.
+        RunFailed: the training diverged or ran out of memory or disk; what was computed is kept.
+        Stopped: a signal asked for an end; the run was saved and can be continued.
+    """
+    building.transformers()
+    begun = _begun(job.find(word), [text for text in overrides if not text.startswith("start=")], config_dir)
+    config, source = begun.config, begun.found.checkpoint
+    device = machine.current(machine.resolve(config.runtime.device))
+    dtype = machine.resolve_precision(config.training.precision, device)
+    longest = job.longest_of(config.evaluation, config.training.train_length)
+    building.refuse_too_large(source, begun.library, "fp32", str(device), longest)
+    needs, recomputed = learning.refuse_too_large(source, begun.library, config.training, dtype, str(device))
+    folder = Path(config.runtime.outputs) / config.study / config.id
+    if not restart:
+        held_config(folder, config)
+    threads = machine.set_threads(config.runtime.threads)
+    with kept() as logged, ended_in_words():
+        tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache), config.reading.separator)
+        job.refuse_other_ids(tokens, config.data.vocab_size)
+    batches = tokens.batches(config.training, config.seed)
+    command = ["posbench", "train", *overrides]
+    with (
+        Run.open(folder, config, command, restart=restart) as run,
+        tracking.mirror(config, run) as tracker,
+        failures_recorded(run, World()),
+        ended_in_words(),
+    ):
+        run.log_to_file(logged)
+        run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+        where = Where(device=str(device), dtype=machine.dtype_name(dtype), threads=threads)
+        run.begin_attempt(where, bit_exact=goes_on_exactly(run, config, where))
+        logger.info("training needs %s", needs)
+        with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
+            model = _built(begun).to(device)
+            first = config.reading.separator if config.reading.first else None
+            learner = _learner(Learning(model, first, recomputed), config, device, dtype)
+            subject = _subject(begun, model, device)
+            tokens.tokenizer.save(run.folder / TOKENIZER)
+            job.record(run, subject, tokens, config.reading)
+
+            def evaluate(step: int, asked: EvaluationConfig) -> int:
+                trained = step * config.training.tokens_per_step
+                logger.info("after %s tokens of training:", f"{trained:,}")
+                now = dataclasses.replace(subject, model=_as_saved(begun, model, subject.precision))
+                missing = job.evaluate_into(run, now, tokens, asked, tracker, step, trained)
+                show_results(run.folder, config, tracker)
+                return missing
+
+            step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluate)
+        if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
+            told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
+            logger.warning(told, ", ".join(map(str, sorted(passed))))
+        evaluate(step, config.evaluation)
+        if not (run.folder / MODEL).exists():
+            rows = [row for row in evaluation_rows(run.folder) if row.is_headline and row.kind == "plain"]
+            saving.save(run.folder / MODEL, model, source, config, run.record["command"], rows)
+            logger.info("the trained model, for transformers: %s", run.folder / MODEL)
+        run.finish("done")
+        if config.runtime.clean:
+            checkpoint.keep_weights(run.folder)
+    return folder
+
+
+# -- what was asked for ------------------------------------------------------------------------------------------------
+
+
+def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begun:
+    """What is trained on and how, by what was typed.
+
+    Raises:
+        UserError: a setting that cannot be read, or that such a model cannot have.
+    """
+    typed: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    rest: list[str] = []
+    refuse_twice(parted(text)[0] for text in overrides)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"start={found.source}: a HuggingFace model is trained on in one process")
+    method: str | None = None
+    for text in overrides:
+        key, given = parted(text, "training.train_length=4096")
+        if key in _OTHERS or key.startswith("model."):
+            raise UserError(f"{key}: not beside start={found.source}, a HuggingFace model that is trained on as it is")
+        if text.startswith("extension="):
+            method = start.spelt(text).partition("=")[2]
+            if "," in method:
+                raise UserError(f"{text}: expected one, for one run")
+        elif key.startswith("encoding."):
+            options[key.removeprefix("encoding.")] = value(given)
+        elif key in ("start.train_length", "bos", "evaluation.at_tokens"):
+            typed[key] = value(given)
+        else:
+            typed[key] = given
+            rest.append(text)
+    before = typed.get("start.train_length", found.checkpoint.train_length())
+    if type(before) is not int or before < 2:
+        raise UserError(f"{found.source}: expected start.train_length=N, the tokens that it was trained on at a time")
+    base, asked = _composed(rest, typed, before, config_dir)
+    library, turns, name = _extended(found, base, before, method, options)
+    separator, own_first = job.separator_of(found.checkpoint, library)
+    if (bos := typed.get("bos")) not in (None, "document", "window"):
+        raise UserError(f"bos is {bos}: expected bos=document or bos=window")
+    job.check(found.checkpoint, library, asked, base.training.train_length)
+    config = TrainedOn(
+        study=base.study,
+        seed=base.seed,
+        encoding=job.encoding_of(found.checkpoint.family.position, library, name),
+        model=job.described(found, library),
+        reading=ReadingConfig(separator, own_first if bos is None else bos == "window"),
+        data=job.text_of(base.data, found.checkpoint, library),
+        start=TrainingElsewhere(before),
+        training=base.training,
+        evaluation=asked,
+        tracking=base.tracking,
+        runtime=base.runtime,
+    )
+    return _Begun(found, config, library, turns)
+
+
+def _composed(
+    rest: list[str], typed: dict[str, Any], before: int, config_dir: Path | None
+) -> tuple[Config, EvaluationConfig]:
+    """The settings of a run that were typed, with what follows from them; its evaluation, also before any training.
+
+    Args:
+        before: the model's training length, in tokens.
+
+    Raises:
+        UserError: length or budget is missing, or as `compose.single`.
+    """
+    from posbench.config import compose
+
+    for key in ("training.train_length", "training.tokens"):
+        if key not in typed:
+            raise UserError(f"{key}: expected a number of tokens, which a HuggingFace model does not bring with it")
+    numbers = [value(str(typed.get(key, 1))) for key in ("training.train_length", "training.tokens", *_PARTS)]
+    if all(type(number) is int and number > 0 for number in numbers):  # else it is refused where it is read
+        length, tokens, batch_size, accumulation = numbers
+        sequences = tokens / UPDATES / length
+        usual = {
+            "study": start.STUDY,
+            "training.batch_size": max(1, round(sequences / accumulation)) if _PARTS[1] in typed else 1,
+            "training.accumulation": max(1, round(sequences / batch_size)),
+            "training.warmup_tokens": tokens // 20,
+            "training.learning_rate": RATE,
+        }
+        if not {"evaluation.length", "evaluation.ratios"} & typed.keys():
+            lengths = sorted({before, length, 2 * length, 4 * length})
+            usual["evaluation.ratios"] = [one / length for one in lengths]
+        rest = [*rest, *(f"{key}={worth}" for key, worth in usual.items() if key not in typed)]
+    base, _ = compose.single(rest, config_dir)
+    at_tokens = typed.get("evaluation.at_tokens", 0)
+    asked = dataclasses.asdict(base.evaluation) | {
+        "at_tokens": at_tokens if isinstance(at_tokens, list) else [at_tokens]
+    }
+    return base, validate(EvaluationConfig, asked, "evaluation")
+
+
+def _extended(
+    found: Found, base: Config, before: int, method: str | None, options: dict[str, Any]
+) -> tuple[Any, list[rope.Turns], str]:
+    """The library's configuration for the new length, what its rotary modules must return, and the encoding's name.
+
+    Raises:
+        UserError: the model cannot be read at that length, or not be extended in that way.
+    """
+    source, length = found.checkpoint, base.training.train_length
+    library = building.configuration(source, job.longest_of(base.evaluation, length))
+    position = source.family.position
+    if position == "learned" and length > library.max_position_embeddings:
+        told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
+        raise UserError(f"training.train_length is {length:,}: {told}, and no extension")
+    if method is None and not options:
+        return library, rope.turns_of(library, before) if position == "rope" else [], position
+    if position != "rope":
+        raise UserError(f"{source.folder}: {source.kind} has no rotary encoding, which extensions are of")
+    if method is None and options.keys() != {"base"}:
+        raise UserError(f"encoding.{min(options)}: expected extension=NAME beside it, or encoding.base alone")
+    try:
+        made = rope.extended(library, method or "abf", length, before, options)
+    except Undefined as error:
+        raise UserError(f"extension={method or 'abf'}: {error}") from None
+    return made.config, made.turns, method or "rope"
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def _built(begun: _Begun) -> Any:
+    """The library's model, in fp32, with the weights that it came with."""
+    source = begun.found.checkpoint
+    model = building.built(source, begun.library, building.tensors_of(source), "fp32")
+    if begun.turns and not rope.agrees(model, begun.turns, begun.config.training.train_length):
+        raise RunFailed(f"transformers built {begun.found.name} with other rotary frequencies than requested")
+    return model
+
+
+def _learner(model: Learning, config: TrainedOn, device: torch.device, dtype: torch.dtype) -> Learner:
+    return Learner(
+        model=model,
+        forward=model,
+        optimizer=optimizer_for(model, config.training),
+        device=device,
+        dtype=dtype,
+        training=config.training,
+        seed=config.seed,
+        failed=torch.zeros((), device=device),
+        scale=LossScale(device) if dtype == torch.float16 else None,
+    )
+
+
+def _subject(begun: _Begun, model: Any, device: torch.device) -> HuggingFaceModel:
+    config, source = begun.config, begun.found.checkpoint
+    return HuggingFaceModel(
+        checkpoint=source,
+        model=model,
+        name=begun.found.name,
+        train_length=config.training.train_length,
+        device=device,
+        precision=job.precision_of(source, config.evaluation, device),
+        first_token=config.reading.separator if config.reading.first else None,
+    )
+
+
+def _as_saved(begun: _Begun, model: Any, precision: str) -> Any:
+    """The model with the weights that its folder will have, in the precision of the evaluation."""
+    own = begun.found.checkpoint.weights.precision
+    return learning.rounded(model, building.DTYPES[own], building.DTYPES[precision])

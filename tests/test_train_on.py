@@ -1,0 +1,380 @@
+"""Training a HuggingFace model on: what it begins with, what is saved, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import LENGTH, MODELS, VOCABULARY, save, write_text
+from safetensors.torch import load_file
+from support import TINY, each_once, posbench, snapshot
+from support import write_text as write_words
+
+import posbench as library
+from posbench.errors import UserError
+from posbench.huggingface import building, job, learning
+from posbench.huggingface import folder as folders
+from posbench.huggingface.learning import Learning
+from posbench.run_folder import checkpoint
+from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import evaluation_rows
+from posbench.training import elsewhere, train
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+LONG = 4 * LENGTH
+TEXT = ["data.path=text.txt", "runtime.cache=cache"]
+FEW = ["evaluation.blocks=8", "protocol=fixed_target", "windowed=false"]
+# Six updates of one sequence.
+ON = [*TEXT, *FEW, "tracking=none", "device=cpu", f"training.train_length={LONG}", f"training.tokens={6 * LONG}",
+      "training.precision=fp32", "training.learning_rate=1e-3", "runtime.checkpoint_every_steps=2",
+      f"length={LENGTH},{LONG}"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text, and models as they are asked for."""
+    folder = tmp_path_factory.mktemp("on")
+    write_text(folder / "text.txt", 6000)
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test's own runs go; the current folder has the text and the models."""
+    monkeypatch.chdir(place)
+    return tmp_path
+
+
+def model(kind: str, precision: torch.dtype = torch.float32, **more: Any) -> str:
+    """The name of a model in the current folder."""
+    name = f"{kind}-{str(precision)[6:]}"
+    if not Path(name).exists():
+        torch.manual_seed(0)
+        save(kind, Path(name), begins=7, **more).to(precision).save_pretrained(name)
+    return name
+
+
+def trained(out: Path, start: str, *words: str) -> Path:
+    """The folder of results of one run."""
+    assert posbench("train", f"start={start}", *ON, f"runtime.outputs={out}", *words) == 0
+    (found,) = (out / "extend").iterdir()
+    return found
+
+
+def nlls(folder: Path, step: int = 0) -> dict[int, float | None]:
+    rows = evaluation_rows(folder)
+    return {row.length: row.nll for row in rows if row.checkpoint_step == step and row.curve_name[:5] == "fixed"}
+
+
+def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
+    asked = [*TEXT, *FEW, "device=cpu", f"length={LENGTH},{LONG}", f"runtime.outputs={out}"]
+    assert posbench("evaluate", name, *asked, *words) == 0
+    (found,) = (out / "models").iterdir()
+    return nlls(found)
+
+
+# -- from a folder to a folder -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
+    name = model("llama", precision)
+    before = snapshot(Path(name))
+    folder = trained(here, name, "extension=yarn", "runtime.log_every_steps=1")
+    saved = folder / "model"
+    assert snapshot(Path(name)) == before
+    evaluated(here / "a", name, "extension=yarn:factor=4")
+    (theirs,) = (here / "a" / "models").iterdir()  # at the old length the windows of a longer model are others
+    (began,) = [row.nll for row in evaluation_rows(theirs) if row.extension and row.length == LONG]
+    assert nlls(folder)[LONG] == began and nlls(folder).keys() == {LENGTH, LONG}
+    assert evaluated(here / "b", str(saved), f"train_length={LONG}", "longest=1") == nlls(folder, 6)
+    losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl") if "train/loss" in row]
+    assert len(losses) == 6 and nlls(folder, 6)[LONG] < nlls(folder)[LONG]  # type: ignore[operator]
+    assert {row.tokens for row in evaluation_rows(folder)} == {0, 6 * LONG}
+    old, new = (load_file(one / "model.safetensors") for one in (Path(name), saved))
+    assert {k: (v.dtype, v.shape) for k, v in old.items()} == {k: (v.dtype, v.shape) for k, v in new.items()}
+    assert not any(torch.equal(old[key], new[key]) for key in old if old[key].dim() == 2)
+
+
+def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "fit", lambda *_: 0)  # what is evaluated and saved is after 0 updates
+    name = model("gpt_neox", torch.bfloat16)
+    folder = trained(here, name, "evaluation.at_tokens=[]")
+    old, new = (load_file(one / "model.safetensors") for one in (Path(name), folder / "model"))
+    assert old.keys() == new.keys() and all(torch.equal(old[key], new[key]) for key in old)
+    assert nlls(folder) == evaluated(here / "a", name, f"train_length={LONG}", "longest=1")
+
+
+def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train.begin_update
+    name, words = model("smollm3"), ["extension=dynamic_ntk", "evaluation.at_tokens=[0,576]"]
+
+    def failing(learner: Any, batch: Any, at: int, rate: float) -> Any:
+        if at == 5:
+            raise RuntimeError("the lights went out")
+        return plain(learner, batch, at, rate)
+
+    whole = trained(here / "whole", name, *words)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "begin_update", failing)
+        assert posbench("train", f"start={name}", *ON, f"runtime.outputs={here / 'cut'}", *words) != 0
+    (folder,) = (here / "cut" / "extend").iterdir()
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    cut = trained(here / "cut", name, *words)
+    one, other = (checkpoint.trained(each).weights() for each in (whole, cut))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert (cut / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
+    assert [nlls(cut, step) for step in (0, 3, 6)] == [nlls(whole, step) for step in (0, 3, 6)]
+    record = json.loads((cut / "run.json").read_text())
+    assert record["status"] == "done" and [attempt["bit_exact"] for attempt in record["attempts"]] == [True, True]
+    before = (cut / "evaluation.jsonl").read_bytes()
+    assert trained(here / "cut", name, *words) == cut and (cut / "evaluation.jsonl").read_bytes() == before
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_kind_is_saved_under_the_names_that_it_had(here: Path, kind: str) -> None:
+    """The product compares logits; here: files, keys of the configuration, and that weights moved."""
+    name, family = model(kind), folders.FAMILIES[kind]
+    length = LONG if family.position != "learned" else LENGTH
+    words = ["extension=yarn"] if family.position == "rope" else []
+    words += [f"training.train_length={length}", f"training.tokens={2 * length}", f"length={length}"]
+    saved = trained(here, name, *words) / "model"
+    old, new = (load_file(Path(one) / "model.safetensors") for one in (name, saved))
+    assert old.keys() == new.keys() and any(not torch.equal(old[key], new[key]) for key in old)
+    assert (saved / "tokenizer.json").read_bytes() == (Path(name) / "tokenizer.json").read_bytes()
+    config = transformers.AutoConfig.from_pretrained(saved)
+    assert getattr(config, family.length) == length and config.use_cache
+    assert folders.read(saved).kind == kind
+
+
+@pytest.mark.parametrize("name", ["yarn", pytest.param("llama3", marks=pytest.mark.full)])
+def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path, name: str) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    saved = trained(here, model("llama"), f"extension={name}", "training.tokens=192") / "model"
+    parameters = {"rope_type": name, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
+    parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if name == "llama3" else {}
+    theirs = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=LONG, rope_parameters=parameters
+    )
+    inv_freq, scale = ROPE_INIT_FUNCTIONS[name](theirs, CPU)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(saved)
+    positions = torch.arange(LONG)[None]
+    cosine, sine = loaded.model.rotary_emb(torch.zeros(1), positions)
+    angles = positions[0, :, None] * inv_freq[None]
+    torch.testing.assert_close(cosine[0, :, :4], angles.cos() * scale, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sine[0, :, :4], angles.sin() * scale, atol=1e-5, rtol=0)
+    plain = json.loads((saved / "config.json").read_text())  # what transformers 4 reads
+    assert plain["rope_scaling"]["rope_type"] == name and plain["rope_theta"] == 10000.0
+    assert plain["max_position_embeddings"] == LONG
+
+
+def test_weights_in_several_files_stay_in_them(here: Path) -> None:
+    name = model("qwen3")
+    shutil.copytree(name, here / "parts")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(name)
+    (here / "parts" / "model.safetensors").unlink()
+    loaded.save_pretrained(here / "parts", max_shard_size="30kB")
+    saved = trained(here / "out", str(here / "parts"), "training.tokens=192") / "model"
+    index, theirs = (json.loads((one / folders.INDEX).read_text()) for one in (saved, here / "parts"))
+    assert index["weight_map"] == theirs["weight_map"] and len(set(index["weight_map"].values())) > 1
+    assert folders.read(saved).weights.numbers == folders.read(Path(name)).weights.numbers
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
+    """In eval mode, without dropout; and the same if blocks are computed again."""
+    source = folders.read(Path(model(kind)))
+
+    def ours(first: int | None, recomputed: bool) -> Learning:
+        config = building.configuration(source, LENGTH)
+        made = building.built(source, config, building.tensors_of(source), "fp32")
+        return Learning(made, first, recomputed)
+
+    ids = torch.randint(VOCABULARY, (2, LENGTH + 1))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model(kind), dtype=torch.float32).eval()
+    logits = theirs(ids[:, :-1], use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    for recomputed in (False, True):
+        learner = ours(None, recomputed).train()
+        found = learner(ids[:, :-1], ids[:, 1:], n_scored=2 * LENGTH)
+        found.backward()
+        torch.testing.assert_close(found, loss, atol=1e-5, rtol=1e-5)
+        grads = dict(theirs.named_parameters())
+        for name, parameter in learner.model.named_parameters():
+            torch.testing.assert_close(parameter.grad, grads[name].grad, atol=1e-5, rtol=1e-3)
+        state = learner.state_dict()
+        assert list(state) == [name for name, _ in learner.named_parameters()]
+        learner.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
+        assert all(not parameter.any() for parameter in learner.parameters())
+    begun = ids.clone()
+    begun[:, 0] = 5
+    with torch.no_grad():
+        assert torch.equal(ours(5, False)(ids[:, :-1], ids[:, 1:]), ours(None, False)(begun[:, :-1], ids[:, 1:]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = ours(None, False)(ids[:, :-1], ids[:, 1:])
+    low.backward()
+    assert low.item() == pytest.approx(loss.item(), rel=0.02)
+
+
+def test_memory_is_estimated_first_and_blocks_are_computed_again_where_it_is_short(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = model("llama")
+    source = folders.read(Path(name))
+    library_config = building.configuration(source, LONG)
+    plan = elsewhere._begun(job.find(name), each_once([*ON, "training.batch_size=256", "training.tokens=98304"]), None)
+
+    def asked(gib: float) -> tuple[str, bool]:
+        monkeypatch.setenv("POSBENCH_MEMORY_GIB", str(gib))
+        return learning.refuse_too_large(source, library_config, plan.config.training, torch.float32, "cpu")
+
+    assert [asked(gib)[1] for gib in (4, 0.25)] == [False, True]
+    assert "computes again" in asked(0.25)[0] and "0.00 GiB for weights" in asked(0.25)[0]
+    with pytest.raises(UserError, match=r"needs about .* there are 0.05 GiB .*: lower training.batch_size"):
+        asked(0.05)
+    monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.0001")
+    assert posbench("train", f"start={name}", *ON) == 2
+    assert "POSBENCH_MEMORY_GIB=GIB sets another limit" in capsys.readouterr().err and not Path("outputs").exists()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama, gpt2, bloom = model("llama"), model("gpt2"), model("bloom")
+    wrong: list[tuple[str, list[str], str]] = [
+        (llama, ["data.tokenizer=gpt2"], "data.tokenizer: not beside start="),
+        (llama, ["model.n_layers=3"], "model.n_layers: not beside start="),
+        (llama, ["encoding=alibi"], "encoding: not beside start="),
+        (llama, ["runtime.processes=2"], "runtime.processes: not beside start="),
+        (llama, ["extension=rerope"], "extension=rerope is not trained on: expected one of dynamic_ntk"),
+        (llama, ["extension=yarn:factor=8"], "options are keys here"),
+        (llama, ["extension=yarn,pi"], "expected one, for one run"),
+        (llama, ["extension=yarn", "encoding.facto=8"], "facto"),
+        (llama, ["encoding.factor=8"], "encoding.factor: expected extension=NAME beside it"),
+        (llama, ["bos=never"], "bos is never"),
+        (llama, ["training.tokenss=1"], "training.tokenss"),
+        (llama, ["evaluation.at_tokens=[0,99999]"], "at_tokens ends at 99,999"),
+        (llama, ["training.train_length=1"], "training.train_length"),
+        (llama, ["evaluation.reference=x"], "evaluation.reference cannot be set"),
+        (gpt2, [], "gpt2 has a table of 48 positions"),
+        (bloom, ["extension=pi"], "bloom has no rotary encoding"),
+    ]
+    spoilt: list[tuple[str, dict[str, Any], str]] = [
+        ("kind", {"model_type": "mamba"}, "model_type is 'mamba'"),
+        ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
+        ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
+        ("length", {"max_position_embeddings": None}, "expected start.train_length=N"),
+        ("stretched", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "already"),
+    ]
+    for name, keys, said in spoilt:
+        shutil.copytree(llama, here / name)
+        changed(here / name, **keys)
+        wrong.append((str(here / name), ["extension=yarn"], said))
+    for start, words, said in wrong:
+        assert posbench("train", f"start={start}", *ON, f"runtime.outputs={here}/out", *words) == 2, words
+        errors = capsys.readouterr().err.strip().splitlines()
+        assert errors[-1].startswith("error: ") and said in errors[-1], (words, errors[-1])
+    for missing in ("training.train_length", "training.tokens"):
+        rest = [word for word in ON if not word.startswith(missing)]
+        assert posbench("train", f"start={llama}", *rest) == 2
+        assert f"{missing}: expected a number of tokens" in capsys.readouterr().err
+    assert posbench("sweep", f"start={llama}", "seed=0,1", *ON) == 2
+    assert "is trained on alone, by 'posbench train'" in capsys.readouterr().err
+    assert not (here / "out").exists() and not Path("outputs").exists()
+
+
+def test_files_of_a_stranger_stay_data(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = here / "stranger"
+    shutil.copytree(model("llama"), folder)
+    (here / "secret").write_text("a secret")
+    (folder / "chat_template.jinja").symlink_to(here / "secret")
+    settings = {"auto_map": {"AutoTokenizer": ["x.Y", None]}, "tokenizer_file": "/etc/passwd", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    (folder / "generation_config.json").write_text(json.dumps({"top_k": 3, "custom_generate": "x/y"}))
+    (folder / "special_tokens_map.json").write_text("[" * 100_000)
+    changed(folder, _attn_implementation="someone/evil", note="\x1b]0;evil\x07")
+    saved = trained(here / "out", str(folder), "training.tokens=192") / "model"
+    assert {path.name for path in saved.iterdir()} == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "posbench_parity.json",
+        "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    text = "".join(path.read_text() for path in saved.iterdir() if path.suffix != ".safetensors")
+    assert not any(bad in text for bad in ("auto_map", "passwd", "custom_generate", "evil", "\x1b", "secret"))
+    settings = json.loads((saved / "tokenizer_config.json").read_text())
+    assert settings["add_bos_token"] is True and settings["model_max_length"] == LONG
+    assert json.loads((saved / "generation_config.json").read_text()) == {"top_k": 3}
+    assert transformers.AutoTokenizer.from_pretrained(saved)("w5 w9").input_ids[-2:] == [5, 9]
+
+
+# -- what reads the results --------------------------------------------------------------------------------------------
+
+
+def test_reports_notebooks_and_other_commands_read_the_results(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = model("llama")
+    for words in (["extension=yarn"], ["encoding.base=500000"], []):
+        run = library.train([f"start={name}", *ON, f"runtime.outputs={here}", *words])  # from Python
+        assert run.status == "done" and run.headline["nll_1x"] and not run.metrics().empty
+    with pytest.raises(UserError, match="is a HuggingFace model: transformers loads it"):
+        run.model()
+    capsys.readouterr()
+    assert posbench("report", str(here / "extend")) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"was trained elsewhere at {LENGTH} tokens of context, then here on {6 * LONG:,} tokens at {LONG}" in told
+    table = (here / "extend" / "report" / "report.md").read_text()
+    assert f"nll at {LENGTH}" in table and "yarn" in table and "rope_theta=500000" in table
+    config = run.config
+    assert config.training.learning_rate == 1e-3 and config.training.warmup_tokens == 6 * LONG // 20
+    folder = str(run.folder)
+    for command in (["evaluate", folder], ["export", folder, str(here / "x")], ["train", f"start={folder}", *ON]):
+        assert posbench(*command) == 2
+        assert f"{folder}/model" in capsys.readouterr().err, command
+    again = trained(here / "again", f"{folder}/model", "training.tokens=384", "training.train_length=384", "length=384")
+    assert "model-rope-s0-" in again.name  # what was trained on is trained on
+
+
+@pytest.mark.parametrize("name", ["yarn", pytest.param("ntk", marks=pytest.mark.full)])
+def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Two models, rotary modules and losses, one text, optimizer and schedule: equal but for rounding."""
+    monkeypatch.chdir(tmp_path)
+    write_words()
+    words = [*TINY, "data.path=text.txt", "runtime.cache=cache", "training.precision=fp32"]
+    assert posbench("train", *words, "model=llama", "training.tokens=4096", "study=short", "compile=false") == 0
+    (run,) = (tmp_path / "outputs" / "short").iterdir()
+    assert posbench("export", str(run), "folder") == 0
+    asked = ["tracking=none", "device=cpu", "runtime.threads=1", "runtime.cache=cache", "runtime.log_every_steps=1"]
+    asked += ["training.precision=fp32", f"extension={name}", "training.train_length=64", "training.tokens=1280"]
+    asked += ["training.learning_rate=1e-3", "training.warmup_tokens=128", "training.batch_size=2", "length=16,64,128"]
+    asked += ["training.accumulation=1", "evaluation.targets=8", "evaluation.blocks=8", "protocol=fixed_target"]
+    assert posbench("train", f"start={run}", *asked, "compile=false", "runtime.outputs=ours") == 0
+    assert posbench("train", "start=folder", *asked, "data.path=text.txt", "runtime.outputs=theirs") == 0
+    (ours,), (theirs,) = ((tmp_path / each / "extend").iterdir() for each in ("ours", "theirs"))
+    for step in (0, 10):
+        rows = nlls(ours, step)
+        assert rows.keys() == {16, 64, 128} and nlls(theirs, step) == pytest.approx(rows, abs=2e-4)
+    losses, norms = (
+        [[row[key] for row in read_jsonl(one / "metrics.jsonl")] for one in (ours, theirs)]
+        for key in ("train/loss", "train/grad_norm")
+    )
+    assert len(losses[0]) == 10 and losses[1] == pytest.approx(losses[0], abs=2e-4)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
