@@ -463,6 +463,37 @@ def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same
     assert drawn(0) == drawn(0) != drawn(1)
 
 
+def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in_training_reaches_every_row() -> None:
+    vocabulary = ("<|endoftext|>", *"0123456789+=")
+    shape = dataclasses.replace(SHAPE, vocabulary=vocabulary)
+    coupled = schemes.build("position_coupling", {"max_position": 8}, shape)
+    ids = ids_in(vocabulary, "<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>")
+    drawing = torch.tensor([[0, 6, 7, 8, 9, 6, 7, 8, 9, 8, 7, 6, 5, 0]])  # figure 2, which begins at 6
+    assert torch.equal(coupled.places(ids), torch.where(drawing > 0, drawing - 4, 0))
+    plain = encodings.build("position_coupling", shape, {"answer": "plain"}).places(ids)
+    assert plain.tolist() == [
+        [0, 3, 4, 5, 6, 3, 4, 5, 1, 2, 3, 4, 5, 0]
+    ]  # the sum's last digit is at the numbers' last
+    x = schemes.random(1, 14, SHAPE.d_model)
+
+    def rows() -> list[int]:
+        added = coupled.embed(x, counting(14), ids) - x
+        return added[:, :, None].sub(coupled.table).abs().sum(-1).argmin(-1)[0].tolist()
+
+    drawn = []
+    for update in range(60):
+        tell_progress(coupled, update / 60)
+        drawn.append(rows()[1] - 2)
+        assert rows() == torch.where(drawing > 0, drawing - 4 + drawn[-1], 0)[0].tolist()
+    assert set(drawn) == {0, 1, 2, 3}  # so that the largest position, 5, is at most in row 8
+    assert [(tell_progress(coupled, update / 60), rows()[1] - 2)[1] for update in (59, 7)] == [drawn[59], drawn[7]]
+    coupled.eval()
+    assert rows() == coupled.places(ids)[0].tolist()
+    assert coupled.remarks() == []
+    (remark,) = encodings.build("position_coupling", dataclasses.replace(SHAPE, vocabulary=("a", "b"))).remarks()
+    assert remark.startswith("position_coupling: no token of the vocabulary is '=' by itself")
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -492,6 +523,10 @@ def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same
         ("bipe", {"inner": "alibi", "inner_options": {"slopes": [1.0]}},
          "encoding.inner_options.slopes is [1.0] for 'alibi': expected 4 finite numbers"),
         ("abacus", {"max_offset": -1}, "encoding.max_offset is -1 for 'abacus': expected a number of rows of at least"),
+        (
+            "position_coupling", {"max_position": 1},
+            "encoding.max_position is 1 for 'position_coupling': expected at least 2, or null for 2 training lengths",
+        ),
         ("abacus", {"rows": 100}, "encoding.rows is 100 for 'abacus': expected at least max_offset + 2, 101 (default"),
         ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),
         ("layered", {"layers": [{"nam": "rope"}]}, "encoding.layers[0] is {'nam': 'rope'}: expected a name"),
