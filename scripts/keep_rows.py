@@ -9,6 +9,7 @@ make the same file.
 
 import argparse
 import io
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from posbench.run_folder import archive, finding
 def pack(folders: list[Path]) -> bytes:
     """The archive of run folders, by study and run."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as out:
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=9 | lzma.PRESET_EXTREME) as out:
         for folder in sorted(folders, key=lambda run: (run.parent.name, run.name)):
             for name in archive.FILES:
                 content = files.read(folder / name, archive.LARGEST)

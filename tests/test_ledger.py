@@ -1,9 +1,12 @@
 """The ledger: claims of the literature, read from files, tested on runs, judged together."""
 
 import dataclasses
+import functools
+import importlib
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ from scipy import stats
 from posbench.cli.listing import listing
 from posbench.config.schema import Config
 from posbench.config.shipped import choices
-from posbench.errors import UserError
-from posbench.launch import plans, sweep
+from posbench.errors import PosbenchError, UserError
+from posbench.launch import plans, states, sweep
 from posbench.launch.states import Status
-from posbench.ledger import claim, outcome, reproduce
+from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
 from posbench.report.comparison import load
+from posbench.run_folder import archive
 
 CLAIM: dict[str, Any] = {
     "sentence": "ALiBi holds.",
@@ -32,6 +36,13 @@ CLAIM: dict[str, Any] = {
     "is_below": 0.05,
     "prediction": {"outcome": "supported", "made": "2026-11-23", "why": "a guess"},
 }
+
+
+def scripts(name: str) -> Any:
+    """A module of scripts/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+        return importlib.import_module(name)
 
 
 def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
@@ -95,15 +106,13 @@ def test_an_unknown_claim_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_claim_of_the_page_can_be_tested(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "claims.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
+    written = (Path(__file__).parents[1] / "docs" / "claims.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", written, flags=re.S)
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
     (entry,) = claim.read(["mine"], tmp_path)
-    assert {name: len(each) for name, each in reproduce.runs_of(entry, [], tmp_path).items()} == {
-        "rope": 10,
-        "steep": 10,
-    }
+    runs = reproduce.needed([entry], [], tmp_path)[entry.id]
+    assert {name: len(each) for name, each in runs.items()} == {"rope": 10, "steep": 10}
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -113,6 +122,9 @@ TRUTHS = {
     "rope": Truth(3.66, 0.2, ngram=4.0, paired=True),
     "none": Truth(4.2, 0.0, ngram=4.0, paired=True),
 }
+
+
+WIDER = Truth(3.66, 0.2, ngram=4.0, paired=True)
 
 
 @pytest.fixture
@@ -146,7 +158,7 @@ def test_a_claim_is_supported_contradicted_open_or_not_learned(runs: dict[str, l
         "supported", "contradicted", "supported", "open", "not learned", "not testable here",
     ]  # fmt: skip
     assert "none is not shown to have learned" in found[4].why and "alibi is not measured at 2048" in found[5].why
-    said = reproduce.page(found, "posbench reproduce all")
+    said = page.page(found)
     assert said.index("contradicted") < said.index("| supported") and "6 claims: 1 contradicted, 2 supported" in said
 
 
@@ -192,33 +204,109 @@ def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config,
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_strangers_claim_is_trained_judged_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], template: Config
-) -> None:
-    """Its runs are shared with another claim; what is trained is faked."""
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]:
+    """The plans that were run: each wrote what its encoding's truth says. Wider, ALiBi does not hold."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path)
-    write(tmp_path, "other", figure="alibi 1x - rope 1x", runs=["alibi", "rope"], is_below=None, is_above=0.5)
     monkeypatch.setattr(reproduce, "SEEDS", range(5, 10))
     made: list[plans.Plan] = []
 
-    def trained(todo: list[plans.Plan], *_: Any) -> dict[str, Status]:
-        made.extend(todo)
+    def execute(todo: list[plans.Plan], *_: Any) -> dict[str, Status]:
         for plan in todo:
-            write_run(plan.folder.parent, plan.config, TRUTHS[plan.config.encoding.name])
+            if not plan.folder.exists():
+                made.append(plan)
+                truth = TRUTHS[plan.config.encoding.name]
+                write_run(plan.folder.parent, plan.config, WIDER if plan.config.model.d_model == 256 else truth)
         return {plan.id: Status("done") for plan in todo}
 
-    monkeypatch.setattr(sweep, "execute", trained)
+    monkeypatch.setattr(sweep, "execute", execute)
+    return made
+
+
+def test_a_strangers_claim_is_trained_judged_and_written(
+    tmp_path: Path, trained: list[plans.Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs are shared with another claim; what is trained is faked."""
+    write(tmp_path)
+    write(tmp_path, "other", figure="alibi 1x - rope 1x", runs=["alibi", "rope"], is_below=None, is_above=0.5)
     reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
-    assert {(plan.config.encoding.name, plan.config.seed) for plan in made} == {
+    assert {(plan.config.encoding.name, plan.config.seed) for plan in trained} == {
         (name, seed) for name in ("alibi", "rope") for seed in range(5, 10)
     }
-    assert len(made) == 10 and {plan.config.study for plan in made} == {"ledger"}
+    assert len(trained) == 10 and {plan.config.study for plan in trained} == {"ledger"}
     assert "2 claims: 1 contradicted, 1 supported. 1 of 2 as predicted." in capsys.readouterr().out
     content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
     assert content["outcome"] == "supported" and len(content["figure"]["by_seed"]) == 5
-    assert content["runs"]["alibi"] == [plan.id for plan in made if plan.config.encoding.name == "alibi"]
+    assert content["runs"]["alibi"] == [plan.id for plan in trained if plan.config.encoding.name == "alibi"]
     assert "ALiBi holds. **supported**" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
+    assert (tmp_path / "outputs/ledger/claims/claims.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_claim_is_fragile_if_another_setting_says_the_opposite(
+    tmp_path: Path, trained: list[plans.Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The setting that is the usual one already adds no runs."""
+    write(tmp_path)
+    reproduce.reproduce(["mine", "experiment=demo", "fragility=true"], config_dir=tmp_path)
+    assert {plan.folder.parent.name for plan in trained} == {"ledger", "ledger_gpt2_init", "ledger_wider"}
+    assert len(trained) == 15
+    content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
+    other = {name: found["outcome"] for name, found in content["other_settings"].items()}
+    assert other == {"gpt2_init": "supported", "wider": "contradicted"}
+    assert content["outcome"] == "supported" and content["stands_in"] == [1, 2] and content["fragile"]
+    assert "1 fragile" in capsys.readouterr().out
+    assert "| fragile: stands in 1 of 2 |" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
+    with pytest.raises(UserError, match=r"'fragility=maybe': expected fragility=true or fragility=false"):
+        reproduce.reproduce(["mine", "fragility=maybe"], config_dir=tmp_path)
+
+
+def test_runs_take_the_learning_rates_of_a_record() -> None:
+    (each,) = reproduce.needed(claim.read(["rope_breaks"]), ["experiment=demo", "rates=demo"], seeds=[5]).values()
+    assert [plan.config.training.learning_rate for plan in each["rope"]] == [0.006]
+    with pytest.raises(UserError, match="rates=demo has no learning rate of 'fire'"):
+        reproduce.needed(claim.read(["fire_beats_alibi"]), ["experiment=demo", "rates=demo"], seeds=[5])
+
+
+def test_kept_rows_are_checked_against_the_page_and_a_ledger_goes_on_from_them(
+    tmp_path: Path, trained: list[plans.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a checkout whose docs/rows has the rows of one claim of two."""
+    write(tmp_path)
+    write(tmp_path, "other", figure="none 4x - none 1x", runs=["none"])
+    asked = functools.partial(claim.read, own=tmp_path)
+    monkeypatch.setattr(claim, "read", lambda names, own=None: asked(["mine", "other"] if names == ["all"] else names))
+    reproduce.reproduce(["mine"], config_dir=tmp_path)
+    rows, home = tmp_path / "checkout/docs/rows", tmp_path / "checkout/docs/claims.md"
+    rows.mkdir(parents=True)
+    for module in (archive, reproduce):
+        monkeypatch.setattr(module, "configs_dir", lambda: tmp_path / "checkout" / "configs")
+    (rows / "ledger.tar.xz").write_bytes(scripts("keep_rows").pack([plan.folder for plan in trained]))
+    home.write_text(f"# Claims\n\n{page.BEGIN}{page.END}")
+    with pytest.raises(PosbenchError, match=r"docs/claims.md and the kept rows disagree on mine, other"):
+        reproduce.check()
+    home.write_text(page.written(home.read_text(), reproduce.kept()))
+    capsys.readouterr()
+    reproduce.check()
+    assert "2 claims: 1 supported, 1 not run." in capsys.readouterr().out
+    assert "| supported |  |" in home.read_text() and "| not run |" in home.read_text()
+    home.write_text(home.read_text().replace("| supported |  |", "| contradicted |  |"))
+    with pytest.raises(PosbenchError, match="disagree on mine:"):
+        reproduce.check()
+    shutil.rmtree(tmp_path / "outputs")  # another machine
+    (each,) = reproduce.needed(asked(["mine"]), []).values()
+    assert [states.before(plan).name for plan in each["alibi"]] == ["waiting"] * 5
+    (tmp_path / "outputs").mkdir()
+    archive.unpack(rows / "ledger.tar.xz", tmp_path / "outputs")
+    assert [states.before(plan).name for plan in each["alibi"]] == ["done"] * 5
+
+
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    """Strict as soon as docs/rows has rows of the ledger: every row of the table is recomputed."""
+    home = Path(__file__).parents[1] / "docs" / "claims.md"
+    text = home.read_text(encoding="utf-8")
+    if not archive.kept("ledger*") and any(Path("outputs").glob("ledger*/*/run.json")):
+        pytest.skip("a ledger is being made here")
+    assert page.written(text, reproduce.kept()) == text
 
 
 def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,25 +199,34 @@ def sweep(
 @app.command(epilog=f"Claims: {', '.join(choices('claim'))}.")
 def reproduce(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="CLAIM|all|key=value", help=f"Claims, then {_OVERRIDES}", autocompletion=complete.reproduce
         ),
-    ],
+    ] = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Instead: do kept rows say of all claims what docs/claims.md says?")
+    ] = False,
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not testable here. A claim is a file of configs/claim.
+    supported, contradicted, open, not learned, or not testable here. fragility=true tries them in other settings, too;
+    rates=NAME gives each encoding its own learning rate. A claim is a file of configs/claim.
     """
     from posbench.ledger import reproduce as ledger
 
-    ledger.reproduce(words, n_jobs, config_dir, dry_run)
+    if check and (words or dry_run or config_dir):
+        raise UserError("--check recomputes all claims of this checkout: leave out everything else")
+    if check:
+        ledger.check()
+    else:
+        ledger.reproduce(words or [], n_jobs, config_dir, dry_run)
 
 
 @app.command(epilog=_SETTINGS)

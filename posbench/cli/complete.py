@@ -30,7 +30,7 @@ def sweep(incomplete: str) -> list[str]:
 
 def reproduce(incomplete: str) -> list[str]:
     """Names of claims, and what `train` takes."""
-    names = ["all", *choices("claim")]
+    names = ["all", "fragility=true", *choices("claim")]
     return _completed(
         incomplete,
         lambda typed: [*(name for name in names if name.startswith(typed)), *_overrides(typed, GROUPS)],

@@ -15,8 +15,9 @@ from posbench.config.shipped import choices, chosen, configs_dir
 from posbench.errors import UserError, unknown
 
 SHARED = "_runs"  # the file of runs that several claims need, by name
+SETTINGS = "_settings"  # the file of other settings in which claims are tried again, by name
 
-Outcome = Literal["supported", "contradicted", "open", "not learned", "not testable here"]
+Outcome = Literal["supported", "contradicted", "open", "not learned", "not testable here", "not run"]
 _TERM = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>\w+))?(?::(?P<kind>\S+))?"
     r"\s+(?P<over>1/)?(?P<ratio>\d*\.?\d+)x\s*"
@@ -144,13 +145,7 @@ def _check(entry: Entry) -> None:
 
 
 def _runs(claim: Claim, own: Path | None) -> dict[str, str]:
-    shared: dict[str, str] = {}
-    files = [folder / "claim" / f"{SHARED}.yaml" for folder in (configs_dir(), *([own] if own else []))]
-    for path in (path for path in files if path.exists()):
-        content = plain_yaml.load(path)
-        if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-            raise UserError(f"{path}: expected names of runs, each with its overrides")
-        shared |= content
+    shared = _named(SHARED, own)
     found: dict[str, str] = {}
     for one in claim.runs:
         if isinstance(one, dict):
@@ -159,6 +154,24 @@ def _runs(claim: Claim, own: Path | None) -> dict[str, str]:
             found[one] = shared[one]
         else:
             raise unknown("run", one, shared, f"runs that claims share: {', '.join(shared)}")
+    return found
+
+
+def settings(own: Path | None = None) -> dict[str, str]:
+    """By name, the overrides of other settings in which a claim is tried again. Raises UserError: not such a file."""
+    return _named(SETTINGS, own)
+
+
+def _named(file: str, own: Path | None) -> dict[str, str]:
+    """Overrides by name, of a file that comes with posbench and of one in a --config-dir folder."""
+    found: dict[str, str] = {}
+    for folder in (configs_dir(), *([own] if own else [])):
+        path = folder / "claim" / f"{file}.yaml"
+        if path.exists():
+            content = plain_yaml.load(path)
+            if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+                raise UserError(f"{path}: expected names, each with its overrides")
+            found |= content
     return found
 
 

@@ -4,6 +4,8 @@ A figure is computed for every seed and judged by its interval over seeds and do
 Holm's adjustment goes over the claims that were asked for together. A claim may be judged twice, with the first five
 seeds and with all ten, so each time has half of the 5 %. Nothing is said of schemes that have not learned more than an
 n-gram model, nor of those that read less than half of their training length.
+
+A claim may be tried again in other settings. It is fragile if one of them says the opposite.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ from posbench.run_folder.rows import PLAIN, EvaluationRow, newest_of_split
 LOOKS = (5, 10)  # seeds with which a claim is judged; other numbers of finished seeds are cut to these
 ALPHA = 0.05 / len(LOOKS)
 Runs = Mapping[str, Sequence[RunData]]  # by name in the claim
+_DECIDED: set[Outcome] = {"supported", "contradicted"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,19 @@ class Finding:
     interval: Interval | None = None  # of its figure, nats per token
     shares: tuple[tuple[int, int], tuple[int, int]] | None = None  # seeds that answer right, of all: more, than
     p: float | None = None  # two-sided, adjusted over the claims asked for
+    elsewhere: dict[str, "Finding"] = dataclasses.field(default_factory=dict)  # by the name of another setting
+
+    @property
+    def stands(self) -> tuple[int, int] | None:
+        """In how many other settings it has the same outcome, of those where it was tested; None: in none it was."""
+        tested = [other for other in self.elsewhere.values() if other.p is not None]
+        return (sum(one.outcome == self.outcome for one in tested), len(tested)) if tested else None
+
+    @property
+    def fragile(self) -> bool:
+        """Whether another setting says the opposite."""
+        found = {one.outcome for one in (self, *self.elsewhere.values())}
+        return self.outcome in _DECIDED and found >= _DECIDED
 
 
 def judge(entries: Sequence[tuple[Entry, Runs]]) -> list[Finding]:
@@ -60,6 +76,8 @@ def _as_claimed(one: Finding) -> bool:
 def _tested(entry: Entry, runs: Runs) -> Finding:
     """A claim with its p before adjustment, or why it has none."""
     done: Runs = {name: [run for run in runs.get(name, ()) if run.done] for name in entry.runs}
+    if not any(done.values()):
+        return Finding(entry, "not run")
     if few := [name for name, each in done.items() if len(each) < LOOKS[0]]:
         return Finding(entry, "not testable here", f"fewer than {LOOKS[0]} seeds of {', '.join(few)} are done")
     done = _at_a_look(done)

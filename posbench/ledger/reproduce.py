@@ -1,31 +1,35 @@
 """`posbench reproduce`: make the runs that claims need, judge them, and write down what was found.
 
-Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction.
+Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction. In other settings
+(`fragility=true`) a claim is judged with the first five of them, in a study of each setting.
 """
 
 import dataclasses
 import json
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.overrides import parted
+from posbench.config.overrides import parted, value
+from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, sweep
+from posbench.launch import plans, rates, sweep
 from posbench.launch.plans import Plan
-from posbench.ledger import claim, outcome
+from posbench.ledger import claim, outcome, page
 from posbench.ledger.claim import Entry
-from posbench.ledger.outcome import Finding
+from posbench.ledger.outcome import LOOKS, Finding
+from posbench.report import figures
 from posbench.report.comparison import load
+from posbench.run_folder import archive
 from posbench.terminal import console
 
 SEEDS = range(5, 15)
 STUDY, EXPERIMENT = "ledger", "reader"
 FOLDER = "claims"  # in the study's folder
-_ORDER: tuple[claim.Outcome, ...] = ("contradicted", "supported", "open", "not learned", "not testable here")
+PAGE = "claims.md"  # there, and in docs/
+Needed = dict[str, dict[str, list[Plan]]]  # by the name of a claim, and of a run in it: plans, seed by seed
 
 
 def reproduce(
@@ -34,7 +38,8 @@ def reproduce(
     """Test claims on fresh seeds.
 
     Args:
-        words: names of claims, or `all`; then overrides for all runs, such as `experiment=demo study=ledger_demo`.
+        words: names of claims, or `all`; `fragility=true` to try them in other settings, too; `rates=NAME`; then
+            overrides for all runs, such as `experiment=demo study=ledger_demo`.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -44,43 +49,79 @@ def reproduce(
         PosbenchError: some runs failed; the others are done and the claims are judged by them.
     """
     names = [word for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
+    own = [word for word in words if word.partition("=")[0] == "fragility"]
+    overrides = [word for word in words if "=" in word and word not in own]
     if not names:
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
+    if any(not isinstance(value(word.partition("=")[2]), bool) for word in own):
+        raise UserError(f"'{own[0]}': expected fragility=true or fragility=false")
     entries = claim.read(names, config_dir)
-    needed = {entry.id: runs_of(entry, overrides, config_dir) for entry in entries}
-    todo = _merged([plan for by_name in needed.values() for plans_ in by_name.values() for plan in plans_])
+    usual = needed(entries, overrides, config_dir)
+    again = _elsewhere(entries, overrides, usual, config_dir) if any(value(w.partition("=")[2]) for w in own) else {}
+    todo = _merged([plan for part in (usual, *again.values()) for plan in _plans(part)])
     console.log_to_terminal()
     if dry_run:
-        print(f"{_claims(entries)}.\n{sweep.cost(todo, n_jobs)}")
+        print(f"{page.number_of(entries)}.\n{sweep.cost(todo, n_jobs)}")
         return
     command = shlex.join(["posbench", "reproduce", *words])
     status = sweep.execute(todo, n_jobs, [], command)
-    findings = judged(entries, needed)
-    folder = todo[0].folder.parent / FOLDER
-    write(findings, needed, folder, command)
-    print(summary(findings))
-    print(f"Claims: {folder / 'claims.md'}, and a JSON file of each")
+    findings = judged(entries, usual, again)
+    folder = _plans(usual)[0].folder.parent / FOLDER
+    write(findings, usual, folder, command)
+    print(page.summary(findings))
+    print(f"Claims: {folder / PAGE}, and a JSON file of each")
     if failed := [name for name, one in status.items() if one.name != "done"]:
         raise PosbenchError(f"{len(failed)} of {len(todo)} runs not done: {', '.join(failed)}")
 
 
-def runs_of(entry: Entry, overrides: list[str], config_dir: Path | None = None) -> dict[str, list[Plan]]:
-    """By the name of a run in a claim, its plans, seed by seed.
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def needed(
+    entries: Sequence[Entry], overrides: list[str], config_dir: Path | None = None, seeds: Sequence[int] | None = None
+) -> Needed:
+    """The runs of claims.
 
     Args:
-        overrides: for all runs; a run's own ones come first.
+        overrides: for all runs; a run's own ones come first. Among them `rates=NAME`, as for a sweep.
+        seeds: None: `SEEDS`.
     """
-    seeds = f"seed={','.join(map(str, SEEDS))}"
+    given = f"seed={','.join(map(str, seeds or SEEDS))}"
+    made: dict[str, list[Plan]] = {}
+    for text in (text for entry in entries for text in entry.runs.values()):
+        if text not in made:
+            own = shlex.split(text)
+            chosen = {key for key, _ in map(parted, own)}
+            asked = [one for one in overrides if parted(one)[0] not in {*chosen, "rates"}]  # a task has its experiment
+            said = {key for key, _ in map(parted, [*own, *asked])}
+            usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
+            made[text] = plans.resolve([[*usual, *own, *asked, given]], config_dir)
+            for name in (typed for key, typed in map(parted, overrides) if key == "rates"):
+                made[text] = rates.reused(made[text], name, config_dir)
+    return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
+
+
+def _elsewhere(
+    entries: Sequence[Entry], overrides: list[str], usual: Needed, config_dir: Path | None = None
+) -> dict[str, Needed]:
+    """The runs of claims in other settings, by the name of each; without claims whose runs it leaves as they are."""
+    known = {plan.id: plan for plan in _plans(usual)}
     found = {}
-    for name, text in entry.runs.items():
+    for name, text in claim.settings(config_dir).items():
         own = shlex.split(text)
-        chosen = {key for key, _ in map(parted, own)}
-        asked = [override for override in overrides if parted(override)[0] not in chosen]  # a task has its experiment
-        given = {key for key, _ in map(parted, [*own, *asked])}
-        usual = [word for word in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(word)[0] not in given]
-        found[name] = plans.resolve([[*usual, *own, *asked, seeds]], config_dir)
+        keys = {"study", *(key for key, _ in map(parted, own))}
+        study = dict(map(parted, overrides)).get("study", STUDY)
+        asked = [*(one for one in overrides if parted(one)[0] not in keys), *own, f"study={study}_{name}"]
+        every = needed(entries, asked, config_dir, SEEDS[: LOOKS[0]])
+        shared = {
+            id_: {run: [known.get(p.id, p) for p in each] for run, each in by.items()} for id_, by in every.items()
+        }
+        found[name] = {id_: by for id_, by in shared.items() if any(plan.id not in known for plan in _plans({id_: by}))}
     return found
+
+
+def _plans(part: Needed) -> list[Plan]:
+    return [plan for by_name in part.values() for each in by_name.values() for plan in each]
 
 
 def _merged(todo: list[Plan]) -> list[Plan]:
@@ -96,95 +137,107 @@ def _merged(todo: list[Plan]) -> list[Plan]:
     return sorted(found.values(), key=lambda plan: plan.config.seed)  # all claims have five seeds before one has six
 
 
-def judged(entries: Sequence[Entry], needed: dict[str, dict[str, list[Plan]]]) -> list[Finding]:
-    """The findings, by the run folders that there are."""
-    folders = {plan.folder for by_name in needed.values() for each in by_name.values() for plan in each}
-    runs = {folder: load.read(folder) for folder in folders if (folder / "run.json").is_file()}
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def judged(
+    entries: Sequence[Entry], usual: Needed, again: dict[str, Needed] | None = None, among: Path | None = None
+) -> list[Finding]:
+    """The findings, by the run folders that there are.
+
+    Args:
+        again: the runs in other settings, by name.
+        among: a folder of studies to look in; None: where runs are made.
+    """
+    elsewhere = {
+        name: {one.entry.id: one for one in _judged(entries, part, among)} for name, part in (again or {}).items()
+    }
+    return [
+        dataclasses.replace(one, elsewhere={
+            name: part[one.entry.id] for name, part in elsewhere.items()
+            if one.entry.id in part and part[one.entry.id].outcome != "not run"
+        })
+        for one in _judged(entries, usual, among)
+    ]  # fmt: skip
+
+
+def _judged(entries: Sequence[Entry], part: Needed, among: Path | None) -> list[Finding]:
+    there = {p.folder: among / p.folder.parent.name / p.id if among else p.folder for p in _plans(part)}
+    runs = {folder: load.read(place) for folder, place in there.items() if (place / "run.json").is_file()}
     return outcome.judge([
-        (entry, {name: [runs[p.folder] for p in each if p.folder in runs] for name, each in needed[entry.id].items()})
-        for entry in entries
+        (entry, {name: [runs[p.folder] for p in each if p.folder in runs] for name, each in part[entry.id].items()})
+        for entry in entries if entry.id in part
     ])  # fmt: skip
+
+
+def kept() -> list[Finding]:
+    """The findings of all claims by kept rows: of the archives docs/rows/ledger*.tar.xz, else of outputs/ledger.
+
+    Raises:
+        UserError: this posbench is no checkout, or an archive cannot be read.
+    """
+    archives = archive.kept(f"{STUDY}*")
+    among = files.until_exit() if archives else Path("outputs")
+    for path in archives:
+        archive.unpack(path, among)
+    entries = claim.read(["all"])
+    studies = {path.parents[1].name for path in among.glob(f"{STUDY}*/*/run.json")}
+    if not studies:
+        return [Finding(entry, "not run") for entry in entries]
+    usual = needed(entries, [])
+    return judged(entries, usual, _elsewhere(entries, [], usual) if studies - {STUDY} else {}, among)
+
+
+def check() -> None:
+    """Recompute every outcome from kept rows, and compare it with docs/claims.md. Nothing is run.
+
+    Raises:
+        UserError: this posbench is no checkout, or an archive cannot be read.
+        PosbenchError: the page says otherwise.
+    """
+    findings = kept()
+    text = (configs_dir().parent / "docs" / PAGE).read_text(encoding="utf-8")
+    if (recomputed := page.written(text, findings)) != text:
+        of = ", ".join(page.differing(text, recomputed)) or "how many there are"
+        raise PosbenchError(f"docs/{PAGE} and the kept rows disagree on {of}: 'python scripts/claims.py' writes it")
+    print(page.summary(findings))
+    print(f"docs/{PAGE} says so, too")
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
-def write(findings: Sequence[Finding], needed: dict[str, dict[str, list[Plan]]], folder: Path, command: str) -> None:
-    """Write a JSON file of every claim, and all of them as one page."""
+def write(findings: Sequence[Finding], usual: Needed, folder: Path, command: str) -> None:
+    """Write a JSON file of every claim, and all of them as one page with a picture."""
     files.refuse_unusual(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for one in findings:
-        runs = {name: [plan.id for plan in each] for name, each in needed[one.entry.id].items()}
+        runs = {name: [plan.id for plan in each] for name, each in usual[one.entry.id].items()}
         content = _content(one) | {"runs": runs, "command": command}
         files.write(folder / f"{one.entry.id}.json", json.dumps(content, indent=2).encode() + b"\n")
-    files.write(folder / "claims.md", page(findings, command).encode())
+    figures.write(page.picture(findings), folder, page.PICTURE)
+    files.write(folder / PAGE, f"# Claims\n\nCommand: `{command}`\n\n{page.page(findings)}".encode())
 
 
 def _content(one: Finding) -> dict[str, Any]:
-    found, claim_ = one.interval, one.entry.claim
+    claim_ = one.entry.claim
+    return {
+        "schema": 1,
+        "id": one.entry.id,
+        **_outcome(one),
+        "margin": one.entry.margin,
+        "claim": dataclasses.asdict(claim_),
+        "as_predicted": claim_.prediction.outcome == one.outcome if one.p is not None else None,
+        "other_settings": {name: _outcome(other) for name, other in one.elsewhere.items()},
+        "stands_in": one.stands,  # of how many other settings that could test it
+        "fragile": one.fragile,
+    }
+
+
+def _outcome(one: Finding) -> dict[str, Any]:
+    found = one.interval
     figure = None if found is None else {
         "mean": found.mean, "low": found.low, "high": found.high, "over": found.over, "seeds": found.seeds,
         "by_seed": list(found.each),
     }  # fmt: skip
-    return {
-        "schema": 1,
-        "id": one.entry.id,
-        "outcome": one.outcome,
-        "why": one.why,
-        "p_adjusted": one.p,
-        "figure": figure,
-        "seeds_right": one.shares,
-        "margin": one.entry.margin,
-        "claim": dataclasses.asdict(claim_),
-        "as_predicted": claim_.prediction.outcome == one.outcome if one.p is not None else None,
-    }
-
-
-def page(findings: Sequence[Finding], command: str) -> str:
-    """The findings as Markdown, the contradicted ones first."""
-    rows = sorted(findings, key=lambda one: _ORDER.index(one.outcome))
-    lines = ["# Claims", "", summary(findings), "", f"Command: `{command}`", ""]
-    lines += ["| claim | outcome | ours | margin | published | predicted |", "|---|---|---|---|---|---|"]
-    for one in rows:
-        source, side = one.entry.claim.source, "above" if one.entry.direction > 0 else "below"
-        margin = f"{side} {one.entry.margin:g}" if one.entry.claim.figure else "more seeds"
-        cells = [one.entry.claim.sentence, one.outcome, told(one), margin, source.published or ""]
-        lines.append("| " + " | ".join([*cells, one.entry.claim.prediction.outcome]) + " |")
-    lines.append("")
-    for one in rows:
-        source = one.entry.claim.source
-        lines += [f"## {one.entry.id}", "", f"{one.entry.claim.sentence} **{one.outcome}**: {told(one)}.", ""]
-        lines += [f"Source ({source.read}): {source.paper}, {source.where}: {source.says}", ""]
-        lines += [f"Predicted {one.entry.claim.prediction.outcome}: {one.entry.claim.prediction.why}", ""]
-        lines += [f"Test: `{one.entry.claim.figure or _asked(one)}`; `posbench reproduce {one.entry.id}`", ""]
-    return "\n".join(lines)
-
-
-def _asked(one: Finding) -> str:
-    asked = one.entry.claim.learned
-    assert asked is not None
-    return f"{asked.more} answers {asked.right:.0%} right at {asked.at:g}x in more seeds than {asked.than}"
-
-
-def told(one: Finding) -> str:
-    """The figure behind an outcome, or why there is none."""
-    if one.interval is not None:
-        seeds = f"{one.interval.seeds} seeds"
-        return f"{one.interval.mean:+.3f} ({one.interval.low:+.3f} to {one.interval.high:+.3f}, {seeds})"
-    if one.shares is not None:
-        (more, of), (than, of_than) = one.shares
-        return f"{more} of {of} against {than} of {of_than} seeds"
-    return one.why
-
-
-def summary(findings: Sequence[Finding]) -> str:
-    """How many claims have each outcome, and how many were predicted."""
-    counted = Counter(one.outcome for one in findings)
-    said = ", ".join(f"{counted[name]} {name}" for name in _ORDER if counted[name])
-    tested = [one for one in findings if one.p is not None]
-    right = sum(one.entry.claim.prediction.outcome == one.outcome for one in tested)
-    return f"{_claims(findings)}: {said}." + (f" {right} of {len(tested)} as predicted." if tested else "")
-
-
-def _claims(found: Sequence[object]) -> str:
-    return "1 claim" if len(found) == 1 else f"{len(found)} claims"
+    return {"outcome": one.outcome, "why": one.why, "p_adjusted": one.p, "figure": figure, "seeds_right": one.shares}

@@ -1,0 +1,24 @@
+"""Write the findings of kept rows into docs/claims.md, with their picture:  python scripts/claims.py"""
+
+import pathlib
+import shutil
+import tempfile
+
+from posbench.ledger import page, reproduce
+from posbench.report import figures
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+def main() -> None:
+    findings = reproduce.kept()
+    text = (DOCS / reproduce.PAGE).read_text(encoding="utf-8")
+    (DOCS / reproduce.PAGE).write_text(page.written(text, findings), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        if figures.write(page.picture(findings), pathlib.Path(folder), page.PICTURE):
+            shutil.copy(pathlib.Path(folder, f"{page.PICTURE}.png"), DOCS)
+    print(page.summary(findings))
+
+
+if __name__ == "__main__":
+    main()
