@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ def write_text(folder: Path | str = ".") -> None:
     """The `text.txt` that it trains on."""
     words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
     Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
+
+
+def installed(project: Path, site: Path) -> None:
+    """Build a project's wheel and unpack it into a folder, as an installer does; needs neither network nor pip."""
+    out = site.with_name(f"{site.name}-dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    zipfile.ZipFile(next(out.glob("*.whl"))).extractall(site)
 
 
 def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
