@@ -16,7 +16,7 @@ import support
 import yaml
 from support import posbench
 
-from posbench import encodings, tasks
+from posbench import encodings, installed, tasks
 from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
@@ -388,9 +388,9 @@ def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yaml_text = "name: wrapper\ninner: alibi\ninner_options: null\nlayers: null\n"
     (tmp_path / "own/encoding/wrapper.yaml").write_text(yaml_text)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
     yield str(tmp_path / "own")
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
 
 
 @pytest.mark.full
@@ -440,9 +440,9 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     code = "from posbench.encodings.alibi import ALiBi\n\n\nclass Brought(ALiBi):\n    pass\n"
     (tmp_path / "site/brought/inside.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
     yield path
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
     for name in ("brought", "brought.inside"):
         sys.modules.pop(name, None)
 
@@ -451,7 +451,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_installed_encodings_yaml_is_found_in_its_package(
     brought: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert encodings.installed_configs() == [brought.parent.parent] and "brought" not in sys.modules
+    assert installed.config_folders() == [brought.parent.parent] and "brought" not in sys.modules
     config, _ = compose.single(["encoding=brought"])
     assert (config.encoding.name, config.encoding.options) == ("brought", {"slopes": [1, 1, 1, 1]})
     (tmp_path / "own/encoding").mkdir(parents=True)

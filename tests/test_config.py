@@ -440,7 +440,7 @@ MISTAKES = {
     "epochs=3": "unknown key 'epochs' (a budget is in tokens: training.tokens; a step has ",
     "tune=true": "unknown key 'tune' (it is for posbench sweep)",
     "wandb=offline": "unknown key 'wandb' (it is tracking: ",
-    "tracking=offline": "unknown tracking 'offline': did you mean 'tracking.mode=offline'? (choices: none, wandb)",
+    "tracking=offline": "unknown tracking 'offline': did you mean 'tracking.mode=offline'? (choices: csv, none, ",
     "evaluation=sliding": "did you mean 'evaluation.protocols=sliding'?",
     "model=rope": "did you mean 'encoding=rope'?",
     "experiment=six": "did you mean 'sweep=six'?",

@@ -724,7 +724,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
     config, folder = trained
     before, first = load_record(folder), evaluation_rows(folder)
 
-    class Watched(tracking.Tracker):
+    class Watched(tracking.Mirror):
         def curve(self, row: EvaluationRow) -> None:
             if row.length == 128:
                 end()

@@ -24,7 +24,7 @@ from support import each_once, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
-from posbench import encodings, machine
+from posbench import installed, machine
 from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config
@@ -348,9 +348,9 @@ def crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "configs/encoding/crash.yaml").write_text("name: crash\nsignal_number: 0\n")
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.setenv("PYTHONPATH", str(package), prepend=os.pathsep)
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
     yield tmp_path / "configs"
-    encodings._installed.cache_clear()
+    installed.points.cache_clear()
 
 
 @pytest.mark.full

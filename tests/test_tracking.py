@@ -48,7 +48,7 @@ def config(tiny_config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     return dataclasses.replace(tiny_config, tracking=settings)
 
 
-def log_everything(run: Run, tracker: tracking.Tracker) -> None:
+def log_everything(run: Run, tracker: tracking.Mirror) -> None:
     for step in (1, 2, 3):
         row: dict[str, Any] = {"step": step, "tokens": 128 * step, "train/loss": 3.0 / step, "train/grad_norm": None}
         run.log_metrics(row)

@@ -127,7 +127,7 @@ def test_the_mirror_begins_with_the_training_and_gets_the_headline(
 ) -> None:
     told: list[tuple[str, Any]] = []
 
-    class Recorder(tracking.Tracker):
+    class Recorder(tracking.Mirror):
         def begin(self) -> None:
             self.begun = True
             told.append(("begin", None))

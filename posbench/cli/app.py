@@ -286,15 +286,15 @@ def sync(
         list[str],
         typer.Argument(
             metavar="RUN|key=value",
-            help="Run folders, study folders or globs; also tracking.project=, tracking.mode=offline ...",
+            help="Run folders, study folders or globs; also tracking=csv, tracking.project= ...",
             autocompletion=complete.sync,
         ),
     ],
     anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
-    """Send run folders to W&B from their own files.
+    """Send run folders to W&B, or another tracker, from their own files.
 
-    Sends steps of offline runs and steps that W&B missed, each once.
+    Sends steps of offline runs and steps that W&B missed, each once. tracking=csv or tracking=tensorboard writes files.
     """
     folders, overrides = _runs_and_overrides("sync", words)
     from posbench.evaluation import sync

@@ -30,8 +30,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from posbench import encodings
-from posbench.config import keys, size, start, task
+from posbench import encodings, installed
+from posbench.config import keys, size, start, task, trackers
 from posbench.config.data_only import refuse_code, refuse_elsewhere, refuse_other_hydra, refuse_resolvers
 from posbench.config.history import written_out
 from posbench.config.identity import in_one_spelling, run_folder
@@ -313,8 +313,9 @@ def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str],
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
-    own, installed = [config_dir.absolute()] if config_dir else [], encodings.installed_configs()
-    sources = [*(f"file://{folder}" for folder in own), *map(str, given), *(f"file://{path}" for path in installed)]
+    own = [config_dir.absolute()] if config_dir else []
+    brought = installed.config_folders()
+    sources = [*(f"file://{folder}" for folder in own), *map(str, given), *(f"file://{path}" for path in brought)]
     for source in sources:
         if _is_folder(source):
             refuse_all_but_settings(Path(source.removeprefix("file://")))
@@ -447,6 +448,7 @@ def _checked(cfg: DictConfig, lengths: list[Any]) -> Config:
         if config.start:
             start.check(config, config.start)
     task.check(config)
+    trackers.refuse_missing(config.tracking)
     return config
 
 

@@ -17,7 +17,8 @@ _ELSEWHERE = {
     "it is training.train_length": "context context_length ctx n_ctx block_size seq_len seq_length sequence_length "
     "max_length max_len max_position_embeddings n_positions",
     "the optimizer is AdamW, set by training.learning_rate, betas, weight_decay and clip": "optimizer optim adam adamw",
-    "it is tracking: tracking=none, tracking.mode=offline, tracking.project": "wandb logger logging",
+    "it is tracking: tracking=none, tracking=csv, tracking.mode=offline, tracking.project": "wandb logger logging "
+    "tensorboard",
     "the models have no dropout: they see each text about once": "dropout",
     "it is encoding": "pe pos positional_encoding position_encoding position_embedding pos_emb",
     "it is study, the folder that runs share": "run_name experiment_name",

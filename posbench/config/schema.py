@@ -217,9 +217,9 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
-    """The mirror of the run folder at Weights & Biases."""
+    """The mirror of the run folder: at Weights & Biases, in files, or at a tracker of an installed package."""
 
-    backend: Literal["wandb", "none"]
+    backend: str  # wandb, csv, tensorboard, none, or the name of an entry point (`config.trackers`)
     mode: Literal["auto", "online", "offline"]  # auto = online where an API key is set up
     project: str
     entity: str | None  # team or user; None = W&B's default
@@ -230,6 +230,9 @@ class TrackingConfig:
     command: bool = False  # the command line
     code: bool = False  # posbench's source and the encoding's
     weights: bool = False  # of the newest checkpoint
+
+    def __post_init__(self) -> None:
+        plain_name("tracking.backend", self.backend)
 
 
 @dataclasses.dataclass(frozen=True)

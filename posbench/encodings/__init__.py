@@ -1,34 +1,28 @@
 """The registry of encodings: the folder is the list. `<name>.py` here is an encoding; a leading underscore is not.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (name -> class). Their YAML stands in
-`posbench_configs/encoding` of the same package.
+Encodings from elsewhere join through the entry point group `posbench.encodings` (see `installed`).
 """
 
-import functools
 import importlib
-import importlib.metadata
-import importlib.util
 import inspect
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from posbench import installed
 from posbench.errors import UserError, did_you_mean, unknown
 from posbench.options import checked, reject
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding, Shape
 
-_GROUP = "posbench.encodings"
-_CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be meant for other programs
-
 
 def names() -> list[str]:
     """Names of all encodings, sorted. Imports none of them."""
     files = (path.stem for path in Path(__file__).parent.glob("*.py"))
     own = {stem for stem in files if not stem.startswith("_") and stem != "base"}
-    return sorted(own | set(_installed()))
+    return sorted(own | set(installed.points(installed.ENCODINGS)))
 
 
 def load(name: str) -> "type[Encoding]":
@@ -41,8 +35,8 @@ def load(name: str) -> "type[Encoding]":
 
     if name not in names():
         raise unknown("encoding", name, names(), "'posbench list' shows all")
-    if name in _installed():
-        cls = _installed()[name].load()
+    if point := installed.points(installed.ENCODINGS).get(name):
+        cls = point.load()
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
             raise UserError(f"the installed encoding '{name}' is {cls!r}: expected a subclass of posbench's Encoding")
         cls.name = name
@@ -85,19 +79,6 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
         if key not in defaults:
             reject_option(name, key)
     return cls(shape, **checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding."))
-
-
-def installed_configs() -> list[Path]:
-    """The `posbench_configs` folders of installed packages that declare encodings. Imports none of them."""
-    packages = sorted({point.module.partition(".")[0] for point in _installed().values()})
-    specs = filter(None, map(importlib.util.find_spec, packages))
-    folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
-    return [folder for folder in folders if folder.is_dir()]
-
-
-@functools.cache
-def _installed() -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=_GROUP)}
 
 
 def _owner(key: str, name: str) -> str:

@@ -128,7 +128,7 @@ def _with_own_tokenizer(asked: DataConfig, folder: Path) -> DataConfig:
 
 def evaluate_into(
     run: Run,
-    tracker: tracking.Tracker,
+    tracker: tracking.Mirror,
     model: GPT,
     tokens: Tokens | TaskData,
     config: Config,
@@ -136,7 +136,7 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate into a run folder and its W&B mirror, row by row, so that nothing computed is lost.
+    """Evaluate into a run folder and its mirror, row by row, so that nothing computed is lost.
 
     Returns:
         The number of rows that were missing.
@@ -144,6 +144,7 @@ def evaluate_into(
     world = world or World()
     asked = evaluation_of(run.id, model, tokens, config, step, device, world)
     started, n_rows = time.monotonic(), 0
+    tracker.catch_up()
     try:
         for row, blocks in evaluated(asked, world.from_first(run.whole_rows())):
             run.log_evaluation(row, blocks)
@@ -221,7 +222,7 @@ def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[
         yield from evaluate(asked, known)
 
 
-def show_results(folder: Path, config: Trains, tracker: tracking.Tracker) -> None:
+def show_results(folder: Path, config: Trains, tracker: tracking.Mirror) -> None:
     """Send the results of a run's evaluation to the mirror, if anything was logged."""
     if tracker.begun:
         rows = evaluation_rows(folder)

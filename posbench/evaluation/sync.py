@@ -1,4 +1,4 @@
-"""Upload run folders to Weights & Biases from their own files, each step once."""
+"""Send run folders to a tracker from their own files, each row once."""
 
 import dataclasses
 import time
@@ -7,34 +7,40 @@ from typing import Any
 
 from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import Config, TrackingConfig, validate
+from posbench.config.trackers import refuse_missing
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
+from posbench.run_folder import tracking
 from posbench.run_folder.folder import Run, load_config
 from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.logged import LINE, curve_values, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
-from posbench.run_folder.wandb_session import Session, Target, curve_values, exit_code_of, facts, has_key
+from posbench.run_folder.wandb_session import Session, Target, exit_code_of, has_key
 from posbench.terminal import console, exits
 
 
 def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
-    """Upload run folders. Rows that W&B already has, by its counters, are not sent again.
+    """Send run folders. Rows that W&B already has, by its counters, are not sent again; other trackers get all rows.
 
     Args:
-        overrides: of the runs' own tracking.*; the mode is online unless it is given.
-        anew: as new runs there, whatever it has.
+        overrides: of the runs' own tracking.*; the tracker is W&B and the mode online unless they are given.
+        anew: as new runs at W&B, whatever it has.
 
     Raises:
         UserError: an override that cannot be read, no API key, or a folder that is no run or in use.
-        PosbenchError: W&B cannot be reached or refuses.
+        PosbenchError: the tracker cannot be reached or refuses.
     """
     given, out = _given(overrides), console.stdout()
     for folder in folders:
         config = load_config(folder)
-        tracking = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
-        config = dataclasses.replace(config, tracking=validate(TrackingConfig, tracking, "tracking"))
+        where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
+        config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))
+        if config.tracking.backend != "wandb":
+            out.print(exits.spelt_out(f"{folder}: {_tell(config, folder, anew)}"), soft_wrap=True)
+            continue
         _refuse_without_key(config)
         with Run.open(folder, config, command=None) as run:
             target = Target.of(config, folder, run.id, run.record)
@@ -45,6 +51,29 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
             except Exception as error:
                 raise PosbenchError(f"W&B did not take {folder}: {redact(str(error).partition(chr(10))[0])}") from error
         out.print(exits.spelt_out(f"{folder}: {said}"), soft_wrap=True)
+
+
+def _tell(config: Config, folder: Path, anew: bool) -> str:
+    """Tell a tracker that is not W&B all of a run folder; returns what that was."""
+    name = config.tracking.backend
+    refuse_missing(config.tracking)
+    if name == "none" or anew:
+        told = f"tracking is {name}: expected csv, tensorboard or another tracker"
+        raise UserError("--anew is for W&B, other trackers get all rows anyway" if anew else told)
+    with Run.open(folder, config, command=None) as run:
+        rows = recorded(config, folder)
+        if not rows:
+            return "nothing to send"
+        try:
+            tracker = tracking.open_tracker(config, run, rows)
+            tracker.summary(defined(facts(config, run.record) | headline_of(folder)))
+            tracker.finish(str(run.record["status"]))
+        except Exception as error:
+            told = redact(str(error).partition(chr(10))[0])
+            raise PosbenchError(f"tracking={name} did not take {folder}: {told}") from error
+        tracking.note(run, name, has_all=True)
+    of_evaluation = sum(LINE in row for row in rows)
+    return f"{len(rows) - of_evaluation} rows of metrics and {of_evaluation} of evaluation: tracking={name}"
 
 
 def send(config: Config, run: Run, target: Target) -> str:
@@ -63,7 +92,7 @@ def send(config: Config, run: Run, target: Target) -> str:
     new_rows, by_key = 0, {row.key: row for row in rows}
     for at, line in enumerate(lines, start=1):
         evaluated = EvaluationRow.from_json(line)
-        if evaluated and curve_values(evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
+        if evaluated and curve_values(config, evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
             session.curve(evaluated, at)
             new_rows += 1
     if new_rows or not session.line:
@@ -72,7 +101,7 @@ def send(config: Config, run: Run, target: Target) -> str:
     said = f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation"
     if not new_metrics and not new_rows:
         said = "nothing new"
-    before = len(metrics) - len(new_metrics) + sum(bool(curve_values(row)) for row in rows) - new_rows
+    before = len(metrics) - len(new_metrics) + sum(bool(curve_values(config, row)) for row in rows) - new_rows
     if session.rows < before:
         said += f"; {before - session.rows} earlier rows are missing there, --anew uploads them again as another run"
     return f"{said}: {session.where}"
@@ -84,8 +113,8 @@ def _given(overrides: list[str]) -> dict[str, Any]:
     refuse_twice(parted(text, "tracking.mode=offline")[0].removeprefix("tracking.") for text in overrides)
     for text in overrides:
         key, typed = parted(text, "tracking.mode=offline")
-        name = key.removeprefix("tracking.")
-        if name not in names:
+        name = "backend" if key == "tracking" else key.removeprefix("tracking.")
+        if name not in (*names, "backend"):
             taken = f"sync takes {', '.join(f'tracking.{n}' for n in names)}"
             raise unknown("key", key, (), taken, did_you_mean(name, names))
         given[name] = [value(typed)] if name == "tags" and not isinstance(value(typed), list) else value(typed)

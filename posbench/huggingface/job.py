@@ -35,7 +35,7 @@ from posbench.huggingface.subject import HuggingFaceModel, extension_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import EvaluationRow
-from posbench.run_folder.tracking import Tracker
+from posbench.run_folder.tracking import Mirror
 from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 
@@ -387,11 +387,11 @@ def evaluate_into(
     subject: HuggingFaceModel,
     tokens: Tokens,
     settings: EvaluationConfig,
-    tracker: Tracker | None = None,
+    tracker: Mirror | None = None,
     step: int = 0,
     trained: int | None = None,
 ) -> int:
-    """Evaluate into a folder of results, and its W&B mirror if there is one; return how many rows were missing.
+    """Evaluate into a folder of results, and its mirror if there is one; return how many rows were missing.
 
     Args:
         step, trained: updates made, and tokens trained on here; None: it was not.
@@ -411,6 +411,8 @@ def evaluate_into(
         device=subject.device,
     )
     started, n_rows = time.monotonic(), 0
+    if tracker is not None:
+        tracker.catch_up()
     try:
         for row, blocks in evaluated(evaluation, known):
             run.log_evaluation(row, blocks)

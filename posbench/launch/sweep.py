@@ -63,7 +63,7 @@ def sweep(
         return
     left = [job.config for job in todo if not states.is_finished(job)]
     prepare_all(left)
-    if any(map(tracking.is_mirrored, left)):
+    if any(map(tracking.is_at_wandb, left)):
         logger.info(
             "W&B: each run writes an offline run into its folder, or is sent as it trains where an API key is set up "
             "('posbench doctor' says which; tracking=none turns W&B off)"

@@ -15,6 +15,7 @@ from posbench.report.comparison import standing
 from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.standing import At, Standing
 from posbench.run_folder.rows import COLUMNS
+from posbench.terminal.spreadsheets import csv_text
 
 _NAMES = ["run", "label", "encoding", "options", "seed", "train_length", "learning_rate"]
 _RUN_COLUMNS = [
@@ -46,16 +47,16 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
     on_tasks = [group for group in groups if group.task is not None]
     lines = [{**_facts(run), **names[run.folder]} for run in runs]
     measured = dict.fromkeys(name for run in runs if run.task for name in run.headline if name not in Levels.main)
-    text.write(folder / "runs.csv", text.csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
+    text.write(folder / "runs.csv", csv_text([*_RUN_COLUMNS, *(["task", *measured] if on_tasks else [])], lines))
     gates = {run.folder: {"learned": run.headline["learned"]} for run in runs}
     rows = ({**row.to_json(), **names[run.folder], **gates[run.folder]} for run in runs for row in run.rows)
     columns = ["learned", *(column for column in COLUMNS if on_tasks or column not in _OF_TASKS)]
-    text.write(folder / "evaluation.csv", text.csv_text([*_NAMES, *columns], rows))
+    text.write(folder / "evaluation.csv", csv_text([*_NAMES, *columns], rows))
     if on_tasks:
         of_schemes = [line for group in on_tasks for line in _of_schemes(group, sets)]
-        text.write(folder / "tasks.csv", text.csv_text(_SCHEME_COLUMNS, of_schemes))
+        text.write(folder / "tasks.csv", csv_text(_SCHEME_COLUMNS, of_schemes))
         of_runs = [{**names[run.folder], **line} for group in on_tasks for run in group.runs for line in _of_run(run)]
-        text.write(folder / "problems.csv", text.csv_text(_PROBLEM_COLUMNS, of_runs))
+        text.write(folder / "problems.csv", csv_text(_PROBLEM_COLUMNS, of_runs))
 
 
 def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:

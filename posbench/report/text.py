@@ -1,11 +1,9 @@
 """Tables as text: in the terminal, Markdown and CSV. Names may be untrusted and are data everywhere."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +15,6 @@ from posbench.terminal.console import carries_unicode
 from posbench.terminal.exits import one_line
 
 LONGEST_NAME = 24  # longest name of a scheme that is kept on one line
-_FORMULA = re.compile(r"((?:^|[;|])[\s\"]*)(?=[=+@-])")  # the start of a formula in a text
 _ASCII = str.maketrans({"±": "+-", "†": "'", "‡": '"', "≥": ">=", "²": "^2"})
 
 
@@ -108,25 +105,3 @@ def markdown_table(table: Table) -> str:
     lines.insert(1, "| " + " | ".join(rule) + " |")
     note = f"\n\n{markdown(table.note)}" if table.note else ""
     return f"### {markdown(table.title)}\n\n" + "\n".join(lines) + note + "\n"
-
-
-# -- CSV ---------------------------------------------------------------------------------------------------------------
-
-
-def csv_text(columns: list[str], rows: Iterable[dict[str, Any]]) -> str:
-    """Rows under these columns; missing values are empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(_cell, columns))
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Numbers unchanged; a text that a spreadsheet would read as a formula gets a `'` before it.
-
-    The same after a semicolon, where some spreadsheets split cells even within quotes.
-    """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return _FORMULA.sub(r"\1'", one_line(str(value)))

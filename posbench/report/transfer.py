@@ -21,6 +21,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.transfer import ENDPOINTS, FEWEST, Against, Ceiling, Endpoint, Estimate, Rung
 from posbench.report.tables import Table, Value
 from posbench.run_folder import jsonl
+from posbench.terminal.spreadsheets import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +99,7 @@ def write(ladder: Ladder, folder: Path, warnings: list[str], console: "Console",
     pieces += [*map(text.markdown_table, tables), text.markdown(_MEANING) + "\n"]
     text.write(folder / "transfer.md", "\n".join(pieces))
     rows = [_row(ladder, one, rung) for one in ladder.endpoints for rung in ladder.rungs[:-1]]
-    text.write(folder / "transfer.csv", text.csv_text(list(rows[0]) if rows else [], rows))
+    text.write(folder / "transfer.csv", csv_text(list(rows[0]) if rows else [], rows))
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -128,9 +129,7 @@ def _predictions(ladder: Ladder, path: Path, least: float) -> list[str]:
     """Score the predictions of a smaller rung; write those of the largest if there are none."""
     target = ladder.target
     if not path.is_file():
-        text.write(
-            path, text.csv_text(_PREDICTED, (row for one in ENDPOINTS for row in _predicted(target, one, least)))
-        )
+        text.write(path, csv_text(_PREDICTED, (row for one in ENDPOINTS for row in _predicted(target, one, least))))
         return [f"{path.name} has what {target.name} expects of the next rung: commit it before that rung runs."]
     try:
         rows = list(csv.DictReader(files.read(path, jsonl.LARGEST).decode().splitlines()))

@@ -21,7 +21,7 @@ from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
-from posbench.run_folder.jsonl import append, drop_half_line, number, plain
+from posbench.run_folder.jsonl import append, drop_half_line, number, plain, shortened
 from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
@@ -195,6 +195,7 @@ class Run:
             "data": None,
             "tokenizer_sha256": None,
             "wandb": None,  # where it is mirrored: id, project, entity
+            "trackers": [],  # other trackers that have all of it
             "versions": {},
             "git": {"commit": None, "dirty": None},
         }
@@ -210,8 +211,7 @@ class Run:
 
     def log_metrics(self, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`. What is not finite is null; floats keep seven digits."""
-        values = {key: float(f"{v:.7g}") if isinstance(v, float) else v for key, v in plain(row).items()}
-        append(self.folder / METRICS, [values])
+        append(self.folder / METRICS, [shortened(row)])
 
     def metrics_offset(self) -> int:
         """Length of `metrics.jsonl` in bytes, synced to the disk: a checkpoint saves it."""

@@ -80,6 +80,11 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} is not a plain value")
 
 
+def shortened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as `metrics.jsonl` has it: plain types, floats of seven digits; what is not finite is None."""
+    return {key: float(f"{value:.7g}") if isinstance(value, float) else value for key, value in plain(row).items()}
+
+
 def number(value: object) -> float | None:
     """A finite number from a file, None if it is anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:

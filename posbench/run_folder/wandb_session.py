@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-import math
 import netrc
 import os
 import re
@@ -25,6 +24,7 @@ from posbench.config.external import Trains
 from posbench.config.schema import to_container
 from posbench.errors import UserError
 from posbench.run_folder.jsonl import number
+from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, curve_row, curve_values, defined
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
@@ -39,14 +39,12 @@ _TRAINING = (
     "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
     "validation/accuracy", "validation/exact_match",
 )  # fmt: skip
-_CURVE_VALUES = ("nll", "perplexity", "bits_per_byte", "accuracy", "exact_match", "ci_low", "ci_high")
 _TABLE = (
     "length", "length_ratio", "status", "nll", "ci_low", "ci_high", "perplexity", "bits_per_byte", "accuracy",
     "chance", "trivial", "exact_match", "ngram_nll", "ngram_order", "n_tokens", "n_distinct", "n_documents", "split",
     "checkpoint_step",
 )  # fmt: skip
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
-_LINE = "eval/line"  # of evaluation.jsonl, from 1 on
 _ROWS = "rows"  # logged so far
 _TRAINED, _VALIDATED = "train_step", "validation_step"  # of the last row of either kind; one step may have both
 
@@ -92,24 +90,6 @@ class Target:
 def in_sweep() -> bool:
     """Whether an agent of a W&B sweep started this process and chose the run."""
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
-
-
-def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of W&B's run table beside configuration and headline."""
-    counts, data = record.get("parameters"), record.get("data")
-    tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
-    found = {
-        "status": record.get("status"),
-        "reason": record.get("reason"),
-        **{f"parameters/{part}": count for part, count in (counts if isinstance(counts, dict) else {}).items()},
-        "data/name": config.data.name,
-        "data/sha256": data.get("sha256") if isinstance(data, dict) else None,
-        "tokenizer/sha256": record.get("tokenizer_sha256"),
-        "tokens_per_second": tokens / seconds if tokens and seconds else None,
-    }
-    if config.tracking.command and record.get("command"):
-        found["command"] = redact(str(record["command"]))
-    return found
 
 
 def exit_code_of(record: Mapping[str, Any]) -> int:
@@ -161,7 +141,7 @@ class Session:
         )
         there = dict(self._run.summary) if self._run.resumed else {}
         # What is there: the last steps, the last line of evaluation.jsonl, and how many rows of both.
-        step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", _LINE, _ROWS))
+        step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", LINE, _ROWS))
         counted = {name: number(there.get(name)) for name in (_TRAINED, _VALIDATED)}
         if None in counted.values():  # what earlier versions logged has the step alone
             counted = dict.fromkeys(counted, step)
@@ -169,13 +149,13 @@ class Session:
         self._rows = self.rows
         self._shown: set[str] = set()
         self._run.define_metric("tokens")
-        for name in ("step", "seconds", _TRAINED, _VALIDATED, _LINE, _ROWS):  # counters: no panels
+        for name in ("step", "seconds", _TRAINED, _VALIDATED, LINE, _ROWS):  # counters: no panels
             self._run.define_metric(name, hidden=True)
-        for name in ("eval/length", "eval/length_ratio"):
+        for name in (LENGTH, LENGTH_RATIO):
             self._run.define_metric(name, hidden=True, summary="none")
         self._show(_TRAINING)
         for row in evaluation_rows(target.folder):
-            self._show(self._values(row))
+            self._show(curve_values(config, row))
 
     def metrics(self, row: Mapping[str, Any]) -> bool:
         """Send a row of `metrics.jsonl` unless W&B has it already; return whether it was sent."""
@@ -190,16 +170,10 @@ class Session:
 
     def curve(self, row: EvaluationRow, line: int) -> None:
         """Send a row of `evaluation.jsonl` and its line number, from 1; leave out what is undefined."""
-        values = self._values(row)
-        if line <= self.line or not values:
+        if line <= self.line or not (values := curve_row(self._config, row, line)):
             return
-        self._show(values)
-        self._log({"eval/length_ratio": row.length_ratio, "eval/length": row.length, _LINE: line, **values})
-
-    def _values(self, row: EvaluationRow) -> dict[str, Any]:
-        """The values of a row to log; those of a row on the way are curves of their own."""
-        is_last = row.tokens is None or row.checkpoint_step >= self._config.training.steps
-        return curve_values(row, "eval" if is_last else f"eval/{row.tokens} tokens")
+        self._show(curve_values(self._config, row))
+        self._log(values)
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self._rows += 1
@@ -256,7 +230,7 @@ class Session:
             if "/" in name and name not in self._shown:
                 self._shown.add(name)
                 if name.startswith("eval/"):
-                    self._run.define_metric(name, step_metric="eval/length_ratio", summary="none")
+                    self._run.define_metric(name, step_metric=LENGTH_RATIO, summary="none")
                 else:
                     self._run.define_metric(name, step_metric="tokens")
 
@@ -299,19 +273,6 @@ class Session:
             named = (names or {}).get(path, path.name)
             artifact.add_file(str(path), name=named, policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact)
-
-
-def curve_values(row: EvaluationRow, of: str = "eval") -> dict[str, Any]:
-    """The values of a row to log; empty if it is undefined."""
-    if row.status != "ok":
-        return {}
-    return {f"{of}/{row.curve_name}/{n}": v for n, v in defined({n: getattr(row, n) for n in _CURVE_VALUES}).items()}
-
-
-def defined(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop nulls and values that are not finite, so that a curve shows a gap."""
-    finite = {k: v for k, v in row.items() if not (isinstance(v, float) and not math.isfinite(v))}
-    return {key: value for key, value in finite.items() if value is not None}
 
 
 def _refuse_settings_here() -> None:

@@ -23,7 +23,7 @@ from posbench.run_folder import checkpoint
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import number
-from posbench.run_folder.tracking import Tracker
+from posbench.run_folder.tracking import Mirror
 from posbench.run_folder.trained import begin_from, give_weights
 from posbench.terminal import console
 from posbench.training.step import Learner, LossScale
@@ -74,7 +74,7 @@ class Journal:
 class RunJournal(Journal):
     """The journal of the first process, in its run folder."""
 
-    def __init__(self, run: Run, tracker: Tracker, config: Trains, where: Where) -> None:
+    def __init__(self, run: Run, tracker: Mirror, config: Trains, where: Where) -> None:
         self.run, self.tracker, self.where = run, tracker, where
         self.start = config.start if isinstance(config, Config) else None  # else the model has its weights already
         self.training = config.training

@@ -1,0 +1,28 @@
+"""Installed packages that add to posbench, by their entry points. Nothing of them is imported to find them.
+
+A name in a YAML file or a run folder can choose among them and imports nothing else. Their YAML stands in
+`posbench_configs/<group>` of the same package.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+ENCODINGS, TRACKERS = "posbench.encodings", "posbench.trackers"  # name -> class
+_CONFIGS = "posbench_configs"  # in a package; a project's own `configs` may be meant for other programs
+
+
+@functools.cache
+def points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """The entry points of a group, by name."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+
+
+def config_folders() -> list[Path]:
+    """The `posbench_configs` folders of packages that add something. Imports none of them."""
+    found = [point for group in (ENCODINGS, TRACKERS) for point in points(group).values()]
+    packages = sorted({point.module.partition(".")[0] for point in found})
+    specs = filter(None, map(importlib.util.find_spec, packages))
+    folders = (Path(place) / _CONFIGS for spec in specs for place in spec.submodule_search_locations or ())
+    return [folder for folder in folders if folder.is_dir()]
