@@ -39,7 +39,47 @@ def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: p
     carried = {name.removeprefix("posbench/_configs/") for name in names if name.startswith("posbench/_configs/")}
     assert expected <= carried and len(expected) > 20
     assert "posbench/py.typed" in names
+    (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+    assert "posbench = posbench.cli.app:main" in zipfile.ZipFile(wheel).read(points).decode()
     assert not [name for name in names if name.startswith("tests/")]
+
+
+COMMANDS = """
+import sys
+from posbench.cli.app import main
+
+TINY = "data=text data.path=text.txt data.tokenizer=bytes model.n_layers=1 model.d_model=16 model.n_heads=2"
+TINY += " training.train_length=16 training.batch_size=4 training.tokens=128 training.warmup_tokens=64 cache=c"
+TINY += " evaluation.ratios=[1,2] evaluation.targets=8 evaluation.blocks=8 tracking=csv runtime.threads=1"
+for line in (
+    "list --json",
+    "show rope --text",
+    f"train encoding=alibi {TINY}",
+    "report outputs/demo",
+    "reproduce alibi_copies_longer --dry-run",
+    "sweep sweep=compare rates=demo --dry-run",
+):
+    sys.argv = ["posbench", *line.split()]
+    if code := main():
+        sys.exit(f"{line}: {code}")
+checkout = [name for name, module in sys.modules.items() if (getattr(module, "__file__", "") or "").startswith(ROOT)]
+sys.exit(f"from the checkout: {checkout}" if checkout else 0)
+"""
+
+
+def test_the_wheels_files_are_enough_for_the_commands(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Unpacked before an empty folder's process, whose other packages are this environment's."""
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    zipfile.ZipFile(wheel).extractall(site)
+    empty.mkdir()
+    (empty / "text.txt").write_text("some words to learn from, again and again. " * 400, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "c")}
+    command = [sys.executable, "-P", "-c", f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}"]
+    done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+    (metrics,) = empty.glob("outputs/demo/alibi-s0-*/csv/metrics.csv")
+    assert metrics.read_text(encoding="utf-8").startswith("step,tokens,train/loss,")
+    assert (empty / "outputs/demo/report/index.html").stat().st_size > 10_000
 
 
 @pytest.mark.full
@@ -50,6 +90,7 @@ def test_the_source_archive_carries_what_its_tests_read(tmp_path: pathlib.Path) 
         carried = {name.partition("/")[2] for name in archive.getnames()}
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     named = set(re.findall(r'(?:ROOT|parents\[[12]\]) ?/ ?"([^"]+)"', text)) | {"constraints.txt", "locked.txt"}
+    named |= {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "outputs/README.md", ".ci/installed"}
     folders = ("configs", "docs", "examples", "scripts", "tests")
     there = {
         path.relative_to(ROOT).as_posix()
@@ -60,6 +101,8 @@ def test_the_source_archive_carries_what_its_tests_read(tmp_path: pathlib.Path) 
         and not {"__pycache__", "build"} & set(path.parts)
     }
     assert len(there) > 300 and there - carried == set()
+    assert {name.partition("/")[0] for name in carried} - {path.name for path in ROOT.iterdir()} == {"", "PKG-INFO"}
+    assert not [name for name in carried if name.startswith(("outputs/", "dist/")) and name != "outputs/README.md"]
 
 
 @pytest.mark.full
@@ -69,9 +112,8 @@ def test_the_wheel_trains_two_steps_from_an_empty_folder(wheel: pathlib.Path, tm
     work.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
     site = next((environment / "lib").glob("python*/site-packages"))
+    zipfile.ZipFile(wheel).extractall(site)
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     clean["XDG_CACHE_HOME"] = str(tmp_path / "cache")
@@ -86,7 +128,7 @@ def test_the_wheel_trains_two_steps_from_an_empty_folder(wheel: pathlib.Path, tm
         "training.tokens=128", "training.warmup_tokens=64", "model.n_layers=1", "model.d_model=16", "model.n_heads=2",
         "evaluation.ratios=[1,2]", "evaluation.targets=8", "evaluation.blocks=8", "tracking=none",
     ]  # fmt: skip
-    command = [environment / "bin" / "posbench", "train", "encoding=alibi", *overrides]
+    command = [python, "-P", "-m", "posbench", "train", "encoding=alibi", *overrides]
     done = subprocess.run(command, cwd=work, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (record,) = work.glob("outputs/demo/alibi-s0-*/run.json")
