@@ -21,12 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench as library_of_ours
 from posbench.errors import RunFailed, Undefined, UserError
+from posbench.evaluation import choices
+from posbench.evaluation.probes import Choice
 from posbench.evaluation.subject import Ranker, Subject
 from posbench.evaluation.variants import Variant
 from posbench.huggingface import attention, building, job, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.run_folder.jsonl import read_jsonl
+from posbench.run_folder.rows import EvaluationRow
 
 transformers = pytest.importorskip("transformers")
 LONG = 2 * LENGTH
@@ -80,7 +83,26 @@ def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
     assert wanted.std() > 0.3  # the weights do something
     assert isinstance(ours, Ranker)
     other = ids[:, -1:] + np.array([[0, -1]]) * (ids[:, -1:] > 0)  # of two candidates the first is the text's own
-    assert np.abs(ours.nll_of_candidates(ids[:, :-1], other, 0)[:, 0] - wanted[:, -1]).max() < 1e-5
+    assert np.abs(ours.ranked(ids, other[:, None], 0).nll[:, 0, 0] - wanted[:, -1]).max() < 1e-5
+
+
+@pytest.mark.full
+def test_an_exact_match_is_what_the_library_generates_greedily(shelf: Path) -> None:
+    """Answers are what `generate` says, with its cache, one token after the other; then with one wrong token each."""
+    model = subject(on(shelf, "llama"))
+    prompts = torch.from_numpy(IDS[:, :40].reshape(4, 20))
+    model.model.generation_config.eos_token_id = None  # it would end an answer there
+    told = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+    said = model.model.generate(prompts, attention_mask=torch.ones_like(prompts), **told).numpy()
+    wrong = said.copy()
+    wrong[np.arange(4), -1 - np.arange(4)] += 1
+    for ids, exact in ((said, 1.0), (wrong, 0.0)):
+        answers = [Choice(one, np.stack([one[-4:], one[-4:] + 1], axis=1), np.array([0, -1, 0, 0])) for one in ids]
+        row = EvaluationRow(protocol="task", length=23, length_ratio=1.0, split="test", checkpoint_step=0, status="ok")
+        problems = choices.Problems.of(answers)
+        measured, blocks = choices.with_numbers(row, problems, model.ranked(problems.ids, problems.candidates, 0))
+        assert measured.exact_match == exact and measured.mean_context == 20 + 5 / 3
+        assert [block.n_tokens for block in blocks] == [3] * 4
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])
@@ -477,7 +499,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert posbench(*command, "extension=yarn,rerope", "task=repeat,induction,passkey") == 0
     told = capsys.readouterr()
     assert "model, rope: trained at 48 tokens" in told.out and "right answers by context" in told.out
-    assert "no token of its own for each digit" in told.err  # of a tokenizer that knows no words
+    assert "no token of its own for each answer of passkey" in told.err  # of a tokenizer that knows no words
     (folder,) = (tmp_path / "outputs" / "models").iterdir()
     lines = read_jsonl(folder / "evaluation.jsonl")
     rows = {(r["protocol"], r["length"], r["extension"], r["task"]): r for r in lines if r["window"] is None}
@@ -494,7 +516,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     # started again it computes nothing, and with one more length that length only
     before = (folder / "evaluation.jsonl").read_bytes()
     monkeypatch.setattr(HuggingFaceModel, "nll", None)
-    monkeypatch.setattr(HuggingFaceModel, "nll_of_candidates", None)
+    monkeypatch.setattr(HuggingFaceModel, "ranked", None)
     assert posbench(*command, "extension=yarn,rerope", "task=repeat,induction,passkey") == 0
     assert (folder / "evaluation.jsonl").read_bytes() == before
     monkeypatch.undo()
@@ -510,7 +532,7 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert posbench("report", "outputs/models") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "was trained elsewhere at 48 tokens of context" in said and "Trained on" not in said
-    assert "Right answers among candidates, %" in Path("outputs/models/report/report.md").read_text(encoding="utf-8")
+    assert "Right answers to probes, %" in Path("outputs/models/report/report.md").read_text(encoding="utf-8")
     assert posbench("evaluate", str(folder)) == 2
     assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
 

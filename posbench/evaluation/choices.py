@@ -1,12 +1,15 @@
-"""Probes that pose a problem in each window: how often is the right answer the likeliest of its candidates?
+"""Probes that pose a problem in each window: how often does the model know the answer?
 
-The answer is the token after the window, so a problem costs one forward pass, whatever the number of candidates. What
-is likelier than nothing else is not right: a model to which all candidates are alike gets none. The share of right
-answers has an interval over problems (Clopper & Pearson), for the checkpoint it was measured on.
+An answer is one or more tokens, and all are predicted in one forward pass, each after the right ones before it. Where
+there is a choice, the answer is right if its token is likelier than that of each other candidate: what is likelier than
+nothing else is not right, so a model to which all candidates are alike gets none. The whole answer is matched exactly
+if each of its tokens is the likeliest of the vocabulary: just then greedy decoding says it. Shares have intervals over
+problems (Clopper & Pearson), for the checkpoint they were measured on.
 """
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +18,7 @@ from posbench.evaluation import intervals
 from posbench.evaluation.plan import Forward
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.evaluation.score import check_finite, in_batches
-from posbench.evaluation.subject import Answers, Floats, Ranker, Subject
+from posbench.evaluation.subject import Answers, Bools, Ranked, Ranker, Subject
 from posbench.processes import World
 from posbench.run_folder.rows import BlockRow, EvaluationRow, Measured
 
@@ -24,17 +27,38 @@ _TEXT = 2**16  # tokens of the text that problems are made of, at most
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problems:
-    """The problems of a row."""
+    """The problems of a row. A counts the tokens of the longest answer; a shorter one has the last of them."""
 
-    ids: Ids  # (n, C)
-    candidates: Ids  # (n, K)
-    right: Ids  # (n,) into candidates
+    ids: Ids  # (n, C + 1)
+    candidates: Ids  # (n, A, K)
+    right: Ids  # (n, A) into candidates; -1 where there is no choice
+    answer: Bools  # (n, A), which tokens are of the answer
+    trivial: float | None  # share of the choices that a trivial reader has right; None: there is no such reader
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> "Problems":
+        """Problems of one length, with equally many candidates."""
+        longest = max(len(one.right) for one in choices)
+        missing = [longest - len(one.right) for one in choices]
+        ids = np.stack([one.ids for one in choices])
+        candidates = np.repeat(ids[:, -longest:, None], choices[0].candidates.shape[1], axis=2)
+        for number, one in enumerate(choices):
+            candidates[number, missing[number] :] = one.candidates
+        rights = (np.pad(one.right, (n, 0), constant_values=-1) for n, one in zip(missing, choices, strict=True))
+        said = [(one.trivial == one.right)[one.right >= 0] for one in choices if one.trivial is not None]
+        return cls(
+            ids=ids,
+            candidates=candidates,
+            right=np.stack(list(rights)),
+            answer=np.arange(longest) >= np.array(missing)[:, None],
+            trivial=float(np.concatenate(said).mean()) if said else None,
+        )
 
     @property
     def sha256(self) -> str:
-        """Identity of the problems; rows that share it are paired."""
+        """Identity of the problems; rows that share it are paired. The candidates have the last token of each."""
         digest = hashlib.sha256()
-        for part in (self.ids, self.candidates, self.right):
+        for part in (self.ids[:, :-1], self.candidates, self.right):
             digest.update(np.ascontiguousarray(part, dtype=np.int64).tobytes())
         return digest.hexdigest()
 
@@ -49,41 +73,44 @@ def problems_of(forward: Forward, split: TokenSplit, encode: Encode | None) -> P
     (windows,) = forward.windows
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
     posed = forward.poses(Material(text[text != split.ids[split.starts[0]]], encode))
-    choices: list[Choice] = []
-    for number, start in enumerate(windows.starts):
-        choices.append(posed(np.asarray(split.ids[start : start + windows.length], dtype=np.int64), number))
-    return Problems(
-        np.stack([choice.ids for choice in choices]),
-        np.stack([choice.candidates for choice in choices]),
-        np.array([choice.right for choice in choices]),
-    )
+    ids = (np.asarray(split.ids[start : start + windows.length], dtype=np.int64) for start in windows.starts)
+    return Problems.of([posed(window, number) for number, window in enumerate(ids)])
 
 
-def nll_of(subject: Subject, problems: Problems, batch_tokens: int, world: World) -> Floats:
-    """Negative log-likelihoods in nats (n, K) of all candidates.
+def ranked(subject: Subject, problems: Problems, batch_tokens: int, world: World) -> Ranked:
+    """What a model predicts for the answers.
 
     Args:
         batch_tokens: tokens per forward pass, at least one problem.
         world: the processes that share the forward passes; all return the whole result.
     """
     assert isinstance(subject, Ranker)
-    count, length = problems.ids.shape
+    count, tokens = problems.ids.shape
 
-    def ranked(some: slice) -> Floats:
-        return subject.nll_of_candidates(problems.ids[some], problems.candidates[some], some.start)
+    def of(some: slice) -> Ranked:
+        return subject.ranked(problems.ids[some], problems.candidates[some], some.start)
 
-    return np.concatenate(in_batches(world, count, length, batch_tokens, ranked))
+    return Ranked.joined(in_batches(world, count, tokens - 1, batch_tokens, of))
 
 
-def with_numbers(row: EvaluationRow, problems: Problems, nll: Floats) -> Measured:
+def with_numbers(row: EvaluationRow, problems: Problems, found: Ranked) -> Measured:
     """The row with its numbers, and its problems as blocks."""
+    problem, place = np.nonzero(problems.right >= 0)
+    right, nll = problems.right[problem, place], found.nll[problem, place]
     check_finite(nll, "candidates")
-    number = np.arange(len(nll))
-    of_right = nll[number, problems.right]
+    number, answer = np.arange(len(nll)), problems.right.shape[1]
+    of_right = nll[number, right]
     others = nll.copy()
-    others[number, problems.right] = np.inf
-    row = dataclasses.replace(row, mean_context=float(row.length), chance=1 / nll.shape[1])
-    return answered(row, Answers(of_right, of_right < others.min(axis=1)), number)
+    others[number, right] = np.inf
+    said = (found.likeliest == problems.ids[:, -answer:]) | ~problems.answer
+    row = dataclasses.replace(
+        row,
+        mean_context=float((row.length - answer + 1 + place).mean()),
+        chance=1 / nll.shape[1],
+        trivial=problems.trivial,
+        exact_match=float(said.all(axis=1).mean()),
+    )
+    return answered(row, Answers(of_right, of_right < others.min(axis=1)), problem)
 
 
 def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> Measured:
@@ -111,8 +138,13 @@ def answered(row: EvaluationRow, answers: Answers, problem: Ids) -> Measured:
     return row, blocks
 
 
-def interval_of(row: EvaluationRow) -> tuple[float, float] | None:
-    """The 95 % interval of a row's share of right answers, over problems; None if the row has no share."""
-    if row.accuracy is None or row.n_blocks is None or not 0 <= row.accuracy <= 1 or row.n_blocks < 1:
+def interval_of(row: EvaluationRow, column: str = "accuracy") -> tuple[float, float] | None:
+    """The 95 % interval of one of a row's shares, over problems; None if the row has no share.
+
+    It counts a problem as one trial. If it has several choices, its share of right ones varies less than a trial would:
+    the interval is then wider than it need be.
+    """
+    share = getattr(row, column)
+    if share is None or row.n_blocks is None or not 0 <= share <= 1 or row.n_blocks < 1:
         return None
-    return intervals.clopper_pearson(round(row.accuracy * row.n_blocks), row.n_blocks)
+    return intervals.clopper_pearson(round(share * row.n_blocks), row.n_blocks)

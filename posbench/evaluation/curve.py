@@ -73,9 +73,10 @@ def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Con
     if any(len(one.points) > 1 for one in series):
         drawn = [one for one in series if one.points]
         yield chart.draw(drawn, ("tokens of context", "nats per token"), out.width, FLAT, plain)
-    if others := _others([row for row in rows if row.chance is None]):
+    answering = {row.curve_name for row in rows if row.chance is not None}
+    if others := _others([row for row in rows if row.curve_name not in answering]):
         yield _others_table(others, out)
-    if answered := _others([row for row in rows if row.chance is not None]):
+    if answered := _others([row for row in rows if row.curve_name in answering]):
         yield _answers_table(answered, out)
     if any(row.documents == "concat" for row in rows):
         yield "Documents were too short to be scored whole: windows run across them."
@@ -216,22 +217,36 @@ def _others_table(others: dict[str, dict[int, EvaluationRow]], out: Console) -> 
 
 
 def _answers_table(answered: dict[str, dict[int, EvaluationRow]], out: Console) -> Table:
-    """Right answers among candidates: one line per probe, with as many lengths as there is room for."""
+    """Right answers to probes: among candidates and by greedy decoding, with as many lengths as there is room for."""
     lengths = sorted({length for by_length in answered.values() for length in by_length})
-    lines = [
-        [name, f"{next(iter(found.values())).chance:.1%}", *(_share(found.get(length)) for length in lengths)]
-        for name, found in answered.items()
-    ]
-    heads = ["right answers by context", "by chance", *map(str, lengths)]
-    caption = "95 % in brackets, over problems (Clopper & Pearson), for this checkpoint"
-    return tables.fitted(out, heads, lines, [*range(3, len(heads)), 2, 1], caption=caption)
+    lines = []
+    for name, found in answered.items():
+        floors = [_range([getattr(row, column) for row in found.values()]) for column in ("chance", "trivial")]
+        lines.append([name, *floors, *(_share(found.get(length)) for length in lengths)])
+        if any(row.exact_match is not None for row in found.values()):
+            said = (_share(found.get(length), "exact_match") for length in lengths)
+            lines.append([f"{name}, greedy", "", "", *said])
+    heads = ["right answers by context", "by chance", "trivial", *map(str, lengths)]
+    caption = (
+        "among candidates, by chance and by a trivial reader; greedy: whole answers by greedy decoding; 95 % in "
+        "brackets, over problems (Clopper & Pearson), for this checkpoint"
+    )
+    return tables.fitted(out, heads, lines, [*range(4, len(heads)), 3, 2, 1], caption=caption)
 
 
-def _share(row: EvaluationRow | None) -> str:
-    if row is None or row.accuracy is None:
+def _range(shares: list[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    if not known or min(known) == max(known):
+        return f"{known[0]:.1%}" if known else ""
+    return f"{100 * min(known):.0f}..{max(known):.0%}"
+
+
+def _share(row: EvaluationRow | None, column: str = "accuracy") -> str:
+    share = None if row is None else getattr(row, column)
+    if row is None or share is None:
         return _number(row)
-    interval = choices.interval_of(row)
-    return f"{row.accuracy:.1%}" + (" ({:.0f}..{:.0f})".format(*(100 * end for end in interval)) if interval else "")
+    interval = choices.interval_of(row, column)
+    return f"{share:.1%}" + (" ({:.0f}..{:.0f})".format(*(100 * end for end in interval)) if interval else "")
 
 
 def _number(row: EvaluationRow | None, column: str = "nll", digits: int = 3) -> str:

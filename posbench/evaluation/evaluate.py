@@ -123,12 +123,14 @@ def describe(row: EvaluationRow) -> str:
         where = f"{row.curve_name} of length {row.problem_length} ({row.length_ratio:.3g}x, {row.length} tokens)"
     if row.status != "ok":
         return f"{where}: {row.status}, {row.reason}"
-    if row.accuracy is not None and row.exact_match is not None:
+    if row.problem_length is not None and row.accuracy is not None and row.exact_match is not None:
         right = f"{row.accuracy:.1%} of tokens right, {row.exact_match:.1%} of problems"
         right += "" if row.trivial is None else f", {row.trivial:.1%} of tokens by a trivial reader"
         return f"{where}: {right}, {row.nll:.4f} nats/token"
     if row.accuracy is not None and row.chance is not None:
-        return f"{where}: {row.accuracy:.1%} right, by chance {row.chance:.1%}, {row.nll:.4f} nats/token"
+        floors = f"by chance {row.chance:.1%}" + ("" if row.trivial is None else f", trivially {row.trivial:.1%}")
+        greedy = "" if row.exact_match is None else f", {row.exact_match:.1%} said by greedy decoding"
+        return f"{where}: {row.accuracy:.1%} right, {floors}{greedy}, {row.nll:.4f} nats/token"
     perplexity = "too large for a number" if row.perplexity is None else f"{row.perplexity:.2f}"
     return f"{where}: {row.nll:.4f} nats/token ({row.ci_low:.3f}..{row.ci_high:.3f}), perplexity {perplexity}"
 
@@ -211,8 +213,8 @@ def _measured(evaluation: Evaluation, measurement: Measurement, nll_of: Passes, 
     if forward.poses:
         problems = choices.problems_of(forward, evaluation.split, evaluation.encode)
         subject = evaluation.subject.varied(forward.variant, forward.length).subject
-        nll = choices.nll_of(subject, problems, settings.batch_tokens, evaluation.world)
-        return choices.with_numbers(row, problems, nll)
+        found = choices.ranked(subject, problems, settings.batch_tokens, evaluation.world)
+        return choices.with_numbers(row, problems, found)
     targets, chosen = _candidates(measurement)
     nll = nll_of(evaluation.subject, forward)[chosen]
     if select := measurement.select:

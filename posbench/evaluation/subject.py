@@ -69,13 +69,14 @@ class Solver(Subject, Protocol):
 
 @runtime_checkable
 class Ranker(Subject, Protocol):
-    """A language model that also scores candidates for the next token. Its variants do, too."""
+    """A language model that also ranks candidates for tokens of an answer. Its variants do, too."""
 
-    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
-        """Negative log-likelihoods in nats (B, K) of candidates (B, K) for the token after the C that are read.
+    def ranked(self, ids: Integers, candidates: Integers, first: int) -> "Ranked":
+        """Rank candidates for each of the last A tokens, each after the tokens before it.
 
         Args:
-            ids: (B, C), all of them read.
+            ids: (B, C + 1), of which the first C are read.
+            candidates: (B, A, K), for the last A of them.
             first: number of the first of these windows, as for `nll`.
         """
 
@@ -90,6 +91,18 @@ class Answers:
     @classmethod
     def joined(cls, parts: "Sequence[Answers]") -> "Answers":
         return cls(np.concatenate([part.nll for part in parts]), np.concatenate([part.correct for part in parts]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """Of windows, what is predicted for each of their last A tokens."""
+
+    nll: Floats  # (B, A, K) in nats, of the candidates
+    likeliest: Integers  # (B, A), of the whole vocabulary
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Ranked]") -> "Ranked":
+        return cls(np.concatenate([part.nll for part in parts]), np.concatenate([part.likeliest for part in parts]))
 
 
 @dataclasses.dataclass(frozen=True)

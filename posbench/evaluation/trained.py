@@ -14,7 +14,7 @@ from posbench.encodings.base import Encoding, check_length
 from posbench.encodings.extend import methods
 from posbench.errors import Undefined
 from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Answers, Bools, Floats, Varied
+from posbench.evaluation.subject import Answers, Bools, Floats, Ranked, Varied
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.model.gpt import GPT, Reading
 from posbench.randomness import generator
@@ -52,13 +52,17 @@ class TrainedGPT:
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     @torch.inference_mode()
-    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
-        inputs = machine.sent(torch.from_numpy(ids), self.device)
+    def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
+        inputs = machine.sent(torch.from_numpy(ids[:, :-1]), self.device)
+        answer = candidates.shape[1]
         with machine.autocast(self.device, self.dtype):
             hidden = self.model.hidden(
-                inputs, self._positions(inputs, first), last=1 if inputs.shape[1] > 1 else None, reading=self.reading
+                inputs,
+                self._positions(inputs, first),
+                last=answer if answer < inputs.shape[1] else None,
+                reading=self.reading,
             )
-        return candidates_nll(self.model.logits, hidden[:, -1].float(), torch.from_numpy(candidates))
+        return ranked_by(self.model.logits, hidden.float(), torch.from_numpy(candidates))
 
     @torch.inference_mode()
     def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
@@ -111,10 +115,14 @@ def nll_of(head: Head, hidden: Tensor, labels: Tensor) -> Tensor:
     return torch.cat([F.cross_entropy(*piece, reduction="none") for piece in _in_pieces(head, hidden, labels)])
 
 
-def candidates_nll(head: Head, hidden: Tensor, candidates: Tensor) -> Floats:
-    """Of candidates (B, K) after hidden states (B, D): (B, K) in nats, by a head and a softmax in fp32."""
-    nll = -head(hidden).log_softmax(-1).gather(1, candidates.to(hidden.device))
-    return nll.cpu().double().numpy()
+def ranked_by(head: Head, hidden: Tensor, candidates: Tensor) -> Ranked:
+    """Of candidates (B, A, K) after hidden states (B, A, D), by a head and a softmax in fp32."""
+    pieces = [
+        (-logits.log_softmax(-1).gather(1, tokens), logits.argmax(-1))
+        for logits, tokens in _in_pieces(head, hidden.flatten(0, 1), candidates.to(hidden.device).flatten(0, 1))
+    ]
+    nll, likeliest = (torch.cat(parts).cpu() for parts in zip(*pieces, strict=True))
+    return Ranked(nll.double().numpy().reshape(candidates.shape), likeliest.view(candidates.shape[:2]).numpy())
 
 
 def _in_pieces(head: Head, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -15,8 +15,8 @@ from posbench.encodings.base import Shape
 from posbench.encodings.extend import methods
 from posbench.errors import RunFailed, Undefined
 from posbench.evaluation.protocols import Integers
-from posbench.evaluation.subject import Floats, Varied
-from posbench.evaluation.trained import candidates_nll, nll_of
+from posbench.evaluation.subject import Floats, Ranked, Varied
+from posbench.evaluation.trained import nll_of, ranked_by
 from posbench.evaluation.variants import Variant, parse_choice
 from posbench.huggingface import attention, rope
 from posbench.huggingface.folder import Checkpoint
@@ -47,9 +47,9 @@ class HuggingFaceModel:
         return nll.view(-1, scored).cpu().double().numpy()
 
     @torch.no_grad()
-    def nll_of_candidates(self, ids: Integers, candidates: Integers, first: int) -> Floats:
-        hidden = self._hidden(machine.sent(torch.from_numpy(ids), self.device), 1)
-        return candidates_nll(self._logits, hidden[:, -1], torch.from_numpy(candidates))
+    def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
+        hidden = self._hidden(machine.sent(torch.from_numpy(ids[:, :-1]), self.device), candidates.shape[1])
+        return ranked_by(self._logits, hidden, torch.from_numpy(candidates))
 
     def varied(self, variant: Variant, length: int) -> Varied:
         family, config = self.checkpoint.family, self.config

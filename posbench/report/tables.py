@@ -305,33 +305,43 @@ def _others(summaries: list[Summary]) -> Table:
 
 
 def _choices(summaries: list[Summary]) -> Table:
-    """Probes with a choice among candidates: shares of right answers."""
+    """Probes that pose problems: shares of right answers, among candidates and by greedy decoding."""
     ratios = [1.0, *_ratios(summaries)]
     rows = []
     for one in summaries:
         values = _other_values(one, choice=True)
         for name in sorted({name for name, _ in values}):
             found = [values.get((name, ratio), []) for ratio in ratios]
-            chance = next(row.chance for of_length in found for row in of_length)
-            rows.append([Value(one.scheme.label), Value(name), _percent(chance), *map(_right, found)])
+            floors = [_mean_percent(column, found) for column in ("chance", "trivial")]
+            rows.append([Value(one.scheme.label), Value(name), *floors, *(_right(each, "accuracy") for each in found)])
+            if any(row.exact_match is not None for of_length in found for row in of_length):
+                said = (_right(each, "exact_match") for each in found)
+                rows.append([Value(one.scheme.label), Value(f"{name}, greedy"), Value(""), Value(""), *said])
     note = (
-        "Percent of problems whose right answer is likelier than each other candidate; by chance: of guessing. Mean "
-        "over seeds ± SD of a seed; of one seed with its 95 % interval over problems (Clopper & Pearson), for that "
-        "checkpoint. Exploratory."
+        "Percent of answers that are likelier than each other candidate; by chance: of guessing; trivial: of a reader "
+        "that does not solve the problem, over all lengths. greedy: percent of problems whose whole answer greedy "
+        "decoding says. Mean over seeds ± SD of a seed; of one seed with its 95 % interval over problems (Clopper & "
+        "Pearson), for that checkpoint. Exploratory."
     )
-    columns = ["scheme", "probe", "by chance", *(f"{ratio:g}x" for ratio in ratios)]
-    return Table("Right answers among candidates, %", columns, rows, note)
+    columns = ["scheme", "probe", "by chance", "trivial", *(f"{ratio:g}x" for ratio in ratios)]
+    return Table("Right answers to probes, %", columns, rows, note)
 
 
-def _right(rows: list[EvaluationRow]) -> Value:
+def _mean_percent(column: str, found: list[list[EvaluationRow]]) -> Value:
+    shares = [getattr(row, column) for of_length in found for row in of_length]
+    known = [share for share in shares if share is not None]
+    return _percent(sum(known) / len(known) if known else None)
+
+
+def _right(rows: list[EvaluationRow], column: str) -> Value:
     """The mean over seeds, if all had the same problems."""
-    shares = [row.accuracy for row in rows if row.accuracy is not None]
+    shares = [share for row in rows if (share := getattr(row, column)) is not None]
     if len({row.targets_sha256 for row in rows}) > 1:
         return Value("other problems per seed")
     if len(shares) > 1:
         shown, spread = over_seeds(shares), sd_of_seeds(over_seeds(shares))
         return Value(f"{100 * shown.mean:.1f} ±{100 * (spread or 0.0):.1f}", 100 * shown.mean)
-    between = choices.interval_of(rows[0]) if shares else None
+    between = choices.interval_of(rows[0], column) if shares else None
     value = _percent(shares[0] if shares else None)
     return (
         value

@@ -2,8 +2,8 @@
 
 A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Most score fixed
 targets at the end of their windows; what differs is the context those windows hold, or which of the targets count.
-Others pose a problem in each window, with a choice of tokens as answers. Options are written as those of extensions
-are: `shuffle:keep=16`.
+Others pose a problem in each window, with a choice of tokens as answers; `_sentences` has those asked in words. Options
+are written as those of extensions are: `shuffle:keep=16`.
 """
 
 import dataclasses
@@ -45,11 +45,17 @@ class Material:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-    """A problem: which of several tokens comes next?"""
+    """A problem: what is the answer, and which of several tokens is the likeliest there?"""
 
-    ids: Ids  # (C,), what is read
-    candidates: Ids  # (K,), different tokens
-    right: int  # which of them
+    ids: Ids  # (C + 1,): C tokens are read; of all tokens the last A are the answer
+    candidates: Ids  # (A, K): different tokens for each token of the answer; where there is no choice, K times its own
+    right: Ids  # (A,): which of them it is; -1 where there is no choice
+    trivial: Ids | None = None  # (A,): which of them the trivial reader says; None: the task has no such reader
+
+    @classmethod
+    def of_one(cls, ids: Ids, candidates: Ids, right: int) -> "Choice":
+        """With an answer of one token, one of the candidates (K,), after the ids (C,) that are read."""
+        return cls(np.append(ids, candidates[right]), candidates[None], np.array([right]))
 
 
 Pose = Callable[[Ids, int], Choice]  # of what a window of the text reads (C,), and its number
@@ -130,6 +136,10 @@ _PLAIN_NAMES = {
     "key_tokens_self": "tokens that need far context, by its own choice",
     "passkey": "key to recall",
     "induction": "pair to recall",
+    "multi_key": "one of several keys to recall",
+    "multi_value": "several values to recall",
+    "variable_tracking": "assignments to follow",
+    "common_words": "commonest word of a list",
 }
 
 

@@ -24,49 +24,23 @@ and one pass gives them all; the text around it is the one that is evaluated on,
 """
 
 import functools
-import math
 
-import numpy as np
-
-from posbench.errors import Undefined
-from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, balanced, expect
-
-_TELLS = '\nThe key is "{0}". Remember: the key is "{0}".\n'
-_ASKS = '\nWhat was the key? The key is "{0}'
-_DIGITS = range(10)
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, spread evenly however many are taken
+from posbench.evaluation.probes import Probe, balanced, expect
+from posbench.evaluation.probes._sentences import DIGITS, Spare, Story, in_words, spread
 
 
 def rows(lengths: list[int], targets: int, train_length: int, *, depth: float | None = None) -> list[Probe]:
     """One row per length."""
     expect(depth is None or 0 <= depth <= 1, "passkey", "depth", depth, "a number from 0 to 1, or null")
-    return [
-        Probe("passkey", length, targets, poses=functools.partial(_poses, length=length, depth=depth))
-        for length in lengths
-    ]
+    return in_words("passkey", lengths, targets, functools.partial(_story, depth=depth))
 
 
-def _poses(material: Material, length: int, depth: float | None) -> Pose:
-    if material.encode is None:
-        raise Undefined("passkey is asked in words, and this model's tokenizer is not known")
-    told, asked = (material.encode([text.format(digit) for digit in _DIGITS]) for text in (_TELLS, _ASKS))
-    if not all(map(len, asked)):
-        raise Undefined("the tokenizer has no tokens for passkey's sentences")
-    question, candidates = asked[0][:-1], np.array([each[-1] for each in asked], dtype=np.int64)
-    alike = all(np.array_equal(each[:-1], question) for each in asked) and len(set(candidates.tolist())) == len(asked)
-    if not alike or not all(key in each for key, each in zip(candidates, told, strict=True)):
-        raise Undefined("the tokenizer has no token of its own for each digit of passkey's sentences")
-    needed = 1 + max(map(len, told)) + len(question)  # the first token stays: a model may need the one it has there
-    if length < needed:
-        raise Undefined(f"the sentences of passkey are {needed} tokens of this model: there is no room for them")
-
-    def posed(ids: Ids, number: int) -> Choice:
-        right, place = balanced("passkey", number, len(_DIGITS)), (number + 0.5) * _GOLDEN % 1
-        sentence = told[right]
-        at = 1 + round((place if depth is None else depth) * (length - 1 - len(sentence) - len(question)))
-        out = ids.copy()
-        out[at : at + len(sentence)] = sentence
-        out[-len(question) :] = question
-        return Choice(out, candidates, right)
-
-    return posed
+def _story(number: int, _: Spare, depth: float | None) -> Story:
+    key = DIGITS[balanced("passkey", number, len(DIGITS))]
+    return Story(
+        told=(f'\nThe key is "{key}". Remember: the key is "{key}".\n',),
+        places=spread(number, 1) if depth is None else (depth,),
+        question='\nWhat was the key? The key is "',
+        answers=(key,),
+        candidates=DIGITS,
+    )
