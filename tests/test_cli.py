@@ -179,7 +179,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "evaluate outputs/": ["outputs/study"],
         "evaluate outputs/study/": ["outputs/study/rope-s0-0"],
         "evaluate RUN protocol=sliding,n": ["protocol=sliding,nonoverlap"],
-        "evaluate RUN task=": ["task=induction", "task=key_tokens", "task=passkey", "task=repeat", "task=shuffle"],
+        "evaluate RUN task=": [f"task={name}" for name in probes.names()],
         "evaluate RUN extension=y": ["extension=yarn"],
         "report out": ["outputs/study"],
         "clean out": ["outputs/study"],

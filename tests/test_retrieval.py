@@ -1,0 +1,266 @@
+"""Probes that are asked in words: by readers that solve them, and readers that do not."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import probe_readers
+import pytest
+import torch
+from rich.console import Console
+
+from posbench.config.schema import Config
+from posbench.data.tokenizer import Tokenizer, raw_bytes, train_bpe
+from posbench.data.tokens import TokenSplit
+from posbench.errors import Undefined, UserError
+from posbench.evaluation import choices, curve, probes
+from posbench.evaluation.check import check
+from posbench.evaluation.evaluate import Evaluation, describe, evaluate
+from posbench.evaluation.probes import Choice, Material
+from posbench.evaluation.subject import Ranked, Ranker, Varied
+from posbench.evaluation.trained import TrainedGPT
+from posbench.evaluation.variants import Variant
+from posbench.model.gpt import build
+from posbench.run_folder.rows import EvaluationRow
+
+L, PROBLEMS = 160, 40  # each digit, place and word equally often
+LENGTHS = (160, 200, 512)
+CHANCE = {"passkey": 0.1, "multi_key": 0.1, "multi_value": 0.1, "variable_tracking": 0.1, "common_words": 1 / 8}
+TRIVIAL = {"multi_key": 1 / 4, "multi_value": (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, "variable_tracking": 1 / 4,
+           "common_words": 6 / 13}  # fmt: skip
+ENDS = re.compile(r'(?:The (?:key|number of \w+|value of \w+) is "|The numbers of \w+ are "|common word is:\n)')
+WORDS = (
+    "apple bread cloud door earth fire gold house iron jar king lamp moon night oak paper queen river stone tree uncle "
+    "voice water yard"
+)
+SENTENCES = (
+    'The key is "7". Remember: the key is "7". What was the key?\nThe number of\nA number of\n'
+    'The numbers of are "4", "7"\nThe value of is\nThe most common word is:\n0 1 2 3 4 5 6 7 8 9 '
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """One that has some of the words as one token and others as several, with and without a space before them."""
+    return train_bpe([SENTENCES * 20, f"{WORDS[:60]}\n" * 20, WORDS[40:80].replace(" ", "\n") * 9], 400)
+
+
+@pytest.fixture(scope="module")
+def text(tokenizer: Tokenizer) -> TokenSplit:
+    """Words without digits, lines or sentences: whatever else a problem's text has, the probe has put there."""
+    said = " ".join(np.random.default_rng(1).choice(["of", "a", "was", "common", "value", *WORDS.split()], 9000))
+    ids = tokenizer.encode([said])[0]
+    return TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A subject that is no model: it says what a reader of the last `window` tokens says."""
+
+    tokenizer: Tokenizer
+    says: Callable[[str], str]  # the answer, by the text before it
+    name: str = "reader"
+    train_length: int = L
+    window: int | None = None
+
+    def nll(self, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
+        return np.full((len(ids), scored), 1.0)
+
+    def ranked(self, ids: np.ndarray, candidates: np.ndarray, first: int) -> Ranked:
+        likeliest = np.stack([self._said(one, candidates.shape[1]) for one in ids])
+        nll = np.where(candidates == likeliest[..., None], 0.1, 5.0) + candidates % 7 / 1e3
+        return Ranked(nll, likeliest)
+
+    def _said(self, ids: np.ndarray, answer: int) -> np.ndarray:
+        read = self.tokenizer.decode(ids if self.window is None else ids[-self.window :])
+        *_, end = ENDS.finditer(read)
+        try:
+            said = self.says(read[: end.end()])
+        except (LookupError, ValueError):
+            said = "0"
+        asked = "\n" + read[read.rindex("\n", 0, end.start()) + 1 : end.end()]
+        (tokens,) = self.tokenizer.encode([asked + said])
+        return np.pad(tokens, (answer, 0))[-answer:].astype(np.int64)  # who has seen a part of it says the end
+
+    def varied(self, variant: Variant, length: int) -> Varied:
+        return Varied(dataclasses.replace(self, window=variant.window), None)
+
+
+def rows_of(subject: object, config: Config, text: TokenSplit, tokenizer: Tokenizer, task: str) -> list[EvaluationRow]:
+    settings = dataclasses.replace(
+        config.evaluation, ratios=tuple(length / L for length in LENGTHS), targets=8, blocks=PROBLEMS, windowed=True,
+        protocols=("nonoverlap",), tasks=(task,),
+    )  # fmt: skip
+    of = {"subject": subject, "split": text, "token_bytes": None, "encode": tokenizer.encode, "dtype": "fp32"}
+    asked = Evaluation(**of, settings=settings, checkpoint_step=7, device=torch.device("cpu"))
+    return [row for row, _ in evaluate(asked) if row.task]
+
+
+def posed(task: str, text: TokenSplit, tokenizer: Tokenizer, length: int, number: int = PROBLEMS) -> Iterator[Choice]:
+    (probe,) = probes.of(task, [length], 8, L)
+    assert probe.poses is not None
+    pose = probe.poses(Material(text.ids.astype(np.int64), tokenizer.encode))
+    for each in range(number):
+        yield pose(text.ids[each : each + length].astype(np.int64), each)
+
+
+def parts(choice: Choice, tokenizer: Tokenizer) -> tuple[str, str]:
+    """What is read before the answer, and the answer."""
+    said = len(choice.right)
+    return tokenizer.decode(choice.ids[:-said]), tokenizer.decode(choice.ids[-said:])
+
+
+@pytest.mark.parametrize("task", CHANCE)
+def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
+    task: str, tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer
+) -> None:
+    solver = Reader(tokenizer, getattr(probe_readers, task))
+    assert isinstance(solver, Ranker)
+    rows = rows_of(solver, tiny_config, text, tokenizer, task)
+    plain = [row for row in rows if row.window is None]
+    assert [(row.length, row.status) for row in plain] == [(length, "ok") for length in LENGTHS]
+    for row in plain:
+        assert (row.accuracy, row.exact_match, row.chance) == (1.0, 1.0, CHANCE[task])
+        assert row.trivial is None if task == "passkey" else abs(row.trivial - TRIVIAL[task]) < 0.09, row.length
+        assert choices.interval_of(row, "exact_match") == choices.interval_of(row) != (1.0, 1.0)
+    if task != "common_words":  # one can count the last words of a list
+        narrowed = {row.length: row.accuracy for row in rows if row.window is not None}
+        assert 0.05 < narrowed[512] < 0.55 and narrowed[512] < narrowed[200]
+
+    always = {"multi_value": '3", "3", "3", "3', "common_words": "fire"}.get(task, "3")
+    blind = Reader(tokenizer, lambda text: always)
+    for row in rows_of(blind, tiny_config, text, tokenizer, task):
+        low, high = choices.interval_of(row) or (0, 0)
+        assert low < row.chance < high and (row.exact_match or 0) <= row.accuracy
+        assert row.accuracy == pytest.approx(row.chance, abs=1e-9) or task == "common_words"  # each digit equally often
+
+
+@pytest.mark.parametrize("task", CHANCE)
+def test_problems_have_exactly_so_many_tokens_and_tell_their_answer_once(
+    task: str, text: TokenSplit, tokenizer: Tokenizer
+) -> None:
+    by_length = {length: list(posed(task, text, tokenizer, length)) for length in LENGTHS}
+    for length, problems in by_length.items():
+        for number, (one, again) in enumerate(zip(problems, posed(task, text, tokenizer, length), strict=True)):
+            assert one.ids.shape == (length + 1,) and np.array_equal(one.ids, again.ids)
+            read, answer = parts(one, tokenizer)
+            assert getattr(probe_readers, task)(read) == answer
+            asked, said = parts(by_length[L][number], tokenizer)
+            assert ENDS.findall(asked)[-1] == ENDS.findall(read)[-1] and said == answer  # of every length the same
+            tokens = one.ids[-len(one.right) :]
+            for place, right in enumerate(one.right):
+                different = len(set(one.candidates[place].tolist()))
+                assert different == (one.candidates.shape[1] if right >= 0 else 1)
+                assert one.candidates[place, right] == tokens[place]
+            if task != "common_words":
+                assert not re.search(r"\d", read[read.rindex("\n") :])  # the question says none
+                often = 2 if task == "passkey" else 1
+                assert all(read.count(f'"{digit}"') == often for digit in re.findall(r"\d", answer))
+
+
+@pytest.mark.parametrize("task", TRIVIAL)
+def test_trivial_readers_say_what_plain_loops_say(task: str, text: TokenSplit, tokenizer: Tokenizer) -> None:
+    reader = getattr(probe_readers, f"trivial_{task}")
+    for one in posed(task, text, tokenizer, 200):
+        assert one.trivial is not None
+        for place in np.flatnonzero(one.right >= 0):
+            end = len(one.ids) - len(one.right) + place
+            token = one.candidates[place, one.trivial[place]]
+            assert reader(tokenizer.decode(one.ids[:end])).startswith(tokenizer.decode([token]))
+
+
+@pytest.mark.parametrize("task", ["multi_key", "multi_key:keys=3", "variable_tracking:chains=5:hops=1"])
+def test_every_sentence_is_asked_for_equally_often_and_depths_are_even(
+    task: str, text: TokenSplit, tokenizer: Tokenizer
+) -> None:
+    asked, depths = [], []
+    for one in posed(task, text, tokenizer, 512):
+        read, answer = parts(one, tokenizer)
+        told = re.findall(r'"(\d)"', read)
+        asked.append(told.index(answer))
+        depths.append(read.index(f'"{answer}"') / len(read))
+    assert np.ptp(np.bincount(asked)) <= 1
+    if task.startswith("multi_key"):
+        assert np.abs(np.sort(depths) - (np.arange(PROBLEMS) + 0.5) / PROBLEMS).max() < 0.12
+
+
+def test_all_digits_are_right_equally_often_in_every_place(text: TokenSplit, tokenizer: Tokenizer) -> None:
+    for task in ("multi_key", "multi_value:values=3", "variable_tracking:chains=3:hops=1"):
+        right = np.stack([one.right for one in posed(task, text, tokenizer, 200)])
+        for place in right.T[(right >= 0).all(axis=0)]:
+            assert np.bincount(place, minlength=10).tolist() == [PROBLEMS // 10] * 10
+
+
+def test_a_model_of_ours_ranks_every_token_of_an_answer_by_its_loss(
+    tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer
+) -> None:
+    model = TrainedGPT(build(tiny_config, 400).eval(), "ours", L, torch.device("cpu"), torch.float32)
+    problems = choices.Problems.of(list(posed("common_words", text, tokenizer, 200, 8)))
+    assert len(set(problems.answer.sum(axis=1).tolist())) > 1  # words of one token and of several
+    found = model.ranked(problems.ids, problems.candidates, 0)
+    longest = problems.answer.shape[1]
+    for back in range(longest):
+        ids = problems.ids[:, : len(problems.ids[0]) - back]
+        for each in range(8):
+            swapped = ids.copy()
+            swapped[:, -1] = problems.candidates[:, longest - 1 - back, each]
+            np.testing.assert_allclose(
+                found.nll[:, longest - 1 - back, each], model.nll(swapped, 1, 0)[:, 0], atol=1e-4
+            )
+    assert (found.nll.min(axis=2) >= 0).all() and found.nll.std() > 0.01
+
+
+def test_answers_of_bytes_count_where_they_first_differ(text: TokenSplit) -> None:
+    """Bytes: all words are several tokens, and those without a common beginning differ in the first."""
+    letters = raw_bytes()
+    ids = letters.encode([" of a was common value" * 400])[0]
+    split = TokenSplit(ids=ids, starts=np.array([0, len(ids)], dtype=np.int64))
+    for one in posed("common_words:words=5:ratio=3", split, letters, 300, 12):
+        read, answer = parts(one, letters)
+        assert probe_readers.common_words(read) == answer and 3 <= len(answer) <= 5
+        assert one.right.tolist()[1:] == [-1] * (len(answer) - 1)
+
+
+def test_what_cannot_be_asked_says_why(tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer) -> None:
+    for task in CHANCE:
+        (probe,) = probes.of(task, [20], 8, L)
+        assert probe.poses is not None
+        with pytest.raises(Undefined, match="tokenizer is not known"):
+            probe.poses(Material(text.ids, None))
+        with pytest.raises(Undefined, match=rf"the sentences of {task} are \d+ tokens of this model"):
+            probe.poses(Material(text.ids, tokenizer.encode))(text.ids[:20], 0)
+        with pytest.raises(Undefined, match="no token of its own for each answer"):
+            probe.poses(Material(text.ids, lambda texts: [np.zeros(9, np.int64)] * len(texts)))(text.ids[:20], 0)
+    for asked, said in (
+        ("multi_key:keys=11", "keys is 11 for 'multi_key': expected 2 to 10"),
+        ("multi_value:values=1", "2 to 10"),
+        ("variable_tracking:chains=5:hops=4", "at most 24 variables in all 5 chains"),
+        ("common_words:words=25", "2 to 24"),
+        ("common_words:ratio=1", "2 to 100"),
+    ):
+        settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
+        with pytest.raises(UserError, match=said):
+            check(dataclasses.replace(tiny_config, evaluation=settings))
+
+
+def test_the_terminal_shows_both_scores_and_both_floors() -> None:
+    columns = {"protocol": "task", "split": "test", "checkpoint_step": 0, "status": "ok", "n_blocks": 40, "nll": 0.1}
+    rows = [
+        EvaluationRow(**columns, task=task, length=length, length_ratio=length / L, chance=chance, trivial=trivial,
+                      accuracy=1.0, exact_match=0.5)
+        for task, length, chance, trivial in (
+            ("multi_key", 128, 0.1, 0.25), ("multi_key", 256, 0.1, 0.25),
+            ("common_words", 128, 0.125, 0.425), ("common_words", 256, 0.125, 0.475),
+        )
+    ]  # fmt: skip
+    assert "100.0% right, by chance 10.0%, trivially 25.0%, 50.0% said by greedy decoding" in describe(rows[0])
+    undefined = EvaluationRow(
+        **columns | {"status": "undefined", "n_blocks": None}, task="multi_key", length=64, length_ratio=0.5
+    )
+    out = Console(width=130, record=True)
+    out.print(curve._answers_table(curve._others([undefined, *rows]), out))
+    shown = out.export_text()
+    assert re.search(r"task_multi_key +10.0% +25.0% +undefined +100.0% \(91..100\)", shown)
+    assert re.search(r"task_multi_key, greedy +undefined +50.0% \(34..66\)", shown)
+    assert re.search(r"task_common_words +12.5% +42..48% +100.0%", shown)
