@@ -228,9 +228,10 @@ def drawn(part: str, tokens: int, characters: int, rng: np.random.Generator) -> 
         size = int(corpus.HELD_OUT[1] * tokens)
         first = int(rng.integers(tokens - size + 1))
         return [(first, first + size)]
-    pieces, _ = corpus._stretches(["x" * characters], 30)
-    number = len(pieces["test"])
-    size = int(len(pieces["test"][0]) / characters * tokens)
+    spans, _ = corpus._stretches([characters], 30)
+    number = len(spans["test"])
+    _, start, end = spans["test"][0]
+    size = int((end - start) / characters * tokens)
     shift = int(rng.integers(tokens // number - size + 1))
     return [(i * tokens // number + shift, i * tokens // number + shift + size) for i in range(number)]
 

@@ -18,6 +18,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from disks import small_disk
 
 from posbench import files, machine
 from posbench.config.schema import DataConfig
-from posbench.data import batches, bounds, corpus, hub, reading, tokenizer, tokens
+from posbench.data import batches, bounds, corpus, hub, kept, reading, texts, tokenizer, tokens
 from posbench.errors import RunFailed, UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -57,7 +58,9 @@ def config(name: str = "text", **changes: Any) -> DataConfig:
 
 
 def load(configuration: DataConfig, folder: Path) -> corpus.Corpus:
-    return corpus.load(configuration, corpus.locate(configuration, folder / "revisions"), folder / "scratch")
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".scratch-", dir=folder))  # a folder is of one text
+    return corpus.load(configuration, corpus.locate(configuration, folder / "revisions"), scratch)
 
 
 def write(folder: Path, documents: dict[str, str]) -> Path:
@@ -1213,7 +1216,7 @@ def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
     assert re.search(r"tokens of \d+ % of [\d,]+ characters, about 10 seconds left", caplog.text)
 
 
-def test_texts_are_written_to_the_table_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_written_one_at_a_time_and_read_in_any_order(tmp_path: Path) -> None:
     held = most = 0
 
     class Text(str):
@@ -1226,10 +1229,20 @@ def test_texts_are_written_to_the_table_a_few_at_a_time(tmp_path: Path, monkeypa
             nonlocal held
             held -= 1
 
-    monkeypatch.setattr(hub, "_WRITE_CHARACTERS", 1000)
-    table = hub.from_generator(lambda: ({"text": Text("x" * 100)} for _ in range(500)), tmp_path / "scratch")
-    assert list(table) == ["x" * 100] * 500
-    assert most < 20
+    written = [f"{STRANGE} {i}" * (i % 5) for i in range(500)]
+    parts = {"train": written[:300], "test": written[300:]}
+    assert texts.write(tmp_path, {s: map(Text, part) for s, part in parts.items()}) == {"train": 300, "test": 200}
+    assert most < 3
+    found = texts.Texts.of(tmp_path)
+    assert list(found) == written and [found[i] for i in (499, 7, 0, -1)] == [written[i] for i in (499, 7, 0, -1)]
+    assert texts.characters(found).tolist() == [*map(len, written)]
+    spans = [(3, 0, 9), (3, 9, 9), (3, 20, 77), (4, 5, 6), (499, 0, len(written[499]))]
+    assert list(found.cut(spans)) == [written[i][first:end] for i, first, end in spans]
+    with pytest.raises(IndexError):
+        found[500]
+    (tmp_path / "text").write_bytes(b"")
+    with pytest.raises(ValueError, match="ends before byte"):
+        list(texts.Texts.of(tmp_path))
 
 
 @pytest.mark.full
@@ -1237,7 +1250,7 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     folder = write(tmp_path / "many", numbered(30))
     first = tokens.prepare(config(path=folder, vocab_size=300), tmp_path)
     (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
-    stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir()}
+    stamps = {p.name: p.stat().st_mtime_ns for p in made.iterdir() if p.name != kept.SEEN}
     code = (
         "import sys, pathlib, json; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
         "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))\n"
@@ -1248,7 +1261,7 @@ def test_a_second_run_takes_the_cache_and_imports_no_datasets(tmp_path: Path) ->
     record, imported = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
     assert json.loads(record) == first.record
     assert imported == "False False"
-    assert {p.name: p.stat().st_mtime_ns for p in made.iterdir()} == stamps
+    assert {p.name: p.stat().st_mtime_ns for p in made.iterdir() if p.name != kept.SEEN} == stamps
 
 
 @pytest.mark.parametrize(("size", "is_small"), [(30_000, True), (80_000, False)])
@@ -1336,14 +1349,17 @@ def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:
     folder = write(tmp_path / "many", numbered(30))
     code = (
         "import sys, pathlib, json; from posbench.config.schema import DataConfig; from posbench.data import tokens\n"
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
         "made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])); print(made.record)"
     )
     values = json.dumps(dataclasses.asdict(config(path=folder, vocab_size=300)))
     run = [sys.executable, "-c", code, values, str(tmp_path)]
-    running = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = {process.communicate()[0] for process in running}
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen(run, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    printed, told = zip(*(process.communicate() for process in running), strict=True)
     assert [process.returncode for process in running] == [0, 0]
-    assert len(printed) == 1
+    assert len(set(printed)) == 1
+    assert sorted("preparing the tokens" in log for log in told) == [False, True]
     assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
 
 

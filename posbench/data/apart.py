@@ -1,4 +1,4 @@
-"""Run an untrusted tokenizer in a process of its own.
+"""Run a tokenizer in processes of its own: one that is not trusted, or any one on several cores.
 
 The patterns of a `tokenizer.json` are regular expressions. Their engine gives up a match after ten million steps, which
 a pattern can need at every character: hours for a megabyte, in which its process hears no signal. Its normalizer can
@@ -6,8 +6,12 @@ put a megabyte in the place of each letter. Here it can be ended, and has a limi
 prints when it panics is not shown.
 """
 
+import collections
+import concurrent.futures
 import contextlib
 import json
+import os
+import queue
 import re
 import resource
 import signal
@@ -29,20 +33,50 @@ MOST_MEMORY = 2 * 2**30  # bytes, beside what the process and its tokenizer have
 _TOO_MUCH_MEMORY = 3  # exit code
 
 
-def encoded(tokenizer: Path, batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
-    """The ids of each text of each batch, as from `Tokenizer.encode` of a `tokenizer.json`.
+def encoded(tokenizer: Path, batches: Iterable[list[str]], n_jobs: int = 1) -> Iterator[np.ndarray]:
+    """The ids of each text of each batch, as from `Tokenizer.encode` of a `tokenizer.json`, in their order.
 
-    Raises UserError if it fails at a text, or takes too long for it.
+    Args:
+        n_jobs: processes; batches that are few start fewer. Twice as many batches are held in memory.
+
+    Raises:
+        UserError: it fails at a text, or takes too long for it.
     """
+    started: list[subprocess.Popen[bytes]] = []
+    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
     command = [sys.executable, "-P", "-m", "posbench.data.apart", str(tokenizer)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # one core each
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+
+    def answer(texts: list[str]) -> list[np.ndarray]:
         try:
-            for batch in batches:
-                yield from _asked(process, batch)
-        finally:
+            process = idle.get_nowait()
+        except queue.Empty:  # as many threads as processes: one may still be started
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment)
+            started.append(process)
+        found = _asked(process, texts)
+        idle.put(process)
+        return found
+
+    threads = concurrent.futures.ThreadPoolExecutor(n_jobs)
+    asked: collections.deque[concurrent.futures.Future[list[np.ndarray]]] = collections.deque()
+    try:
+        for batch in batches:
+            asked.append(threads.submit(answer, batch))
+            if len(asked) == 2 * n_jobs:
+                yield from asked.popleft().result()
+        while asked:
+            yield from asked.popleft().result()
+    finally:
+        for process in started:  # no thread then waits for one
+            process.kill()
+        threads.shutdown(cancel_futures=True)
+        for process in started:  # one may have been started meanwhile
             process.kill()
             with contextlib.suppress(OSError):  # of what it will not read any more
                 process.stdin.close()  # type: ignore[union-attr]
+            process.stdout.close()  # type: ignore[union-attr]
+            process.wait()
 
 
 def _asked(process: "subprocess.Popen[bytes]", texts: list[str]) -> list[np.ndarray]:

@@ -5,7 +5,7 @@
 | a document: a file of prose, a line, a cell of a table | 1/16 of the memory | it is held whole, several times over |
 | a line of `.jsonl`, a `.json` file | 1/64 of the memory | a value of two bytes becomes an object of a hundred |
 | the text of one file | 200 times its size, or 64 MiB | prose packs to a third, logs to a hundredth |
-| the text of a split | 1/2 of what is free on the disk, or 1 GiB | it is written there while it is tokenised |
+| the text, all splits | 1/2 of what is free on the disk, or 1 GiB | it is written there while it is tokenised |
 
 The memory is what `machine.memory_limit` says, so `POSBENCH_MEMORY_GIB` raises the first two.
 """

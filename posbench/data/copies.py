@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from posbench.data import texts as on_disk
+
 PASSAGE_WORDS = 64  # a power of two
 MOST_PASSAGES = 2**22  # of the held-out text, looked for
 MOST_CHARACTERS = 2**30  # of the held-out and of the training text each, looked through
@@ -43,7 +45,9 @@ class Copies:
 
 def find(held_out: Sequence[Sequence[str]], train: Sequence[str]) -> Copies:
     """Look in the training documents for passages of the documents of held-out splits."""
-    n_held_out, n_train = (max(1, sum(map(len, texts))) for texts in (itertools.chain(*held_out), train))
+    sizes = on_disk.characters(train)
+    n_held_out = max(1, sum(int(on_disk.characters(texts).sum()) for texts in held_out))
+    n_train = max(1, int(sizes.sum()))
     held_out_share, train_share = min(1.0, MOST_CHARACTERS / n_held_out), min(1.0, MOST_CHARACTERS / n_train)
     known, kept = _lowest(hashes for hashes, _ in _passages(itertools.chain(*held_out), held_out_share))
     table = np.zeros(2**_TABLE_BITS, dtype=bool)
@@ -58,7 +62,7 @@ def find(held_out: Sequence[Sequence[str]], train: Sequence[str]) -> Copies:
         documents.update(of_document[candidates[equal]].tolist())
     return Copies(
         documents=sorted(documents),
-        text=sum(len(train[i]) for i in documents) / n_train,
+        text=int(sizes[sorted(documents)].sum()) / n_train,
         shared=float(found.sum()) / max(1, len(found)),
         held_out_checked=held_out_share * kept,
         train_checked=train_share,

@@ -1,7 +1,9 @@
 """Documents in three splits, from the standard library, from files, or from the HuggingFace hub.
 
 In two steps, so that a run on cached tokens pays for the first alone: `locate` says cheaply which text is meant (a
-digest of the files, or the hub's commit), `load` reads it and splits it.
+digest of the files, or the hub's commit), `load` reads it and splits it. What `load` finds stays on the disk, the
+documents and where each split's are: a process that goes on after a kill finds it, and memory does not grow with the
+text.
 
 How documents are split (`record["split"]`):
 - `given`: by the source. If validation or test is missing, the other one is halved; training text is left alone.
@@ -20,13 +22,17 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posbench import files
+import numpy as np
+
 from posbench.config.schema import DataConfig
-from posbench.data import copies, hub, reading
+from posbench.data import copies, hub, kept, reading
+from posbench.data import texts as on_disk
+from posbench.data.texts import Span, Texts
 from posbench.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -60,9 +66,9 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents by split, possibly memory-mapped, and what `run.json` records of them."""
+    """Documents by split, on the disk, and what `run.json` records of them."""
 
-    documents: dict[str, Sequence[str]]
+    documents: dict[str, Texts]
     record: dict[str, Any]
 
 
@@ -70,7 +76,7 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     """Find the text without reading it into documents and without importing `datasets`.
 
     Args:
-        remembered: folder for the answers of the hub, for when it cannot be asked.
+        remembered: folder for the answers of the hub, for when it cannot be asked, and for digests of files.
 
     Raises:
         UserError: nothing there, with the nearest name; a hub that can be neither asked nor remembered.
@@ -89,52 +95,68 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     else:
         found = _local_files(config)
     each = ((split, name, path) for split, names in found.items() for name, path in names.items())
-    parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path)))
-    return Source(found, None, _digest(parts))
+    digests = kept.remembered(remembered, config.path or config.source)
+    parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path, digests)))
+    source = Source(found, None, _digest(parts))
+    digests.keep()
+    return source
 
 
-def _sha256(path: Path) -> bytes:
+def _sha256(path: Path, digests: kept.Digests) -> bytes:
     try:
-        return files.sha256(path)
+        return digests.of(path)
     except OSError as error:
         raise UserError(f"data.path: the text {path} cannot be read: {error.strerror}") from None
 
 
-def load(config: DataConfig, source: Source, scratch: Path | None = None) -> Corpus:
+def load(config: DataConfig, source: Source, folder: Path, downloads: Path | None = None) -> Corpus:
     """Read the documents of a located source and split them.
 
     Args:
-        scratch: folder for the tables behind the sequences of local text; None = the cache of `datasets`.
+        folder: for this text and this way to split it alone; what is there of an earlier call is used.
+        downloads: folder for documents that are read as they are downloaded, which outlasts `folder`; None = `folder`.
 
     Raises:
         UserError: no text, bytes that are not UTF-8, a column or split that is not there.
     """
-    documents = _read(config, source, scratch)
+    documents = _documents(config, source, folder, downloads or folder)
+    record = kept.folder(folder / "splits", partial(_split, config, source, documents))
+    everything = next(iter(documents.values()))
+    return Corpus({s: everything.at(np.load(folder / "splits" / f"{s}.npy")) for s in SPLITS}, record)
+
+
+def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made: Path) -> dict[str, Any]:
+    """Write where each split's documents are into a folder, and return what is recorded of them."""
     stretches: dict[str, list[int]] = {}
     if set(documents) == {"train"}:
         documents = {"": documents["train"]}
-    if "" not in documents:
+    texts = documents.get("")
+    if texts is None:
         split, documents = "given", _complete(documents, config.name)
     elif config.source == "builtin":
-        names = list(source.files[""])[: len(documents[""])]
-        split, documents = "document", _by_document(documents[""], names, BUILTIN_HELD_OUT)
-    elif len(documents[""]) >= FEWEST_DOCUMENTS:
-        split, documents = "document", _by_document(documents[""], documents[""], HELD_OUT, config.test_pieces or 0)
-    elif config.test_pieces is None:
-        split, documents = "contiguous", _contiguous(documents[""])
+        names = [hashlib.sha256(name.encode()).digest() for name in source.files[""]][: len(texts)]
+        split, documents = "document", _by_document(texts, np.array(names, dtype="S32"), BUILTIN_HELD_OUT)
+    elif len(texts) >= FEWEST_DOCUMENTS:
+        split, documents = "document", _by_document(texts, _keys(texts), HELD_OUT, config.test_pieces or 0)
     else:
-        split, (documents, stretches) = "stretches", _stretches(documents[""], config.test_pieces)
+        sizes = on_disk.characters(texts).tolist()
+        if config.test_pieces is None:
+            split, spans = "contiguous", _contiguous(sizes)
+        else:
+            split, (spans, stretches) = "stretches", _stretches(sizes, config.test_pieces)
+        documents = {s: texts.cut(spans[s]) for s in SPLITS}
     documents, shared = _without_copies(documents, split, config.name)
-    record = {
+    for s in SPLITS:
+        np.save(made / f"{s}.npy", documents[s].rows)
+    return {
         "name": config.name,
         "revision": source.revision,
-        "sha256": _digest(part.encode() for s in SPLITS for part in itertools.chain([s], documents[s])),
+        "sha256": _digest(part for s in SPLITS for part in itertools.chain([s.encode()], documents[s].raws())),
         "split": split,
         "documents": {s: len(documents[s]) for s in SPLITS},
         "copies": shared,
         **({"stretches": stretches} if stretches else {}),  # of each document in turn, by split
     }
-    return Corpus({s: documents[s] for s in SPLITS}, record)
 
 
 def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
@@ -151,29 +173,39 @@ def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     }
 
 
-def _read(config: DataConfig, source: Source, scratch: Path | None) -> dict[str, Sequence[str]]:
+def _documents(config: DataConfig, source: Source, folder: Path, downloads: Path) -> dict[str, Texts]:
+    """The documents of each split that the source has, all of one file on the disk."""
+
+    def write(made: Path) -> dict[str, Any]:
+        return {"splits": on_disk.write(made, _read(config, source))}
+
+    place = folder / "documents"
+    if not source.files and config.max_documents is not None:
+        what = (source.digest, config.column, config.splits, config.articles, config.max_documents)
+        place = downloads / _digest(str(part).encode() for part in what)[:16]
+    with kept.locked(place):
+        counts = kept.folder(place, write)["splits"]
+    everything = Texts.of(place)
+    ends = itertools.accumulate(counts.values(), initial=0)
+    return {s: everything.select(slice(*ends)) for s, ends in zip(counts, itertools.pairwise(ends), strict=True)}
+
+
+def _read(config: DataConfig, source: Source) -> dict[str, Iterator[str]]:
+    """The documents of each split that the source has, read one after another."""
     if not source.files:
         assert config.dataset is not None and source.revision is not None
         rows = hub.Rows(config.dataset, config.subset, source.revision, config.column)
+        splits = config.splits or hub.own_splits(rows)
         return {
-            ours: hub.load(rows, theirs, config.articles, config.max_documents, scratch)
-            for ours, theirs in (config.splits or hub.own_splits(rows)).items()
+            ours: hub.documents(rows, theirs, config.articles, config.max_documents) for ours, theirs in splits.items()
         }
     return {
-        split: hub.from_generator(
-            reading.read,
-            scratch,
-            files=tuple(str(path) for path in paths.values()),
-            column=config.column,
-            articles=config.articles,
-            limit=config.max_documents,
-            digest=source.digest,
-        )
+        split: reading.read([*paths.values()], config.column, config.articles, config.max_documents)
         for split, paths in source.files.items()
     }
 
 
-def _complete(given: dict[str, Sequence[str]], name: str) -> dict[str, Sequence[str]]:
+def _complete(given: dict[str, Texts], name: str) -> dict[str, Texts]:
     """Halve the given held-out split if the other is missing."""
     if len(given) == 3:
         return given
@@ -184,17 +216,25 @@ def _complete(given: dict[str, Sequence[str]], name: str) -> dict[str, Sequence[
     return {"train": given["train"], "validation": validation, "test": test}
 
 
-def _halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _halves(texts: Texts) -> tuple[Texts, Texts]:
     if len(texts) < FEWEST_DOCUMENTS:
-        return [text[: len(text) // 2] for text in texts], [text[len(text) // 2 :] for text in texts]
-    first, second = _parts(texts, (0.5,))
-    return _select(texts, first), _select(texts, second)
+        sizes = [*enumerate(on_disk.characters(texts).tolist())]
+        return (
+            texts.cut((i, 0, size // 2) for i, size in sizes),
+            texts.cut((i, size // 2, size) for i, size in sizes),
+        )
+    first, second = _parts(_keys(texts), (0.5,))
+    return texts.select(np.sort(first)), texts.select(np.sort(second))
 
 
-def _by_document(
-    texts: Sequence[str], keys: Iterable[str], shares: tuple[float, float], test_pieces: int = 0
-) -> dict[str, Sequence[str]]:
-    """Give the documents whose keys hash lowest to validation, the next ones to test, the others to training.
+def _keys(texts: Texts) -> np.ndarray:
+    """The sha256 of each document: (n,) S32."""
+    assert texts.keys is not None  # these are whole documents
+    return texts.keys
+
+
+def _by_document(texts: Texts, keys: np.ndarray, shares: tuple[float, float], test_pieces: int = 0) -> dict[str, Texts]:
+    """Give the documents with the lowest keys to validation, the next ones to test, the others to training.
 
     Args:
         test_pieces: test documents that are wanted; more than their share only while training keeps `TRAINING`.
@@ -202,56 +242,51 @@ def _by_document(
     validation, test, train = _parts(keys, (shares[0], sum(shares)))
     if len(test) < test_pieces:
         moved = _affordable(texts, train, test_pieces - len(test))
-        test, train = [*test, *train[:moved]], train[moved:]
-    return {"train": _select(texts, train), "validation": _select(texts, validation), "test": _select(texts, test)}
+        test, train = np.concatenate([test, train[:moved]]), train[moved:]
+    parts = {"train": train, "validation": validation, "test": test}
+    return {split: texts.select(np.sort(part)) for split, part in parts.items()}
 
 
-def _affordable(texts: Sequence[str], train: list[int], wanted: int) -> int:
+def _affordable(texts: Texts, train: np.ndarray, wanted: int) -> int:
     """How many of the first training documents can be held out as well; equal ones stay together."""
-    sizes = [len(text) for text in texts]
-    left, least = sum(sizes[i] for i in train), TRAINING * sum(sizes)
+    sizes, keys = on_disk.characters(texts), _keys(texts)
+    left, least = sizes[train].sum(), TRAINING * sizes.sum()
     moved = 0
     while moved < wanted:
         end = moved + 1
-        while end < len(train) and texts[train[end]] == texts[train[moved]]:
+        while end < len(train) and keys[train[end]] == keys[train[moved]]:
             end += 1
-        left -= sum(sizes[i] for i in train[moved:end])
+        left -= sizes[train[moved:end]].sum()
         if left < least or end == len(train):
             break
         moved = end
     return moved
 
 
-def _parts(keys: Iterable[str], cuts: tuple[float, ...]) -> list[list[int]]:
-    """Order documents by the hash of their keys and cut at these shares, never between equal keys."""
-    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-    order = sorted(range(len(digests)), key=digests.__getitem__)
+def _parts(keys: np.ndarray, cuts: tuple[float, ...]) -> list[np.ndarray]:
+    """Order documents by their keys and cut at these shares, never between equal keys."""
+    order = np.argsort(keys, kind="stable")
     ends = [0]
     for cut in cuts:
         end = max(ends[-1] + 1, round(cut * len(order)))
-        while end < len(order) and digests[order[end]] == digests[order[end - 1]]:
+        while end < len(order) and keys[order[end]] == keys[order[end - 1]]:
             end += 1
         ends.append(end)
     return [order[a:b] for a, b in itertools.pairwise([*ends, len(order)])]
 
 
-def _select(texts: Sequence[str], indices: Iterable[int]) -> Sequence[str]:
-    """The texts at these indices, in their own order; a view where they are a memory-mapped column."""
-    return texts.source.select(sorted(indices))["text"]  # type: ignore[attr-defined, no-any-return]
+def _contiguous(sizes: Sequence[int]) -> dict[str, list[Span]]:
+    """Cut texts of so many characters at 90 % and 95 %."""
+    spans: dict[str, list[Span]] = {split: [] for split in SPLITS}
+    for i, size in enumerate(sizes):
+        validation, test = (int(share * size) for share in HELD_OUT)
+        cuts = (0, size - validation - test, size - test, size)
+        for split, (first, end) in zip(SPLITS, itertools.pairwise(cuts), strict=True):
+            spans[split].append((i, first, end))
+    return spans
 
 
-def _contiguous(texts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Cut each text at 90 % and 95 % of its characters."""
-    pieces: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for text in texts:
-        validation, test = (int(share * len(text)) for share in HELD_OUT)
-        a, b = len(text) - validation - test, len(text) - test
-        for split, piece in zip(SPLITS, (text[:a], text[a:b], text[b:]), strict=True):
-            pieces[split].append(piece)
-    return dict(pieces)
-
-
-def _stretches(texts: Sequence[str], wanted: int) -> tuple[dict[str, Sequence[str]], dict[str, list[int]]]:
+def _stretches(sizes: Sequence[int], wanted: int) -> tuple[dict[str, list[Span]], dict[str, list[int]]]:
     """Hold out separate stretches of each text, evenly spread; what lies between two holes is a training document.
 
     Each text is cut into equal parts. In the middle of a part stands a hole: a validation stretch, then a test stretch.
@@ -260,35 +295,34 @@ def _stretches(texts: Sequence[str], wanted: int) -> tuple[dict[str, Sequence[st
     them. Below `FEWEST_STRETCHES` in all they get shorter instead.
 
     Args:
+        sizes: characters of each text.
         wanted: test stretches of all texts together, rounded up to the same number for each.
 
     Returns:
         The pieces by split, and how many of the pieces of validation and test are of each text.
     """
     of_validation = HELD_OUT[0]
-    share = min(max(HELD_OUT[1], wanted * STRETCH / sum(map(len, texts))), 1 - TRAINING - of_validation)
-    most, fewest = (-(-number // len(texts)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
-    pieces: dict[str, list[str]] = {split: [] for split in SPLITS}
+    share = min(max(HELD_OUT[1], wanted * STRETCH / sum(sizes)), 1 - TRAINING - of_validation)
+    most, fewest = (-(-number // len(sizes)) for number in (wanted, min(wanted, FEWEST_STRETCHES)))
+    spans: dict[str, list[Span]] = {split: [] for split in SPLITS}
     counts: dict[str, list[int]] = {split: [] for split in SPLITS[1:]}
-    for text in texts:
-        holes = min(most, max(fewest, int(share * len(text) / STRETCH)))
-        validation, test = (int(part * len(text) / holes) for part in (of_validation, share))
+    for number, size in enumerate(sizes):
+        holes = min(most, max(fewest, int(share * size / STRETCH)))
+        validation, test = (int(part * size / holes) for part in (of_validation, share))
         end = 0
         for i in range(holes):
-            start = (2 * i + 1) * len(text) // (2 * holes) - (validation + test) // 2
-            pieces["train"].append(text[end:start])
+            start = (2 * i + 1) * size // (2 * holes) - (validation + test) // 2
+            spans["train"].append((number, end, start))
             end = start + validation + test
-            pieces["validation"].append(text[start : start + validation])
-            pieces["test"].append(text[start + validation : end])
-        pieces["train"].append(text[end:])
+            spans["validation"].append((number, start, start + validation))
+            spans["test"].append((number, start + validation, end))
+        spans["train"].append((number, end, size))
         for own in counts.values():
             own.append(holes)
-    return dict(pieces), counts
+    return spans, counts
 
 
-def _without_copies(
-    documents: dict[str, Sequence[str]], split: str, name: str
-) -> tuple[dict[str, Sequence[str]], dict[str, Any]]:
+def _without_copies(documents: dict[str, Texts], split: str, name: str) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Drop training documents that share a passage with held-out text, if whole documents were split by us.
 
     Returns:
@@ -308,7 +342,7 @@ def _without_copies(
                 f"data '{name}': every training document shares {what} with validation or test text, as a licence in "
                 "each would: take it out, or give splits of your own in folders train, validation and test"
             )
-        documents = {**documents, "train": _select(train, set(range(len(train))).difference(dropped))}
+        documents = {**documents, "train": train.select(np.delete(np.arange(len(train)), dropped))}
         line = (
             "data '%s': left out %d of %d training documents (%.1f %% of the text) that share %s with held-out text%s"
         )

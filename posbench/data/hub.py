@@ -12,19 +12,17 @@ import glob
 import hashlib
 import logging
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.data import bounds, reading
+from posbench.data import kept, reading
 from posbench.errors import PosbenchError, UserError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 3.0
-_WRITE_CHARACTERS = 2**20  # of a table at a time
 # `cache` serves, offline, what one of the others prepared before.
 BUILDERS = ("parquet", "json", "text", "csv", "arrow", "cache")
 
@@ -40,7 +38,7 @@ def resolve(dataset: str, subset: str | None, revision: str | None, remembered: 
         UserError: no such data set or revision, or it can be neither reached nor found in the cache.
     """
     if Path(dataset).is_dir():
-        return _folder_digest(Path(dataset))
+        return _folder_digest(Path(dataset), kept.remembered(remembered, dataset))
     if Path(dataset).is_file():
         raise UserError(f"data.dataset is '{dataset}', a file: text of your own is data=text data.path={dataset}")
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -68,21 +66,23 @@ class Rows:
     column: str
 
 
-def load(rows: Rows, split: str, articles: bool, limit: int | None, scratch: Path | None) -> Sequence[str]:
-    """Return the documents of one split, memory-mapped; blank ones are left out.
+def documents(rows: Rows, split: str, articles: bool, limit: int | None) -> Iterator[str]:
+    """Yield the documents of one split; blank ones are left out.
 
     Args:
         split: the data set's own name for it.
         articles: rows are lines of WikiText, to be joined to articles.
-        limit: at most this many documents; no more than they need is downloaded, and they stay in `datasets`' cache.
-        scratch: folder for the table of a whole split, which can be made again from what was downloaded.
+        limit: at most this many documents; no more than they need is downloaded.
 
     Raises:
         UserError: unreachable and not in the cache, or a subset, split or column that is not there.
     """
-    folder = scratch if limit is None else None
-    arguments = {**dataclasses.asdict(rows), "split": split, "articles": articles, "limit": limit}
-    return from_generator(_documents, folder, **arguments)  # type: ignore[no-any-return]
+    texts: Iterable[str] = _rows(rows, split, stream=limit is not None)
+    texts = reading.join_articles(texts) if articles else texts
+    try:
+        yield from reading.documents(texts, limit, f"split '{split}' of '{rows.dataset}'")
+    except Exception as error:  # of whatever reads a file as it is downloaded
+        raise _unwrapped(error, f"'{rows.dataset}'") from None
 
 
 def own_splits(rows: Rows) -> dict[str, str]:
@@ -107,31 +107,6 @@ def own_splits(rows: Rows) -> dict[str, str]:
     return found
 
 
-def from_generator(generator: Callable[..., Iterator[dict[str, str]]], folder: Path | None, **kwargs: Any) -> Any:
-    """Return the `text` column of what a generator of `{"text": ...}` yields, as a memory-mapped table.
-
-    Args:
-        folder: that the table is written to; None: it is kept in the cache of `datasets`, known by the arguments.
-
-    Raises:
-        UserError: whatever of this kind the generator raised, not wrapped.
-    """
-    import datasets
-
-    if folder is not None:
-        return datasets.Dataset.from_file(str(_table(generator(**kwargs), folder)))["text"]
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    features = datasets.Features({"text": datasets.Value("large_string")})
-    try:
-        return datasets.Dataset.from_generator(generator, features, gen_kwargs=kwargs)["text"]
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise _unwrapped(error, f"'{kwargs.get('dataset', 'the text')}'") from None
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
 def _unwrapped(error: BaseException, what: str) -> BaseException:
     """Re-raise an error of `datasets` as a line with its reason; errors of posbench and a full disk stay themselves."""
     cause = error
@@ -142,43 +117,12 @@ def _unwrapped(error: BaseException, what: str) -> BaseException:
     return UserError(f"{what} cannot be read: {reading.reason(cause)}")
 
 
-def _table(rows: Iterable[dict[str, str]], folder: Path) -> Path:
-    """Write texts to a new file, so many at a time; `datasets` would hold a thousand, however long they are."""
-    import pyarrow
-
-    folder.mkdir(parents=True, exist_ok=True)
-    written = bounds.written(folder)
-    schema = pyarrow.schema([("text", pyarrow.large_string())])
-    waiting: list[str] = []
-    characters = 0
-    with (
-        tempfile.NamedTemporaryFile(dir=folder, suffix=".arrow", delete=False) as file,
-        pyarrow.ipc.new_stream(file, schema) as table,
-    ):
-        for row in rows:
-            written.add(len(row["text"].encode()))
-            waiting.append(row["text"])
-            characters += len(row["text"])
-            if characters >= _WRITE_CHARACTERS:
-                table.write(pyarrow.record_batch([pyarrow.array(waiting, pyarrow.large_string())], schema))
-                waiting, characters = [], 0
-        table.write(pyarrow.record_batch([pyarrow.array(waiting, pyarrow.large_string())], schema))
-    return Path(file.name)
-
-
-def _documents(
-    dataset: str, subset: str | None, commit: str, split: str, column: str, articles: bool, limit: int | None
-) -> Iterator[dict[str, str]]:
-    texts: Iterable[str] = _rows(dataset, subset, commit, split, column, stream=limit is not None)
-    texts = reading.join_articles(texts) if articles else texts
-    yield from reading.documents(texts, limit, f"split '{split}' of '{dataset}'")
-
-
-def _rows(dataset: str, subset: str | None, commit: str, split: str, column: str, stream: bool) -> Any:
+def _rows(of: Rows, split: str, stream: bool) -> Any:
     """The text column of a split: a sequence, or an iterable that downloads as it goes."""
-    builder = _builder(dataset, subset, commit)
+    dataset, column = of.dataset, of.column
+    builder = _builder(dataset, of.subset, of.commit)
     where = "" if Path(dataset).is_dir() else ", from the hub where it is not in the cache"
-    logger.info("reading split '%s' of '%s' at %s%s", split, dataset, commit, where)
+    logger.info("reading split '%s' of '%s' at %s%s", split, dataset, of.commit, where)
     if stream and type(builder).__name__ != "Cache":
         rows = builder.as_streaming_dataset()
     else:
@@ -363,9 +307,10 @@ def _unreachable(dataset: str) -> UserError:
     )
 
 
-def _folder_digest(folder: Path) -> str:
+def _folder_digest(folder: Path, digests: kept.Digests) -> str:
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-        digest.update(files.sha256(file))
+        digest.update(digests.of(file))
+    digests.keep()
     return digest.hexdigest()[:40]

@@ -20,7 +20,7 @@ import os
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -216,18 +216,12 @@ def _split_of(file: Path) -> str | None:
     return None
 
 
-def read(
-    files: tuple[str, ...], column: str, articles: bool, limit: int | None, digest: str
-) -> Iterator[dict[str, str]]:
-    """Yield `{"text": document}` from files, at most `limit`; blank documents are left out.
-
-    A generator for `datasets.Dataset.from_generator`, which keys its cache by the arguments: `digest` stands for the
-    content of the files. They are plain values for the same reason, and no list, which it would divide among calls.
+def read(files: Sequence[Path], column: str, articles: bool, limit: int | None) -> Iterator[str]:
+    """Yield the documents of files, at most `limit`; blank ones are left out.
 
     Raises:
         UserError: no text, bytes that are not UTF-8, a row that is not what was promised, a missing column.
     """
-    del digest
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         **dict.fromkeys(WHOLE, _whole),
         ".jsonl": _jsonl,
@@ -236,15 +230,15 @@ def read(
         **dict.fromkeys((".csv", ".tsv"), _csv),
         ".arrow": _arrow,
     }
-    texts: Iterator[str] = itertools.chain.from_iterable(readers[_kind(Path(f))](Path(f), column) for f in files)
+    texts: Iterator[str] = itertools.chain.from_iterable(readers[_kind(file)](file, column) for file in files)
     if articles:
         texts = join_articles(texts)
     where = f"'{files[0]}'" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
     yield from documents(texts, limit, where)
 
 
-def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Iterator[dict[str, str]]:
-    """Yield `{"text": ...}` for each text that is not blank, at most `limit`; UserError if there is none."""
+def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Iterator[str]:
+    """Yield each text that is not blank, at most `limit`; UserError if there is none."""
     limit_of_one, n_found = bounds.document(), 0
     for text in texts:
         if n_found == limit:
@@ -253,7 +247,7 @@ def documents(texts: Iterable[str | None], limit: int | None, where: str) -> Ite
             if len(text) > limit_of_one[0]:
                 raise bounds.too_large(f"a document of {where}", limit_of_one, "shorter ones")
             n_found += 1
-            yield {"text": text}
+            yield text
     if not n_found:
         raise UserError(f"no text in {where}: 0 documents that are not blank")
 

@@ -3,19 +3,21 @@
 A split is one stream of ids in which every document begins with the separator. The cache folder's name is a digest of
 the text and of all that shapes the tokens, so that equal settings share it and others never do. It is written aside and
 renamed into place under a lock, verified before use, and made again if it is damaged. Finding it needs no `datasets`.
+
+What a killed process has finished stays in `<name>.work` beside it, and the next one goes on from there: the documents
+on the disk, where each split's are, the tokenizer, and the tokens in parts of some millions. Each has a digest.
 """
 
+import array
 import collections
 import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from posbench import files
+from posbench import files, machine
 from posbench.config.schema import Config, DataConfig, TrainingConfig
-from posbench.data import apart, corpus, reading
+from posbench.data import apart, corpus, kept, reading
 from posbench.data.batches import Batch, TrainingBatches, validation_batches
+from posbench.data.texts import TELL_EVERY_SECONDS, Texts, characters
 from posbench.data.tokenizer import Tokenizer, find, from_file, pieces, raw_bytes, train_bpe
 from posbench.errors import UserError
 
@@ -36,11 +39,12 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 4  # of the cache; raised when the same settings would give other files
 BPE_CHARACTERS = 16 * 2**20  # BPE learns from at most this much training text, from documents drawn evenly
-BATCH_CHARACTERS = 2**22  # encoded at a time
+BATCH_CHARACTERS = 2**20  # encoded at a time, by each process
+PART_TOKENS = 2**22  # that are kept if the process is killed, in whole documents; 8 or 16 MB
+ALONE_CHARACTERS = 2**24  # a text of fewer is encoded in this process: others would take longer to start
+_MEMORY_OF_ONE = 2**29  # bytes that a process which encodes may take; it takes some 200 MB
 VALIDATION_BLOCKS = 256  # blocks of validation text that a loss during training is taken over
 SMALL_TEXT = 50_000  # training tokens: fewer are worth a warning
-TELL_EVERY_SECONDS = 10.0
-_LARGEST_META = 2**20  # bytes
 _LARGE_TEXT = 2**24  # bytes, from which on the time that it takes is said
 _MEASURED = 2**18  # bytes that the time is estimated by
 _ALL_IN_ALL = 1.25  # the time of everything, of that of encoding alone
@@ -69,6 +73,7 @@ class Tokens:
     test: TokenSplit
     tokenizer: Tokenizer
     record: dict[str, Any]
+    folder: Path  # of the cache
 
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
         """What a configuration trains on, by update."""
@@ -81,12 +86,15 @@ class Tokens:
         return list(validation_batches(self.validation, length, training.batch_size, VALIDATION_BLOCKS))
 
 
-def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> Tokens:
+def prepare(config: DataConfig, cache: Path, separator: int | None = None, n_jobs: int | None = None) -> Tokens:
     """Return the tokens that a configuration means, from the cache or made now.
+
+    A process that was killed while it made them is gone on from. The tokens do not depend on that, nor on `n_jobs`.
 
     Args:
         cache: folder shared by runs, see `cache_folder`.
         separator: id of the token before each document, where a tokenizer from elsewhere is to have another than ours.
+        n_jobs: processes that encode at a time; None = one per core, as far as memory allows.
 
     Raises:
         UserError: there is no such text or tokenizer, or it cannot be read.
@@ -96,14 +104,13 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None) -> To
     source = corpus.locate(config, cache / "revisions")
     folder = cache / "tokens" / _key(config, source, own, separator)[:16]
     added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
-    with files.full_disk_as_failure(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_name(f"{folder.name}.lock")):
+    with kept.locked(folder):
         made = _kept(folder, added, separator)
         if made is None:
             with files.full_disk_as_failure(folder, source.size):
-                _write(config, source, own, folder)
+                _write(config, source, own, folder, n_jobs or _jobs())
             made = _open(folder, added, separator)
+        files.delete(_work(folder))
     if len(made.train.ids) < SMALL_TEXT:
         small = "data '%s' is small, %s training tokens, which a model soon knows by heart: give a megabyte or more"
         logger.warning(small, config.name, f"{len(made.train.ids):,}")
@@ -118,13 +125,13 @@ def _kept(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens 
         return None
     try:
         return _open(folder, added, separator)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+    except kept.NOT_WHOLE as error:
         logger.warning("token cache %s is damaged (%s): making it again", folder, error)
         files.delete(folder)
         return None
 
 
-def prepare_all(configs: Iterable[Config]) -> None:
+def prepare_all(configs: Iterable[Config], n_jobs: int | None = None) -> list[Tokens]:
     """Make the tokens of several runs before any of them starts, so that a mistake in their text stops them all.
 
     Raises:
@@ -135,7 +142,7 @@ def prepare_all(configs: Iterable[Config]) -> None:
         needed = (config.data, config.runtime.cache)
         if config.data.task is None and needed not in seen:
             seen.append(needed)
-            prepare(config.data, cache_folder(config.runtime.cache))
+    return [prepare(data, cache_folder(cache), n_jobs=n_jobs) for data, cache in seen]
 
 
 def cache_folder(setting: str | None) -> Path:
@@ -174,38 +181,60 @@ def _key(config: DataConfig, source: corpus.Source, own: Tokenizer | None = None
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Let one process at a time prepare these tokens; the lock goes with the process."""
-    descriptor = files.lock(path, wait=True)
+def _jobs() -> int:
+    """Processes that encode at a time: one per core, as far as memory allows."""
+    memory = machine.memory_limit("cpu")
+    return max(1, min(machine.cores(), memory[0] // _MEMORY_OF_ONE)) if memory else machine.cores()
+
+
+def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, folder: Path, n_jobs: int) -> None:
+    """Read, split and encode the text into a folder beside `folder`, then rename it into place.
+
+    What is finished stays if the process is killed or interrupted, and is removed if it fails.
+    """
+    for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of an earlier version that was killed
+        files.delete(stale)
+    work = _work(folder)
+    going_on = _is_ours(work)
+    told = "going on with the preparation of data '%s'" if going_on else "preparing the tokens of data '%s'%s"
+    logger.info(told, config.name, *([] if going_on else [_expected(source)]))
+    made = work / "made"
     try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, folder: Path) -> None:
-    """Read, split and encode the text into a folder beside `folder`, then rename it into place."""
-    for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of a process that was killed; we hold its lock
-        shutil.rmtree(stale, ignore_errors=True)
-    logger.info("preparing the tokens of data '%s'%s", config.name, _expected(source))
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent) as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        loaded = corpus.load(config, source, Path(temporary) / "documents")
-        tokenizer = own or _tokenizer(config, loaded.documents["train"])
+        made.mkdir(parents=True, exist_ok=True)
+        files.remove_stale(made)
+        loaded = corpus.load(config, source, work, folder.parents[1] / "documents")
+        tokenizer = own or _tokenizer(config, loaded.documents["train"], work / "tokenizer")
         tokenizer.save(made / "tokenizer.json")
-        encoded = partial(apart.encoded, made / "tokenizer.json") if own else partial(_encoded, tokenizer)
-        progress = _Progress(sum(map(len, itertools.chain(*loaded.documents.values()))))
+        total = sum(int(characters(texts).sum()) for texts in loaded.documents.values())
+        apart_from_here = own is not None or total >= ALONE_CHARACTERS
+        alone = partial(_encoded, tokenizer)
+        encoded = partial(apart.encoded, made / "tokenizer.json", n_jobs=n_jobs) if apart_from_here else alone
+        progress = _Progress(total)
+        counts = {s: _save(tokenizer, loaded.documents[s], encoded, work, s, progress) for s in corpus.SPLITS}
+        kept.seal(made, folder, {**loaded.record, "tokens": counts})
+    except Exception:
+        files.delete(work)
+        raise
 
-        def said(batches: Iterable[list[str]]) -> Iterator[np.ndarray]:
-            return encoded(progress.of(batches))
 
-        counts = {s: _save(tokenizer, loaded.documents[s], said, made, s) for s in corpus.SPLITS}
-        digests = {path.name: files.sha256(path).hex() for path in sorted(made.iterdir())}
-        meta = {"record": {**loaded.record, "tokens": counts}, "files": digests}
-        (made / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        os.replace(made, folder)
+def _work(folder: Path) -> Path:
+    """Where the tokens of a cache folder are made."""
+    return folder.with_name(f"{folder.name}.work")
+
+
+def _is_ours(work: Path) -> bool:
+    """Whether there is a folder to go on with; what is no folder of files, such as a link, is removed."""
+    if not os.path.lexists(work):
+        return False
+    try:
+        for path in (work, *work.rglob("*")):
+            files.refuse_unusual(path)
+    except UserError as error:
+        logger.warning("%s: beginning again", error)
+        files.delete(work)
+    if not work.is_dir():
+        files.delete(work)
+    return work.is_dir()
 
 
 def _expected(source: corpus.Source) -> str:
@@ -239,29 +268,42 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
+        self.here = 0  # done by this process
         self.began = self.told = time.monotonic()
 
-    def of(self, batches: Iterable[list[str]]) -> Iterator[list[str]]:
-        """The same batches; each counts as done when the next one is asked for."""
-        for batch in batches:
-            yield batch
-            self.done += sum(map(len, batch))
-            now = time.monotonic()
-            if now > self.told + TELL_EVERY_SECONDS and self.done < self.total:
-                self.told = now
-                left = (now - self.began) / self.done * (self.total - self.done)
-                told = "tokens of %d %% of %s characters, %s left"
-                logger.info(told, 100 * self.done // self.total, f"{self.total:,}", _about(left))
+    def skip(self, count: int) -> None:
+        """So many characters were done by an earlier process."""
+        self.done += count
+
+    def add(self, count: int) -> None:
+        """So many characters are done."""
+        self.done += count
+        self.here += count
+        now = time.monotonic()
+        if now > self.told + TELL_EVERY_SECONDS and self.done < self.total:
+            self.told = now
+            left = (now - self.began) / max(1, self.here) * (self.total - self.done)
+            told = "tokens of %d %% of %s characters, %s left"
+            logger.info(told, 100 * self.done // self.total, f"{self.total:,}", _about(left))
 
 
-def _tokenizer(config: DataConfig, train: Sequence[str]) -> Tokenizer:
-    if config.tokenizer == "bpe":
-        made = train_bpe(_sample(train), config.vocab_size)
-        if made.vocab_size < config.vocab_size:
+def _tokenizer(config: DataConfig, train: Sequence[str], place: Path) -> Tokenizer:
+    """The tokenizer that is trained for a text, kept at a place; or raw bytes."""
+    if config.tokenizer != "bpe":
+        return raw_bytes()
+
+    def trained(made: Path) -> dict[str, Any]:
+        bpe, size = train_bpe(_sample(train), config.vocab_size), int(characters(train).sum())
+        told = "data '%s': BPE of %s tokens, learnt from %s of %s characters of training text"
+        logger.info(told, config.name, f"{bpe.vocab_size:,}", f"{min(size, BPE_CHARACTERS):,}", f"{size:,}")
+        if bpe.vocab_size < config.vocab_size:
             told = "data '%s' has too little text for data.vocab_size=%d: its vocabulary has %d tokens"
-            logger.warning(told, config.name, config.vocab_size, made.vocab_size)
-        return made
-    return raw_bytes()
+            logger.warning(told, config.name, config.vocab_size, bpe.vocab_size)
+        bpe.save(made / "tokenizer.json")
+        return {}
+
+    kept.folder(place, trained)
+    return from_file(place / "tokenizer.json")
 
 
 def _sample(texts: Sequence[str]) -> Iterator[str]:
@@ -279,38 +321,120 @@ def _encoded(tokenizer: Tokenizer, batches: Iterable[list[str]]) -> Iterator[np.
     return (ids for batch in batches for ids in tokenizer.encode(batch))
 
 
-def _save(tokenizer: Tokenizer, texts: Iterable[str], encoded: _Encoder, folder: Path, split: str) -> int:
-    """Write one split's ids and document starts; return its number of tokens.
+def _save(tokenizer: Tokenizer, texts: Texts, encoded: _Encoder, work: Path, split: str, progress: _Progress) -> int:
+    """Write one split's ids and document starts into `work`/made; return its number of tokens.
 
-    A document is encoded and written piece by piece, so that memory does not grow with its length.
+    A document is encoded and written piece by piece, so that memory does not grow with its length. A part ends before
+    the document that begins after `PART_TOKENS`. Parts of an earlier process are not made again.
     """
-    dtype = _dtype(tokenizer)
-    separator = np.array([tokenizer.separator], dtype=dtype).tobytes()
-    starts, n_tokens = [], 0
-    begins: collections.deque[bool] = collections.deque()  # whether a piece that is being encoded begins a document
-    with (folder / f"{split}.ids").open("wb") as file:
-        for ids in encoded(_batches(texts, begins)):
-            if begins.popleft():
-                starts.append(n_tokens)
-                n_tokens += file.write(separator) // dtype().itemsize
+    dtype, made = _dtype(tokenizer), work / "made"
+    separator = np.array([tokenizer.separator], dtype=dtype)
+    with _Parts(made / f"{split}.ids", work / split, dtype) as parts:
+        progress.skip(int(characters(texts)[: parts.documents].sum()))
+        coming: collections.deque[tuple[bool, int]] = collections.deque()  # of a piece: whether it begins a document
+        for ids in encoded(_batches(texts.select(slice(parts.documents, None)), coming)):
+            begins, size = coming.popleft()
+            if begins:
+                parts.begin(separator)
             _check_ids(ids, tokenizer)
-            n_tokens += file.write(ids.astype(dtype).tobytes()) // dtype().itemsize
-    np.save(folder / f"{split}.starts.npy", np.array([*starts, n_tokens], dtype=np.int64))
-    return n_tokens
+            parts.write(ids.astype(dtype))
+            progress.add(size)
+        parts.end()
+        np.save(made / f"{split}.starts.npy", np.append(parts.starts(), parts.tokens))
+        return parts.tokens
 
 
-def _batches(texts: Iterable[str], begins: collections.deque[bool]) -> Iterator[list[str]]:
-    """The pieces of texts, so many at a time; of each is noted whether it begins a text."""
+class _Parts:
+    """The stream of a split as it is written: ids, document starts, and a line for each part that is whole.
+
+    A line has where a part ends and the sha256 of its ids and starts. What does not fit the lines is cut off, so that
+    writing goes on after the last whole part.
+
+    Attributes:
+        documents, tokens: how many are written; a document counts from its begin on.
+    """
+
+    def __init__(self, ids: Path, beside: Path, dtype: type[np.unsignedinteger[Any]]) -> None:
+        paths = (ids, Path(f"{beside}.starts"), Path(f"{beside}.parts"))
+        self._open = contextlib.ExitStack()
+        self._ids, self._starts, self._lines = (self._open.enter_context(path.open("a+b")) for path in paths)
+        self.documents = self.tokens = size = 0
+        self._width = dtype().itemsize
+        self._lines.seek(0)
+        for line in self._lines:
+            try:
+                documents, tokens, digest = json.loads(line)
+                self._sha256, self._new = hashlib.sha256(), array.array("q")
+                for file, begin, end in (
+                    (self._ids, self.tokens * self._width, tokens * self._width),
+                    (self._starts, self.documents * 8, documents * 8),
+                ):
+                    file.seek(begin)
+                    while begin < end and (chunk := file.read(min(end - begin, reading.CHUNK))):
+                        self._sha256.update(chunk)
+                        begin += len(chunk)
+            except (ValueError, TypeError, OSError):
+                break
+            if self._sha256.hexdigest() != digest:
+                break
+            self.documents, self.tokens, size = documents, tokens, size + len(line)
+        self._ids.truncate(self.tokens * self._width)
+        self._starts.truncate(self.documents * 8)
+        self._lines.truncate(size)
+        self._part = self.tokens  # where the part that is being written begins
+        self._sha256, self._new = hashlib.sha256(), array.array("q")
+
+    def __enter__(self) -> "_Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def begin(self, separator: np.ndarray) -> None:
+        """Begin a document, and a part if this one is large enough."""
+        if self.tokens - self._part >= PART_TOKENS:
+            self.end()
+        self._new.append(self.tokens)
+        self.documents += 1
+        self.write(separator)
+
+    def write(self, ids: np.ndarray) -> None:
+        raw = ids.tobytes()
+        self._ids.write(raw)
+        self._sha256.update(raw)
+        self.tokens += len(ids)
+
+    def end(self) -> None:
+        """End a part."""
+        if not self._new:
+            return
+        raw = self._new.tobytes()
+        self._starts.write(raw)
+        self._sha256.update(raw)
+        self._ids.flush()
+        self._starts.flush()
+        self._lines.write(json.dumps([self.documents, self.tokens, self._sha256.hexdigest()]).encode() + b"\n")
+        self._lines.flush()
+        self._part, self._sha256, self._new = self.tokens, hashlib.sha256(), array.array("q")
+
+    def starts(self) -> np.ndarray:
+        """Where each document of whole parts begins: (n,) int64."""
+        self._starts.seek(0)
+        return np.frombuffer(self._starts.read(), dtype=np.int64)
+
+
+def _batches(texts: Iterable[str], coming: collections.deque[tuple[bool, int]]) -> Iterator[list[str]]:
+    """The pieces of texts, so many at a time; of each is noted whether it begins a text, and its length."""
     batch: list[str] = []
-    characters = 0
+    size = 0
     for text in texts:
         for number, piece in enumerate(pieces(text)):
-            begins.append(number == 0)
+            coming.append((number == 0, len(piece)))
             batch.append(piece)
-            characters += len(piece)
-            if characters >= BATCH_CHARACTERS:
+            size += len(piece)
+            if size >= BATCH_CHARACTERS:
                 yield batch
-                batch, characters = [], 0
+                batch, size = [], 0
     if batch:
         yield batch
 
@@ -324,16 +448,11 @@ def _open(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens:
     Raises:
         OSError, ValueError, KeyError, UserError: a file is missing or is not what was written.
     """
-    for path in (folder, *folder.iterdir()):
-        files.refuse_unusual(path)
-    meta = json.loads(files.read(folder / "meta.json", _LARGEST_META))
-    for file, digest in meta["files"].items():
-        if Path(file).name != file or files.sha256(folder / file).hex() != digest:
-            raise ValueError(f"{file} is not what was written")
+    record = kept.opened(folder)
     tokenizer = from_file(folder / "tokenizer.json", separator)
-    stretches = meta["record"].get("stretches", {})
+    stretches = record.get("stretches", {})
     train, validation, test = (_map(folder, split, tokenizer, stretches.get(split)) for split in corpus.SPLITS)
-    return Tokens(train, validation, test, tokenizer, {**meta["record"], **added})
+    return Tokens(train, validation, test, tokenizer, {**record, **added}, folder)
 
 
 def _map(folder: Path, split: str, tokenizer: Tokenizer, stretches: list[int] | None) -> TokenSplit:
@@ -342,8 +461,11 @@ def _map(folder: Path, split: str, tokenizer: Tokenizer, stretches: list[int] | 
     Args:
         stretches: how many of its documents were cut from each source document, in turn; None: they are whole.
     """
-    ids = np.memmap(folder / f"{split}.ids", dtype=_dtype(tokenizer), mode="r")
-    _check_ids(ids, tokenizer)
+    dtype = _dtype(tokenizer)
+    with (folder / f"{split}.ids").open("rb") as file:  # what is read through the map would count as memory
+        while (part := np.fromfile(file, dtype, reading.CHUNK)).size:
+            _check_ids(part, tokenizer)
+    ids = np.memmap(folder / f"{split}.ids", dtype=dtype, mode="r")
     starts = np.load(folder / f"{split}.starts.npy")
     sources = None if stretches is None else np.repeat(np.arange(len(stretches)), stretches)
     if sources is not None and len(sources) != len(starts) - 1:

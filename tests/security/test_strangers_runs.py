@@ -184,6 +184,25 @@ def test_a_link_in_a_shared_cache_empties_no_file(
     assert victim.read_text() == VICTIM
 
 
+@pytest.mark.parametrize("inside", ["", "made/train.ids", "documents", "train.parts"])
+def test_tokens_half_made_in_a_shared_cache_lead_nowhere(
+    study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
+) -> None:
+    (origin,) = study.glob("rope-*")
+    (kept,) = (path for path in (study.parents[1] / "cache" / "tokens").iterdir() if path.is_dir())
+    elsewhere, work = tmp_path / "elsewhere", tmp_path / "cache" / "tokens" / f"{kept.name}.work"
+    (elsewhere / "made").mkdir(parents=True)
+    (elsewhere / "made" / "train.ids").write_text("mine")
+    place = work / inside
+    place.parent.mkdir(parents=True)
+    place.symlink_to(elsewhere / "made" / "train.ids" if "." in inside else elsewhere)
+    before = snapshot(elsewhere)
+    made = tokens.prepare(load_saved(origin / "config.yaml").data, tmp_path / "cache")
+    assert made.train.ids.size and "is a symbolic link: refused: beginning again" in caplog.text
+    assert snapshot(elsewhere) == before
+    assert not os.path.lexists(work)
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling link", "linked file", "pipe", "outside"])
 def test_a_cache_entry_of_another_kind_is_made_again(
     study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
