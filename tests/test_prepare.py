@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from support import snapshot
+from support import TINY, posbench, snapshot, write_text
 
 from posbench import files
 from posbench.config.schema import DataConfig
@@ -242,6 +243,23 @@ def test_halves_of_many_held_out_documents_keep_their_order(tmp_path: Path) -> N
     documents = corpus.load(settings, corpus.locate(settings, tmp_path), tmp_path / "work").documents
     order = [[held_out.index(text) for text in documents[split]] for split in ("validation", "test")]
     assert order == [*map(sorted, order)] and sorted(itertools.chain(*order)) == [*range(40)]
+
+
+def test_prepare_fills_the_cache_that_train_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text()
+    same = [*TINY, "data.path=text.txt", "runtime.cache=cache", "training.tokens=256"]
+    assert posbench("prepare", *same, "--n-jobs", "2") == 0
+    told = capfd.readouterr().out
+    assert re.fullmatch(rf"text: train [\d,]+, validation [\d,]+, test [\d,]+ tokens in {entry(Path('cache'))}\n", told)
+    monkeypatch.setattr(tokens, "_write", None)
+    assert posbench("train", *same) == 0
+    assert not (tmp_path / "outputs" / "none").exists()
+    capfd.readouterr()
+    assert posbench("prepare", "experiment=tasks") == 2
+    assert "has nothing to prepare: problems are made while they are trained on" in capfd.readouterr().err
 
 
 MEASURED = """

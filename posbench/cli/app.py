@@ -175,6 +175,34 @@ def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
         print(exits.spelt_out(f"Best by {first.runtime.objective or 'nll_1x'}: {best}"))
 
 
+@app.command(epilog=_KEYS)
+def prepare(
+    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes that encode text (one per core).")] = None,
+    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+) -> None:
+    """Turn a run's text into tokens, without training: on a machine without a GPU, before one is paid for.
+
+    Takes the overrides of 'posbench train', which then finds the tokens in the cache. Comma lists prepare each text:
+    data=wikitext-2,pg19. Repeat the command after a kill: it goes on where it was.
+    """
+    from posbench.config import compose
+    from posbench.data.tokens import prepare_all
+    from posbench.terminal import console, signals
+
+    configs = compose.check(overrides or [], config_dir, multirun=True)
+    if all(config.data.task is not None for config in configs):
+        raise UserError(
+            f"data={configs[0].data.name} has nothing to prepare: problems are made while they are trained on"
+        )
+    console.log_to_terminal()
+    with signals.ended_in_words():
+        prepared = prepare_all(configs, n_jobs)
+    for tokens in prepared:
+        counts = ", ".join(f"{split} {count:,}" for split, count in tokens.record["tokens"].items())
+        print(exits.spelt_out(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}"))
+
+
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
 def sweep(
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
