@@ -72,7 +72,7 @@ def test_no_copy_to_cuda_makes_the_host_wait_and_those_to_mps_are_the_batch_and_
 ) -> None:
     kind, rows = asked
     for name, row in rows.items():
-        tables = 2 if name == "xpos" else (LEARNED | OF_DISTANCES).get(name, 1)
+        tables = (LEARNED | OF_DISTANCES | {"xpos": 2, "repo": 4}).get(name, 1)  # repo: of its plain layers, too
         for what, batch in (("step", 2), ("score", 1)):
             back = LEARNED.get(name, 0) if what == "step" else 0  # of gradients
             most = 0 if kind == "cuda" else batch + tables + back
