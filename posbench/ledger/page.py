@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- claims: written by `python scripts/claims.py` -->\n", "<!-- end of claims -->\n"
 PICTURE = "claims"  # .png
 ORDER: tuple[Outcome, ...] = ("contradicted", "supported", "open", "not learned", "not testable here", "not run")
+_ABOUT_INTERVALS = (
+    "Intervals are 95 %, of each claim alone. Outcomes go by p-values adjusted over all claims and two looks: a claim "
+    "may be open although its interval lies on one side of its margin."
+)
 _COLOURS = {"contradicted": "#D55E00", "supported": "#0072B2", "open": figures.GREY}
 assert set(ORDER) == set(get_args(Outcome))
 
@@ -27,6 +31,7 @@ def page(findings: Sequence[Finding]) -> str:
     lines = [summary(findings), ""]
     if any(one.interval for one in findings):
         lines += [f"![Intervals of the claims against their margins]({PICTURE}.png)", ""]
+        lines += [_ABOUT_INTERVALS, ""]
     lines += ["| claim | outcome | other settings | ours | margin | published | predicted |", "|---|" + "---|" * 6]
     for one in rows:
         source, predicted = one.entry.claim.source, one.entry.claim.prediction.outcome
@@ -144,9 +149,13 @@ def picture(findings: Sequence[Finding]) -> "Figure | None":
             axis.plot(ends, [place] * 2, color=colour, linewidth=2)
             axis.plot(_beyond(one), place, marker="D" if one.fragile else "o", color=colour)
         axis.axvline(0, color=figures.DARK)
-        axis.set_xscale("symlog", linthresh=0.05)
+        axis.set_xscale("symlog", linthresh=0.1)
+        low, high = axis.get_xlim()
+        ticks = [tick for tick in (-10, -1, -0.1, 0, 0.1, 1, 10) if low <= tick <= high]
+        axis.set_xticks(ticks, [f"{tick:+g}" if tick else "margin" for tick in ticks])
+        axis.minorticks_off()
         axis.set_yticks(range(len(shown)), [f"{one.entry.id} ({one.outcome})" for one in shown])
-        axis.set_xlabel("from the margin towards what is claimed, nats per token; diamond: fragile")
+        axis.set_xlabel("nats per token beyond the margin, to the right as claimed; diamond: fragile")
     return figure
 
 
