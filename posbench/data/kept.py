@@ -88,8 +88,9 @@ def folder(place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix=f"{place.name}.", suffix=".tmp", dir=place.parent) as aside:
         made = Path(aside) / "made"
         made.mkdir()
-        seal(made, place, make(made))
-    return opened(place)
+        record = make(made)
+        seal(made, place, record)
+    return record
 
 
 def seal(made: Path, place: Path, record: dict[str, Any]) -> None:
