@@ -238,6 +238,17 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_several_processes_evaluate_weights_to_the_bit_as_one_does(config: Config, tmp_path: Path, size: int) -> None:
+    training = dataclasses.replace(config.training, precision="fp32", batch_size=6, tokens=16 * 6 * STEPS)
+    config = dataclasses.replace(config, training=training)
+    train(config, tmp_path / "run", [])
+    expected = [row.nll for row in evaluation_rows(tmp_path / "run")]
+    (tmp_path / "run/evaluation.jsonl").unlink()
+    trained(config, tmp_path / "run", size)
+    assert [row.nll for row in evaluation_rows(tmp_path / "run")] == expected != []
+
+
 @pytest.mark.full
 def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> None:
     trained(config, tmp_path / "run", 2)
