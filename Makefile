@@ -54,9 +54,11 @@ gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then
 		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench doctor says what is here" >&2; exit 2; }
 	@said=""; failed=0; \
 	one() { echo "+ $$*"; if "$$@"; then said="$$said\nok      $$*"; else said="$$said\nFAILED  $$*"; failed=1; fi; }; \
+	one $(BIN)/posbench doctor; \
 	one $(BIN)/python -m pytest -m gpu -s tests/gpu; \
 	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda; \
-	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda; \
+	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true; \
+	one $(BIN)/posbench bench none --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true runtime.checkpointing=true; \
 	printf "$$said\n"; exit $$failed
 
 lint: $(VENV)/.dev ## ruff: rules and formatting

@@ -45,6 +45,18 @@ def current(device: torch.device) -> torch.device:
     return device
 
 
+def be_deterministic(device: torch.device, wanted: bool) -> None:
+    """On CUDA take only kernels that give the same bits twice, where torch has such; it warns of those it has not.
+
+    Set before the first product there, since cuBLAS reads its workspace once. CPUs need no telling.
+    """
+    if device.type == "cuda":
+        if wanted:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # which nothing reads
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
+
+
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """The dtype matrix products run in: one that is named, or `auto` = bf16 where the device does it well.
 
@@ -65,6 +77,34 @@ def bf16_is_fast(device: torch.device) -> bool:
     if device.type == "cpu":
         return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"})
     return False
+
+
+# FLOP per second of dense products in bf16 and fp16, fp32 sums, by the beginning of a GPU's name: NVIDIA's data sheets.
+# The first that fits; of Volta and Turing, which have no bf16, fp16 alone is asked for.
+_PEAKS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200 NVL": 836e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA A30": 165e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "Tesla V100-SXM2": 125e12,
+    "Tesla T4": 65e12,
+}
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The named peak of a CUDA device in FLOP per second, dense, in bf16 or fp16; None if it is not known."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in _PEAKS.items() if name.startswith(known)), None)
 
 
 def has_amx() -> bool:

@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention as library
 from posbench.encodings import fire
 from posbench.encodings.base import Shape
 from posbench.kernels import flex
-from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Near, Table
+from posbench.kernels.bias import Bias, Decay, Dense, LaidOut, Line, Near, Table
 from posbench.model.attention import dispatch
 from posbench.model.attention.dispatch import attention
 
@@ -254,6 +254,20 @@ def test_what_cannot_be_compiled_falls_back_with_one_warning(
         assert checked(Decay) is None and checked(Decay) is None
     (told,) = said(caplog)
     assert "(Decay) on cpu does not run: Cannot find a working triton installation.; slower" in told
+
+
+def test_what_is_learned_goes_another_way_where_the_same_bits_are_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flex, "serves", lambda _: True)
+    monkeypatch.setattr(flex, "checked", lambda *_: flex.LADDER[0])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    q = torch.empty(1, 2, 256, 64, dtype=torch.bfloat16)
+    learned, slopes = torch.zeros(2, 256, requires_grad=True), torch.ones(2)
+    assert flex.options_for(q, q, Table(learned)) is None
+    assert flex.options_for(q, q, Line(torch.zeros(2, 256), slopes)) is not None
+    with torch.no_grad():
+        assert flex.options_for(q, q, Table(learned)) is not None
 
 
 def test_what_flex_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:

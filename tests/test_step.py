@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from posbench.bench.timing import step_memory
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
@@ -289,6 +290,53 @@ def test_two_processes_end_with_the_weights_of_one(tiny_config: Config, tmp_path
     _, expected = trained(learner(tiny_config))
     assert torch.equal(one, other)
     torch.testing.assert_close(one, expected, atol=1e-5, rtol=0)
+
+
+# -- blocks that are computed again --------------------------------------------------------------------------------
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("encoding", schemes.NAMES)
+def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(tiny_config: Config, encoding: str) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(encoding, {}))
+    kept, again = learner(config), learner(config, checkpointing=True)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # zeros would hide errors
+        for one, other in zip(kept.model.encoding.parameters(), again.model.encoding.parameters(), strict=True):
+            other.copy_(one.add_(0.1 * torch.randn(one.shape, generator=draw)))
+    (loss, norm), (other_loss, other_norm) = (update(each, batch(), 0, 1e-2) for each in (kept, again))
+    assert loss == other_loss and norm == pytest.approx(other_norm, rel=1e-6)
+    for (name, one), other in zip(kept.model.named_parameters(), again.model.parameters(), strict=True):
+        if name.startswith("encoding.") and encoding in ("lerope", "tupe"):  # its table is made once for all layers
+            torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-3)
+        else:
+            assert (one.grad is None and other.grad is None) or torch.equal(one.grad, other.grad), name
+
+
+def test_blocks_that_are_computed_again_keep_their_inputs_alone(tiny_config: Config) -> None:
+    def held(n_layers: int, again: bool) -> int:
+        """Bytes of one update beside weights, gradients and the optimizer's state."""
+        model = dataclasses.replace(tiny_config.model, n_layers=n_layers, d_model=64, n_heads=2)
+        one = learner(dataclasses.replace(tiny_config, model=model), checkpointing=again)
+        taken = step_memory(one.model, one.optimizer, lambda: update(one, batch(), 0, 1e-3), CPU)
+        return taken - 4 * sum(parameter.nbytes for parameter in one.model.parameters())
+
+    of_block = [held(12, again) - held(4, again) for again in (False, True)]
+    assert of_block[1] <= 8 * 1.5 * B * T * 64 * 4  # an input each, which the gradient of the one above it joins
+    assert of_block[0] > 5 * max(of_block[1], 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("encoding", ["rope", "fire"])
+def test_blocks_that_are_computed_again_may_be_compiled(tiny_config: Config, encoding: str) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(encoding, {}))
+    torch._dynamo.reset()
+    with torch.compiler.set_stance(force_backend="aot_eager"):
+        plain, compiled = learner(config), learner(config, compile=True, checkpointing=True)
+        found, expected = (update(one, batch(), 0, 1e-2) for one in (compiled, plain))
+    assert found == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
 
 
 SWIGLU = {"norm": "rmsnorm", "mlp": "swiglu"}

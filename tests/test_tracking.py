@@ -25,8 +25,8 @@ from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow
 from posbench.run_folder.wandb_session import choose_mode
 
-TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
-            "validation/accuracy", "validation/exact_match")  # fmt: skip
+TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "train/mfu",
+            "validation/nll", "validation/accuracy", "validation/exact_match")  # fmt: skip
 SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
 
 PLAIN = EvaluationRow(

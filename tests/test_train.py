@@ -107,6 +107,48 @@ def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) 
     assert (folder / "tokenizer.json").exists() and (folder / "log.txt").exists()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_where_the_peak_of_a_device_is_known_its_share_is_logged_and_shown(
+    config: Config,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    known: bool,
+) -> None:
+    if known:
+        monkeypatch.setattr(machine, "peak_flops", lambda *_: 1e9)
+    with caplog.at_level("INFO"):
+        train(config, tmp_path / "run", [])
+    model = build(config, 257)
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "encoding" not in name)
+    flops = 6 * weights + 6 * config.model.n_layers * config.model.d_model * (config.training.train_length + 1)
+    for row in read_jsonl(tmp_path / "run/metrics.jsonl"):
+        if not known:
+            assert "train/mfu" not in row
+        elif "train/loss" in row:
+            assert row["train/mfu"] == pytest.approx(row["train/tokens_per_second"] * flops / 1e9)
+    shown = [record.message for record in caplog.records if "tokens/s" in record.message]
+    assert shown and all(("% MFU" in line) == known for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989e12),
+        ("NVIDIA H100 PCIe", torch.float16, 756e12),
+        ("NVIDIA A100-SXM4-40GB", torch.bfloat16, 312e12),
+        ("NVIDIA A100-SXM4-40GB", torch.float32, None),
+        ("Some GPU of 2031", torch.bfloat16, None),
+    ],
+)
+def test_a_peak_is_that_of_the_devices_name_or_none(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, expected: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert machine.peak_flops(torch.device("cuda"), dtype) == expected
+    assert machine.peak_flops(torch.device("cpu"), dtype) is None
+
+
 def test_a_link_for_a_configuration_is_not_followed(config: Config, tmp_path: pathlib.Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "secret.yaml").write_text("password: hunter2")

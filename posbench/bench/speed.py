@@ -27,7 +27,7 @@ from posbench.errors import UserError, unknown
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
-from posbench.model.gpt import GPT, build
+from posbench.model.gpt import GPT, build, train_flops_per_token
 from posbench.terminal import console, tables
 from posbench.training.step import learner_for, update
 
@@ -281,18 +281,6 @@ def training_step(config: Config, vocab_size: int, model: nn.Module | None = Non
     device, dtype = setup(config)
     model = (build(config, vocab_size) if model is None else model).to(device)
     return TrainingStep(model, config, random_text(vocab_size, config), device, dtype)
-
-
-def train_flops_per_token(model: GPT, length: int) -> int:
-    """Floating-point operations per token, forward and backward, that a model without positional encoding needs.
-
-    6 N + 6 n_layers d_model (T + 1). N: weights in matrix products, those of the blocks and the head; 2 operations
-    each, and twice that backwards. Attention: a token sees (T + 1) / 2 keys on average; each costs 2 d_model in q·k and
-    2 d_model in the sum of values, and twice that backwards. What an encoding computes beside this counts as its cost.
-    """
-    head = model.tokens if model.head is None else model.head
-    weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
-    return 6 * weights + 6 * model.config.n_layers * model.config.d_model * (length + 1)
 
 
 def _evaluate(

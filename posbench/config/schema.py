@@ -250,6 +250,8 @@ class RuntimeConfig:
     objective: str | None = None  # headline value that a sweeper gets; None = nll_1x
     clean: bool = False  # of a finished run, keep of its checkpoints the newest weights
     processes: int | None = None  # that train a run together; None = those that torchrun started, or one
+    checkpointing: bool = False  # keep the inputs of blocks alone, and compute the rest again backwards
+    deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
 
     def __post_init__(self) -> None:
         every = ("log_every_steps", "validate_every_steps", "checkpoint_every_steps")

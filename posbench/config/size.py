@@ -53,7 +53,9 @@ def _needs(config: Config, purpose: Purpose) -> Iterator[tuple[int, str, str]]:
     yield needed + window, f"a window of {longest:,} tokens", "the last of evaluation.ratios"
     if purpose == "train":
         # What a backward pass needs of a token: eight vectors a layer, both sides of the activation, and the logits.
-        kept = model.n_layers * (8 * model.d_model + 2 * hidden_width(model)) + vocab_size
+        block = 8 * model.d_model + 2 * hidden_width(model)
+        blocks = model.n_layers * model.d_model + block if config.runtime.checkpointing else model.n_layers * block
+        kept = blocks + vocab_size
         needed += settings.batch_size * settings.train_length * kept * (4 if settings.precision == "fp32" else 2)
         batch = f"training on {settings.batch_size:,} x {settings.train_length:,} tokens"
         yield needed, batch, "training.batch_size, model.n_layers or model.d_model"

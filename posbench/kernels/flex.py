@@ -76,6 +76,9 @@ def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = 
         return None
     if added is None and not sinks and (window is None or window >= length):
         return None  # nothing acts on the logits: fused attention is faster
+    learned = isinstance(added, Bias) and torch.is_grad_enabled() and any(one.requires_grad for one in added.tensors)
+    if learned and torch.are_deterministic_algorithms_enabled():
+        return None  # its gradients are sums in no fixed order
     if isinstance(added, Dense) and heads * length**2 > LARGEST_TABLE:
         return None
     return checked(v.device, kind, v.dtype, (q.shape[3], width))

@@ -23,10 +23,15 @@ _Out = TypeVar("_Out")
 _fusing = contextvars.ContextVar("fusing", default=False)
 
 
-@contextlib.contextmanager
-def fusing() -> Iterator[None]:
+def fusing() -> contextlib.AbstractContextManager[None]:
     """Run `fusible` functions compiled while this lasts."""
-    token = _fusing.set(True)
+    return fused_if(True)
+
+
+@contextlib.contextmanager
+def fused_if(wanted: bool) -> Iterator[None]:
+    """Run `fusible` functions compiled while this lasts, or as they are."""
+    token = _fusing.set(wanted)
     try:
         yield
     finally:

@@ -7,20 +7,22 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from posbench import encodings
 from posbench.config.schema import Config, ModelConfig
 from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
-from posbench.encodings.base import Encoding, shared
+from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
-from posbench.kernels.fused import fusible, gelu
+from posbench.kernels.fused import fused_if, fusible, gelu, is_fusing
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import narrower
@@ -51,6 +53,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.encoding = encoding
+        self.recomputes = False  # training keeps a block's input alone, and computes the rest again backwards
         self.window = config.attention.window
         self.sinks = config.attention.sinks
         width = encoding.token_dim()
@@ -112,6 +115,10 @@ class GPT(nn.Module):
             attention, encoding, positions=positions, window=window, sinks=sinks, consecutive=consecutive
         )
         blocks = self.layers
+        if self.recomputes and torch.is_grad_enabled():
+            for layer, block in enumerate(blocks):
+                x = _recomputed(block, x, attend, layer, fusing=is_fusing())
+            return self.norm(x if last is None else x[:, -last:])  # type: ignore[no-any-return]
         q, k, v, read = before(blocks[0], x)
         for layer, (block, following) in enumerate(itertools.pairwise(blocks)):
             x, q, k, v, read = between(block, following, x, attend(q, k, v, read, layer=layer))
@@ -187,6 +194,33 @@ def after(block: Block, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
     return norm(block.out_of_attention(x, attended))  # type: ignore[no-any-return]
 
 
+@fusible()
+def out_of(block: Block, x: Tensor, attended: Tensor) -> Tensor:
+    """From attention to the block's output."""
+    return block.out_of_attention(x, attended)
+
+
+def _recomputed(block: Block, x: Tensor, attend: Callable[..., Tensor], layer: int, fusing: bool) -> Tensor:
+    """A block that keeps nothing but its input, and is computed again in the backward pass.
+
+    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
+    """
+    positions = attend.keywords["positions"]  # type: ignore[attr-defined]
+
+    def compute(x: Tensor) -> Tensor:
+        # Tables of positions that layers share belong to the block that made them: each makes its own, both times. The
+        # backward pass may run in a thread that does not know what is compiled.
+        own = shared(positions, count_from_0(positions))
+        with fused_if(fusing):
+            q, k, v, read = before(block, x)
+            return out_of(block, x, attend(q, k, v, read, layer=layer, positions=own))
+
+    # What is compiled saves its tensors at once, at its end: stopping at the last that is wanted would be inside of it.
+    return checkpoint(  # type: ignore[no-any-return]
+        compute, x, use_reentrant=False, preserve_rng_state=False, early_stop=not fusing
+    )
+
+
 class Attention(nn.Module):
     """The projections round attention."""
 
@@ -258,6 +292,7 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
         torch.manual_seed(derive(config.seed, "encoding"))
         encoding = encodings.build(config.encoding.name, shape, config.encoding.options)
         gpt = GPT(model, vocab_size, encoding)
+    gpt.recomputes = config.runtime.checkpointing
     _initialise(gpt, model, config.seed)
     return gpt
 
@@ -268,6 +303,18 @@ def parameter_counts(model: GPT) -> dict[str, int]:
     tables = model.tokens.weight.numel() + (0 if model.head is None else model.head.weight.numel())
     encoding = sum(p.numel() for p in model.encoding.parameters())
     return {"total": total, "encoding": encoding, "non_embedding": total - tables}
+
+
+def train_flops_per_token(model: GPT, length: int) -> int:
+    """Floating-point operations per token, forward and backward, that a model without positional encoding needs.
+
+    6 N + 6 n_layers d_model (T + 1). N: weights in matrix products, those of the blocks and the head; 2 operations
+    each, and twice that backwards. Attention: a token sees (T + 1) / 2 keys on average; each costs 2 d_model in q·k and
+    2 d_model in the sum of values, and twice that backwards. What an encoding computes beside this counts as its cost.
+    """
+    head = model.tokens if model.head is None else model.head
+    weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2) + head.weight.numel()
+    return 6 * weights + 6 * model.config.n_layers * model.config.d_model * (length + 1)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 Draw = Callable[[], "Figure"]
 _INIT_SECONDS = 60.0  # for the server to answer; training goes on meanwhile
 _TRAINING = (
-    "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "validation/nll",
-    "validation/accuracy", "validation/exact_match",
+    "train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "train/mfu",
+    "validation/nll", "validation/accuracy", "validation/exact_match",
 )  # fmt: skip
 _TABLE = (
     "length", "length_ratio", "status", "nll", "ci_low", "ci_high", "perplexity", "bits_per_byte", "accuracy",

@@ -105,8 +105,12 @@ def _handler() -> logging.Handler:
 
 
 @contextlib.contextmanager
-def progress(total: int, start: int) -> "Iterator[_Bar | _Lines]":
-    """Progress over updates `start` .. `total`: `advance` reports one, its loss in nats per token, and all tokens."""
+def progress(total: int, start: int, full_speed: float | None = None) -> "Iterator[_Bar | _Lines]":
+    """Progress over updates `start` .. `total`: `advance` reports one, its loss in nats per token, and all tokens.
+
+    Args:
+        full_speed: tokens per second at the peak of the devices, if that is known: the share of it is shown (MFU).
+    """
     bar = Progress(
         TextColumn("training"),
         BarColumn(),
@@ -117,29 +121,29 @@ def progress(total: int, start: int) -> "Iterator[_Bar | _Lines]":
         transient=True,
     )
     if cell.is_here():
-        yield _Cell(bar, total, start)
+        yield _Cell(bar, total, start, full_speed)
     elif stderr.is_terminal:
         with bar:
-            yield _Bar(bar, total, start)
+            yield _Bar(bar, total, start, full_speed)
     else:
-        yield _Lines(total, start)
+        yield _Lines(total, start, full_speed)
 
 
 class _Bar:
-    def __init__(self, bar: Progress, total: int, start: int) -> None:
+    def __init__(self, bar: Progress, total: int, start: int, full_speed: float | None) -> None:
         self.bar = bar
         self.task = bar.add_task("", total=total, completed=start, said="starting")
-        self.speed = _Speed()
+        self.speed, self.full_speed = _Speed(), full_speed
 
     def advance(self, loss: float, tokens: int) -> None:
-        self.bar.update(self.task, advance=1, said=_said(loss, self.speed.at(tokens)))
+        self.bar.update(self.task, advance=1, said=_said(loss, self.speed.at(tokens), self.full_speed))
 
 
 class _Cell(_Bar):
     """The bar in a notebook, without rich's own display, which needs widgets. It stays, with the last update's loss."""
 
-    def __init__(self, bar: Progress, total: int, start: int) -> None:
-        super().__init__(bar, total, start)
+    def __init__(self, bar: Progress, total: int, start: int, full_speed: float | None) -> None:
+        super().__init__(bar, total, start, full_speed)
         self.left = total - start
         self.output = cell.Output()
 
@@ -150,10 +154,10 @@ class _Cell(_Bar):
 
 
 class _Lines:
-    def __init__(self, total: int, start: int) -> None:
+    def __init__(self, total: int, start: int, full_speed: float | None) -> None:
         self.total, self.first, self.step = total, start, start
         self.began = self.next_line = time.monotonic()
-        self.speed = _Speed()
+        self.speed, self.full_speed = _Speed(), full_speed
 
     def advance(self, loss: float, tokens: int) -> None:
         self.step += 1
@@ -161,16 +165,17 @@ class _Lines:
         if now < self.next_line and self.step < self.total:
             return
         self.next_line = now + LINE_EVERY_SECONDS
-        line = f"step {self.step}/{self.total}  {_said(loss, speed)}"
+        line = f"step {self.step}/{self.total}  {_said(loss, speed, self.full_speed)}"
         if self.first + 1 < self.step < self.total:
             seconds = (now - self.began) / (self.step - self.first) * (self.total - self.step)
             line += f"  {datetime.timedelta(seconds=round(seconds))} left"
         logger.info("%s", line)
 
 
-def _said(loss: float, speed: float) -> str:
-    """The loss, and from the second update on the tokens per second."""
-    return f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+def _said(loss: float, speed: float, full_speed: float | None) -> str:
+    """The loss, and from the second update on the tokens per second, and which share of the peak that is."""
+    share = f"  {speed / full_speed:.0%} MFU" if full_speed else ""
+    return f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s{share}" if speed else "")
 
 
 class _Speed:

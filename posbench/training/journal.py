@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from posbench import machine
 from posbench.config.external import Trains
 from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
+from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.run_folder import checkpoint
 from posbench.run_folder.facts import Where
@@ -102,13 +103,16 @@ class RunJournal(Journal):
             )
         self.spent = _Spent(standing.numbers or {}, world)
         self.speed = _Speed(self._tokens(self.first))
+        peak = machine.peak_flops(learner.device, learner.dtype)
+        flops = train_flops_per_token(cast(GPT, learner.model), self.training.train_length)
+        self.full_speed = peak and peak * world.size / flops  # tokens per second
         self.divergence = _Divergence(self.total)
         self.tracker.begin()
         return self.first
 
     @contextlib.contextmanager
     def progress(self, step: int) -> Iterator[None]:
-        with console.progress(self.total, start=step) as self._bar:
+        with console.progress(self.total, step, self.full_speed) as self._bar:
             yield
 
     def made(self, step: int, loss: float) -> None:
@@ -117,7 +121,9 @@ class RunJournal(Journal):
 
     def log_update(self, step: int, loss: float, norm: float, rate: float) -> None:
         row = {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": rate}
-        row["train/tokens_per_second"] = self.speed.at(self._tokens(step))
+        row["train/tokens_per_second"] = speed = self.speed.at(self._tokens(step))
+        if self.full_speed:
+            row["train/mfu"] = speed / self.full_speed
         self.log(step, {**row, "seconds": self.spent.so_far()["train_seconds"]})
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ from posbench.training.journal import Journal, RunJournal
 from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate, tell_progress
 
 logger = logging.getLogger(__name__)
+_MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
 # Updates that are launched before the host reads the one before them, by device: it prepares the next meanwhile.
 _AHEAD = {"cuda": 1}
 
@@ -73,6 +74,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         held_config(folder, config)  # refuses another run's folder
     dtype = machine.resolve_precision(config.training.precision, device)
     threads = machine.set_threads(config.runtime.threads or world.threads)
+    machine.be_deterministic(device, config.runtime.deterministic)
     with kept() as logged, ended_in_words():  # the text comes first: a mistake in it leaves no folder behind
         tokens = prepare(config.data, config.runtime.cache)
         if config.start and tokens.tokenizer.sha256 != config.start.tokenizer_sha256:
@@ -115,7 +117,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
 
         for remark in [*model.encoding.remarks(), *task.remarks(config)]:
             logger.warning("%s", remark)
-        with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
+        with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)
             journal = RunJournal(run, tracker, config, where)
             step = fit(learner, batches, tokens, config, journal, evaluate)
@@ -146,6 +148,7 @@ def train_beside(config: Config, world: World) -> None:
     device = world.device(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
     machine.set_threads(config.runtime.threads or world.threads)
+    machine.be_deterministic(device, config.runtime.deterministic)
     with ended_in_words():
         world.from_first()  # the first has made what the others read
         tokens = prepare(config.data, config.runtime.cache)
@@ -157,7 +160,7 @@ def train_beside(config: Config, world: World) -> None:
             evaluation = evaluation_of("", model, tokens, now, step, device, world)
             collections.deque(evaluated(evaluation, world.from_first()), maxlen=0)
 
-        with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
+        with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)
             step = fit(learner, batches, tokens, config, Journal(), evaluate)
         evaluate(step, config.evaluation)

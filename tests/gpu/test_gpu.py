@@ -11,12 +11,13 @@ import support
 import torch
 import torch.nn.functional as F
 
-from posbench import encodings
+from posbench import encodings, machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.trained import TrainedGPT
 from posbench.kernels import flex
+from posbench.kernels.cross_entropy import linear_cross_entropy
 from posbench.model.gpt import GPT, build
 from posbench.run_folder.checkpoint import newest
 from posbench.training.step import Learner, begin_update, learner_for, update
@@ -107,6 +108,37 @@ def test_compiled_training_is_the_eager_one(tiny_config: Config) -> None:
         assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "fire", "cope"])
+def test_blocks_that_are_computed_again_take_the_same_step(tiny_config: Config, name: str, compiled: bool) -> None:
+    kept = configured(tiny_config, name)
+    kept = dataclasses.replace(kept, runtime=dataclasses.replace(kept.runtime, compile=compiled))
+    again = dataclasses.replace(kept, runtime=dataclasses.replace(kept.runtime, checkpointing=True))
+    one, other = (learner(config, torch.float32) for config in (kept, again))
+    assert update(other, batch(), 0, 1e-3) == pytest.approx(update(one, batch(), 0, 1e-3), rel=1e-3)
+    assert other.model.recomputes and not one.model.recomputes
+
+
+@pytest.mark.parametrize("vocabulary", [50257, 50304])
+def test_the_loss_from_the_head_on_is_torchs(vocabulary: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(size, generator=draw) * scale for size, scale in (((4096, 256), 1), ((vocabulary, 256), 0.05))]
+    labels = torch.randint(vocabulary, (4096,), generator=draw).to(DEVICE)
+
+    def found(loss_of: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [one.to(DEVICE).requires_grad_() for one in given]
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+            loss = loss_of(*leaves)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    exact = found(lambda hidden, weight: F.cross_entropy(F.linear(hidden, weight), labels), torch.float32)
+    for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)):
+        for one, expected in zip(
+            found(lambda hidden, weight: linear_cross_entropy(hidden, weight, labels), dtype), exact, strict=True
+        ):
+            assert float((one - expected).norm()) < close * float(expected.norm()), dtype
+
+
 # -- the host does not wait --------------------------------------------------------------------------------------------
 
 
@@ -137,6 +169,21 @@ def test_two_trainings_are_the_same_to_the_bit_or_say_that_they_are_not(tiny_con
     same = losses == again and all(map(torch.equal, weights, others))
     print(f"\n{name}: {'the same to the bit' if same else 'not the same to the bit'}")
     assert losses == pytest.approx(again, rel=1e-3) and (same or name not in ORDERED)
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_two_trainings_that_ask_for_it_are_the_same_to_the_bit(tiny_config: Config, name: str) -> None:
+    machine.be_deterministic(DEVICE, True)
+    try:
+        runs = []
+        for _ in range(2):
+            one = learner(configured(tiny_config, name), torch.bfloat16)
+            losses = [update(one, batch(step), step, 1e-3)[0] for step in range(5)]
+            runs.append((losses, [p.detach().clone() for p in one.model.parameters()]))
+    finally:
+        machine.be_deterministic(DEVICE, False)
+    (losses, weights), (again, others) = runs
+    assert losses == again and all(map(torch.equal, weights, others))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
