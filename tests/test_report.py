@@ -895,6 +895,27 @@ def test_captions_and_notes_explain_only_the_marks_that_are_there(template: Conf
     assert "‡ one checkpoint" not in many
 
 
+def test_right_answers_to_probes_stand_beside_their_floors(template: Config, tmp_path: Path) -> None:
+    for seed, right in ((0, 0.5), (1, 0.7)):
+        run = write_run(tmp_path / "fake", configured(template, "rope", seed), SCHEMES["rope"])
+        first = json.loads((run / "evaluation.jsonl").read_text().splitlines()[0])
+        shares = {"accuracy": right, "chance": 0.1, "trivial": 0.25, "exact_match": right / 2, "n_blocks": 128}
+        row = {**first, **shares, "protocol": "task", "task": "multi_key:keys=4", "targets_sha256": "e5" * 32}
+        earlier = {**row, "task": "passkey", "trivial": None, "exact_match": None}
+        with (run / "evaluation.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in (row, earlier))
+    group = group_of(tmp_path / "fake")
+    (table,) = [
+        t for t in tables.more_tables(group, summary.summarise(group)) if t.title == "Right answers to probes, %"
+    ]
+    assert table.columns[:5] == ["scheme", "probe", "by chance", "trivial", "1x"]
+    assert [[cell.text for cell in row[1:5]] for row in table.rows] == [
+        ["key to recall", "10.0", "", "60.0 ±14.1"],
+        ["one of several keys to recall (keys=4)", "10.0", "25.0", "60.0 ±14.1"],
+        ["one of several keys to recall (keys=4), greedy", "", "", "30.0 ±7.1"],
+    ]
+
+
 def test_probes_have_plain_names(template: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
     rows = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
