@@ -1,0 +1,64 @@
+"""Write a text to train on whose documents are problems of the probes: `python scripts/retrieval_text.py FOLDER`.
+
+FOLDER/train.jsonl has problems with their answers, among made-up words. Their numbers begin where those of evaluations
+end, so that no problem that is asked later is among them. valid.jsonl and test.jsonl have the made-up words alone: what
+a probe asks there, the probe has put there. A small model that was trained on it shows whether it can do what the
+probes ask; a small text of people would not teach it.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from posbench.evaluation import probes
+
+FIRST = 10_000  # number of the first problem; evaluations have hundreds
+SYLLABLES = [first + second for first in "bdfklmnprst" for second in "aeiou"]
+
+
+def words(rng: np.random.Generator, number: int) -> str:
+    """Made-up words, common and rare ones as in a text, in sentences."""
+    drawn = [SYLLABLES[i % 55] + SYLLABLES[(7 * i) % 55] for i in np.minimum(rng.zipf(1.3, number), 200).tolist()]
+    return " ".join(f"{word}." if n % 9 == 8 else word for n, word in enumerate(drawn))
+
+
+def problem(rng: np.random.Generator, task: str, number: int, most: int) -> str:
+    """A problem of a probe with its answer, in a text of so many characters at most."""
+    (probe,) = probes.of(task, [1], 1, 1)
+    room = int(rng.integers(most // 2, most))
+    tell = probe.poses.keywords["tell"]  # type: ignore[union-attr]
+    story = tell(number, lambda one: room - len("".join(one.told)) - len(one.question))
+    spare = max(0, room - len("".join(story.told)) - len(story.question))
+    around = words(rng, spare // 3 + 1)[:spare]
+    cuts = [round(place * spare) for place in story.places]
+    parts = [around[first:end] for first, end in zip([0, *cuts], [*cuts, None], strict=True)]
+    told = "".join(part + sentence for part, sentence in zip(parts, story.told, strict=False))
+    return told + parts[-1] + story.question + story.between.join(story.answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tasks", nargs="+", default=["passkey", "multi_key", "multi_value", "common_words"])
+    parser.add_argument("--problems", type=int, default=40_000)
+    parser.add_argument("--most", type=int, default=360, help="characters of a problem")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    texts = {
+        "train": (
+            problem(rng, asked.tasks[n % len(asked.tasks)], FIRST + n // len(asked.tasks), asked.most)
+            for n in range(asked.problems)
+        ),
+        "valid": (words(rng, 4000) for _ in range(20)),
+        "test": (words(rng, 4000) for _ in range(40)),
+    }
+    for name, documents in texts.items():
+        with (asked.folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in documents)
+
+
+if __name__ == "__main__":
+    main()
