@@ -218,6 +218,11 @@ def oom_kills() -> int | None:
 _NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or (isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY))
+
+
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     """Turn what torch and Python say of no memory into the one line that a run ends with.
@@ -231,8 +236,7 @@ def out_of_memory_as_failure(hint: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's error on a GPU is a RuntimeError
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and not any(said in str(error) for said in _NO_MEMORY):
+        if not is_out_of_memory(error):
             raise
         said = str(error).splitlines()[0] if str(error) else "no room"
         raise RunFailed(f"out of memory: {said}; {hint} may fit", reason="oom") from error

@@ -275,7 +275,7 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
         (bloom, ["extension=pi"], "bloom has no rotary encoding"),
     ]
     spoilt: list[tuple[str, dict[str, Any], str]] = [
-        ("kind", {"model_type": "mamba"}, "model_type is 'mamba'"),
+        ("kind", {"model_type": "mamba"}, "of kind mamba is evaluated only"),
         ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
         ("length", {"max_position_embeddings": None}, "expected start.train_length=N"),

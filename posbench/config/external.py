@@ -40,7 +40,7 @@ class ModelElsewhere:
     sha256: str  # of its configuration, tokenizer and weights
     kind: str  # the model_type of its configuration
     n_layers: int
-    n_heads: int
+    n_heads: int | None  # None: it has no attention
     d_model: int
 
     def __post_init__(self) -> None:

@@ -1,18 +1,25 @@
-"""Attention of a window, sinks or a cap on logits in blocks of queries, for models of transformers.
+"""Attention narrowed to a window and sinks, in models of transformers.
+
+Kinds that are verified have attention in blocks of queries, which also knows a cap on logits.
 
 The library would make masks and scores of T x T. Here a block of queries meets only the keys that it can see, so that
 memory and time grow with T times the window. Layers without window and cap use the library's own function.
+
+All other kinds keep the library's attention. Its masks are narrowed where it makes them, so a layer's own window, chunk
+or sink stays; a model that makes its masks elsewhere is not narrowed, which a probe finds.
 """
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posbench.huggingface.library import transformers
 from posbench.model.attention.reference import narrower
 
 NAME = "posbench"  # the function's name in the library
@@ -30,9 +37,27 @@ def narrowed(window: int | None, sinks: int) -> Iterator[None]:
         _narrowed.reset(token)
 
 
-def register(transformers: Any) -> None:
-    """Register the function with the library, which then builds no masks for it."""
-    transformers.AttentionInterface.register(NAME, attend)
+@functools.cache  # once, or masks would be narrowed twice
+def register() -> None:
+    """Register attention in blocks with the library, which then builds no masks for it, and narrow its other masks."""
+    transformers().AttentionInterface.register(NAME, attend)
+    masks = transformers().AttentionMaskInterface
+    for name in ("sdpa", "eager"):
+        masks.register(name, functools.partial(_mask, masks()[name]))
+
+
+def _mask(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The library's own mask; within `narrowed` also of the window and sinks."""
+    window, sinks = _narrowed.get()
+    if window is None:
+        return own(*args, **options)
+    from transformers.masking_utils import and_masks, causal_mask_function
+
+    def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key < window) | (key < sinks)
+
+    seen = and_masks(options.pop("mask_function", causal_mask_function), near)
+    return own(*args, **{**options, "mask_function": seen, "allow_is_causal_skip": False})
 
 
 def attend(

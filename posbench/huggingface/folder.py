@@ -1,8 +1,8 @@
 """A folder of a HuggingFace model, read as plain data, and the check whether it can be evaluated.
 
 Such a folder is untrusted. Nothing in it is run, and no link is followed out of it. Only `config.json`,
-`tokenizer.json` and `.safetensors` files are read, since pickled weights are programs. Model types that are not listed
-here are refused, and so are models with custom code.
+`tokenizer.json` and `.safetensors` files are read, since pickled weights are programs. Models with custom code are
+refused. The kinds listed here are verified by tests; other causal language models of transformers are probed.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from posbench import files
 from posbench.data.tokenizer import LARGEST_FILE as LARGEST_TOKENIZER
 from posbench.errors import UserError, did_you_mean
+from posbench.huggingface import library
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,6 +27,13 @@ _PRECISIONS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 # Masks that old versions of the library saved like weights; the library ignores them.
 _MASK = re.compile(r".*\b(attn|attention)\.(bias|masked_bias)")
 
+# Where kinds that are not listed keep their training length.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
+            "context_length")  # fmt: skip
+# What a model of several parts may say of its text part, outside of that part's own configuration.
+_SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+TEXT_PART, _TEXT_TENSORS = "text_config", "language_model"
+
 Position = Literal["rope", "learned", "alibi"]
 
 
@@ -34,9 +42,10 @@ class Family:
     """A kind of model in the library, and its way of encoding positions."""
 
     model: str  # the class
-    position: Position
+    position: Position | None  # None: of this kind it is not known
     length: str = "max_position_embeddings"  # key of config.json: longest training input, or the table's size
     narrows: bool = True  # accepts our attention by blocks; otherwise it makes a matrix of all scores
+    verified: bool = True  # compared with the library's own logits by tests; otherwise each model is probed
 
 
 FAMILIES = {
@@ -82,17 +91,19 @@ class Checkpoint:
     """A model folder that passed all checks."""
 
     folder: Path
-    config: dict[str, Any]  # content of config.json
+    config: dict[str, Any]  # content of config.json, of a model of several parts that of its text part
     weights: Weights
+    whole: str | None = None  # `model_type` of the model whose text part this is
 
     @property
     def kind(self) -> str:
-        """Its `model_type`, a key of `FAMILIES`."""
+        """Its `model_type`."""
         return str(self.config["model_type"])
 
     @property
     def family(self) -> Family:
-        return FAMILIES[self.kind]
+        listed = FAMILIES.get(self.kind)
+        return listed or Family(library.causal_models()[self.kind], None, narrows=False, verified=False)
 
     @property
     def tokenizer(self) -> Path:
@@ -106,7 +117,8 @@ class Checkpoint:
         ropes = [self.config.get("rope_parameters"), self.config.get("rope_scaling")]
         ropes += [part for rope in ropes if isinstance(rope, dict) for part in rope.values()]
         said = [rope.get("original_max_position_embeddings") for rope in ropes if isinstance(rope, dict)]
-        said += [self.config.get("original_max_position_embeddings"), self.config.get(self.family.length)]
+        keys = (self.family.length,) if self.family.verified else _LENGTHS
+        said += [self.config.get(key) for key in ("original_max_position_embeddings", *keys)]
         return next((length for length in said if type(length) is int and length > 1), None)
 
     def sha256(self) -> str:
@@ -121,17 +133,31 @@ def read(folder: Path) -> Checkpoint:
     """Check a model folder; UserError if a file is missing, too large, a link, unsupported, or a program."""
     config = content_of(own(folder, CONFIG), _LARGEST_CONFIG)
     _refuse_code(folder, config)
+    whole = None
+    if isinstance(part := config.get(TEXT_PART), dict):
+        _refuse_code(folder, part)
+        whole = str(config.get("model_type"))
+        config = {key: config[key] for key in _SHARED if key in config} | part
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        near = did_you_mean(kind, FAMILIES) if isinstance(kind, str) else ""
-        raise UserError(f"{folder}: model_type is {kind!r}{near}: expected {', '.join(FAMILIES)}")
+    if not isinstance(kind, str) or (kind not in FAMILIES and kind not in library.causal_models()):
+        near = did_you_mean(kind, [*FAMILIES, *library.causal_models()]) if isinstance(kind, str) else ""
+        known = f"{', '.join(FAMILIES)}, or another causal language model of transformers"
+        raise UserError(f"{folder}: model_type is {kind!r}{near}: expected {known}")
     if kind == "mpt" and (config.get("attn_config") or {}).get("alibi") is False:
         raise UserError(f"{folder}: mpt without ALiBi: transformers would compute it with ALiBi")
     if not (folder / TOKENIZER).is_file():
         raise UserError(f"{folder} has no {TOKENIZER}: expected one")
     if (size := own(folder, TOKENIZER).stat().st_size) > LARGEST_TOKENIZER:
         raise UserError(f"{folder / TOKENIZER} has {size:,} bytes: expected at most {LARGEST_TOKENIZER:,}")
-    return Checkpoint(folder, config, _weights(folder))
+    return Checkpoint(folder, config, _weights(folder, text_only=whole is not None), whole)
+
+
+def text_tensor(name: str) -> str | None:
+    """The name that a tensor of a model of several parts has in its text part alone; None: it is of another part."""
+    _, part, inner = name.rpartition(f"{_TEXT_TENSORS}.")
+    if not part:
+        return name if name.startswith("lm_head.") else None
+    return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
 
 
 def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
@@ -140,7 +166,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
         ("use_bidirectional_attention", "its tokens see later tokens: expected a causal model"),
         ("quantization_config", "its weights are quantised: expected fp32, bf16 or fp16"),
     ):
-        if config.get(key):
+        if config.get(key) and config[key] != "vision":  # Gemma 4: only between tokens of an image
             raise UserError(f"{folder}: {key} in {CONFIG}: {why}")
     if (folder / "adapter_config.json").exists():
         raise UserError(f"{folder} is an adapter: merge it into its model first")
@@ -149,7 +175,7 @@ def _refuse_code(folder: Path, config: dict[str, Any]) -> None:
 # -- its weights -------------------------------------------------------------------------------------------------------
 
 
-def _weights(folder: Path) -> Weights:
+def _weights(folder: Path, text_only: bool) -> Weights:
     if (folder / INDEX).exists():
         listed = content_of(own(folder, INDEX), _LARGEST_INDEX).get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
@@ -179,6 +205,8 @@ def _weights(folder: Path) -> Weights:
         raise UserError(f"{folder}: {INDEX} lists {missing[0]!r}, but no file has it")
     if not sizes:
         raise UserError(f"{folder}: no numbers in {', '.join(names)}")
+    if text_only:
+        shapes = {text: shape for name, shape in shapes.items() if (text := text_tensor(name)) is not None}
     return Weights(paths, shapes, _PRECISIONS[max(sizes, key=lambda kind: sizes[kind])])
 
 
@@ -230,7 +258,7 @@ def own(folder: Path, name: str) -> Path:
 def content_of(path: Path, most: int) -> dict[str, Any]:
     """The object in a JSON file of at most so many bytes; UserError if it is none."""
     try:
-        content = json.loads(files.read(path, most), parse_constant=_refuse_constant)
+        content = json.loads(files.read(path, most), parse_constant=_constant, object_hook=_untagged)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0][:200]}") from None
     if not isinstance(content, dict):
@@ -238,5 +266,12 @@ def content_of(path: Path, most: int) -> dict[str, Any]:
     return content
 
 
-def _refuse_constant(name: str) -> None:
+def _constant(name: str) -> float:
+    if name == "Infinity":  # time_step_limit of Mamba 2
+        return math.inf
     raise ValueError(f"{name} is no JSON number")
+
+
+def _untagged(content: dict[str, Any]) -> Any:
+    """A number that the library writes as {"__float__": "Infinity"}."""
+    return _constant(str(content["__float__"])) if content.keys() == {"__float__"} else content

@@ -28,10 +28,10 @@ from posbench.evaluation import curve, probes
 from posbench.evaluation.evaluate import Evaluation, describe
 from posbench.evaluation.job import evaluated
 from posbench.evaluation.plan import from_training_on, lengths_of, measurements
-from posbench.huggingface import building, rope
+from posbench.huggingface import building, library, probing, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
-from posbench.huggingface.subject import HuggingFaceModel, extension_of
+from posbench.huggingface.subject import HuggingFaceModel, extension_of, limits_of, position_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
 from posbench.run_folder.rows import EvaluationRow
@@ -87,7 +87,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
         UserError: a model or a setting that cannot be used.
         PosbenchError: some models were not evaluated; with a single one, its own error.
     """
-    building.transformers()
+    library.transformers()
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -150,9 +150,11 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
     reading = ReadingConfig(separator, first if asked.first is None else asked.first)
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
         model: Any = building.built(checkpoint, config, building.tensors_of(checkpoint), precision).to(asked.device)
-    turns = rope.turns_of(config, asked.train_length) if checkpoint.family.position == "rope" else []
-    if turns and not rope.agrees(model, turns, longest):
-        raise RunFailed(f"{checkpoint.folder}: transformers uses other rotary frequencies than its configuration gives")
+    if checkpoint.family.position == "rope":
+        turns = rope.turns_of(config, asked.train_length)
+        if turns and not rope.agrees(model, turns, longest):
+            told = "transformers uses other rotary frequencies than its configuration gives"
+            raise RunFailed(f"{checkpoint.folder}: {told}")
     subject = HuggingFaceModel(
         checkpoint=checkpoint,
         model=model,
@@ -162,6 +164,11 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         precision=precision,
         first_token=separator if reading.first else None,
     )
+    if not checkpoint.family.verified:
+        logger.info("no test has verified the kind %s: probing %s", checkpoint.kind, found.name)
+        with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
+            limits = probing.limits(subject, [*lengths_of(asked.settings, asked.train_length), longest])
+        subject = dataclasses.replace(subject, limits=limits)
     return subject, _results(found, config, reading, asked)
 
 
@@ -255,7 +262,7 @@ def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
     if begins is not None and begins in known:
         return begins, True
     ends = config.eos_token_id[0] if isinstance(config.eos_token_id, list) and config.eos_token_id else None
-    for token in (config.bos_token_id, config.eos_token_id, ends):
+    for token in (getattr(config, "bos_token_id", None), config.eos_token_id, ends):
         if type(token) is int and token in known and token < config.vocab_size:
             return token, False
     raise UserError(f"{checkpoint.folder}: its tokenizer has no token for bos_token_id or eos_token_id")
@@ -301,7 +308,7 @@ def described(found: Found, config: Any) -> ModelElsewhere:
         sha256=found.checkpoint.sha256(),
         kind=found.checkpoint.kind,
         n_layers=config.num_hidden_layers,
-        n_heads=config.num_attention_heads,
+        n_heads=getattr(config, "num_attention_heads", None),
         d_model=config.hidden_size,
     )
 
@@ -314,7 +321,7 @@ def text_of(base: DataConfig, checkpoint: Checkpoint, config: Any) -> DataConfig
 def _results(found: Found, config: Any, reading: ReadingConfig, asked: Asked) -> TrainedElsewhere:
     return TrainedElsewhere(
         study=STUDY,
-        encoding=encoding_of(found.checkpoint.family.position, config),
+        encoding=encoding_of(position_of(found.checkpoint, config), config),
         model=described(found, config),
         reading=reading,
         data=text_of(asked.base.data, found.checkpoint, config),
@@ -380,6 +387,19 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
     told = "%s parameters, saved in %s, evaluated in %s"
     count = f"{run.record['parameters']['total']:,}"
     logger.info(told, count, subject.checkpoint.weights.precision, subject.precision)
+    _record_support(run, subject)
+
+
+def _record_support(run: Run, subject: HuggingFaceModel) -> None:
+    """How sure the numbers of this kind of model are, and what is undefined for the model."""
+    checkpoint, version = subject.checkpoint, library.transformers().__version__
+    limits = subject.limits or limits_of(checkpoint, subject.config)
+    level = "verified" if checkpoint.family.verified else "probed"
+    run.update(support={"level": level, "transformers": version, "undefined": limits.reasons()})
+    part = f", the text part of {checkpoint.whole}" if checkpoint.whole else ""
+    logger.info("%s%s: %s with transformers %s", checkpoint.kind, part, level, version)
+    for what, reason in limits.reasons().items():
+        logger.info("undefined: %s (%s)", what, reason)
 
 
 def evaluate_into(

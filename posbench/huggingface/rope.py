@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posbench import encodings
 from posbench.encodings._rotary import Rotary
@@ -87,13 +87,26 @@ def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
         for each in turns:
             kind = () if each.layers is None else (each.layers,)
             with torch.no_grad():
-                cosine, sine = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions.to(device), *kind)
+                given = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions.to(device), *kind)
             angle, factor = each.rope.inv_freq(_CPU), each.rope.attention_factor
             wanted = torch.cat([angle.cos(), angle.sin()]) * factor
-            pairs = len(angle)
-            given = torch.cat([cosine[0, 0, :pairs], sine[0, 0, :pairs]]).cpu().double()
-            found.append(float((given - wanted).abs().max()))
+            found.append(min(float((form - wanted).abs().max()) for form in _forms(given, len(angle))))
     return max(found)
+
+
+def _forms(given: Any, pairs: int) -> Iterator[Tensor]:
+    """Cosines and sines (2 * pairs,) of the first position, as a rotary module may return them.
+
+    As complex numbers, or each number twice: halves of a head apart, or side by side.
+    """
+    parts = (given.real, given.imag) if isinstance(given, Tensor) else given
+    rows = [part[0, 0].cpu().double() for part in parts]
+    if any(len(row) not in (pairs, 2 * pairs) for row in rows):
+        yield torch.full((2 * pairs,), torch.inf)
+        return
+    yield torch.cat([row[:pairs] for row in rows])
+    if all(len(row) == 2 * pairs for row in rows):
+        yield torch.cat([row[::2] for row in rows])
 
 
 def agrees(model: nn.Module, turns: list[Turns], length: int) -> bool:

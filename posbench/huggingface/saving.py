@@ -24,10 +24,11 @@ from posbench.config.external import TrainedOn
 from posbench.errors import UserError
 from posbench.huggingface import card, parity, rope, spelling
 from posbench.huggingface import folder as folders
-from posbench.huggingface.building import DTYPES, quiet
+from posbench.huggingface.building import DTYPES
 from posbench.huggingface.export import PARITY, aside, write_json
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.learning import rounded
+from posbench.huggingface.library import quiet
 from posbench.run_folder.facts import versions
 from posbench.run_folder.rows import EvaluationRow
 
@@ -76,7 +77,7 @@ def save(
         trained = rounded(model, own, torch.float32, device=torch.device("cpu"))
         length, rows_of_table = config.training.train_length, config.data.vocab_size
         wanted = (1, parity.SHORT, config.start.train_length, length)
-        lengths = parity.possible([min(one, length) for one in wanted], config.model.n_heads, rows_of_table)
+        lengths = parity.possible([min(one, length) for one in wanted], config.model.n_heads or 1, rows_of_table)
 
         def ours(ids: torch.Tensor) -> torch.Tensor:
             rope.restore(trained)

@@ -250,7 +250,8 @@ def _seeds_and_rates(group: Group) -> tuple[str, str]:
 
 def _size(model: ModelConfig | ModelElsewhere) -> str:
     layers, heads = ("" if number == 1 else "s" for number in (model.n_layers, model.n_heads))
-    return f"{model.n_layers} layer{layers}, width {model.d_model}, {model.n_heads} head{heads}"
+    attention = "no attention" if model.n_heads is None else f"{model.n_heads} head{heads}"
+    return f"{model.n_layers} layer{layers}, width {model.d_model}, {attention}"
 
 
 # -- what both say -----------------------------------------------------------------------------------------------------

@@ -26,9 +26,11 @@ from posbench.data import tokens as data
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation.job import on_the_way, show_results
 from posbench.huggingface import building, job, learning, rope, saving
+from posbench.huggingface.folder import FAMILIES
 from posbench.huggingface.job import Found
 from posbench.huggingface.learning import Learning
-from posbench.huggingface.subject import HuggingFaceModel
+from posbench.huggingface.library import transformers
+from posbench.huggingface.subject import HuggingFaceModel, position_of
 from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
@@ -78,8 +80,10 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         RunFailed: the training diverged or ran out of memory or disk; what was computed is kept.
         Stopped: a signal asked for an end; the run was saved and can be continued.
     """
-    building.transformers()
-    begun = _begun(job.find(word), [text for text in overrides if not text.startswith("start=")], config_dir)
+    transformers()
+    found = job.find(word)
+    _refuse_unverified(found)
+    begun = _begun(found, [text for text in overrides if not text.startswith("start=")], config_dir)
     config, source = begun.config, begun.found.checkpoint
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
@@ -140,6 +144,16 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 # -- what was asked for ------------------------------------------------------------------------------------------------
 
 
+def _refuse_unverified(found: Found) -> None:
+    """Raise UserError for a model whose loss and saved folder no test compares with the library's."""
+    checkpoint = found.checkpoint
+    if checkpoint.whole is not None:
+        raise UserError(f"{found.source} is a {checkpoint.whole}: expected its text part alone, saved as a model")
+    if not checkpoint.family.verified:
+        known = ", ".join(FAMILIES)
+        raise UserError(f"{found.source}: a model of kind {checkpoint.kind} is evaluated only: expected {known}")
+
+
 def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begun:
     """What is trained on and how, by what was typed.
 
@@ -180,7 +194,7 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
-        encoding=job.encoding_of(found.checkpoint.family.position, library, name),
+        encoding=job.encoding_of(position_of(found.checkpoint, library), library, name),
         model=job.described(found, library),
         reading=ReadingConfig(separator, own_first if bos is None else bos == "window"),
         data=job.text_of(base.data, found.checkpoint, library),
@@ -242,7 +256,7 @@ def _extended(
     """
     source, length = found.checkpoint, base.training.train_length
     library = building.configuration(source, job.longest_of(base.evaluation, length))
-    position = source.family.position
+    position = position_of(source, library)
     if position == "learned" and length > library.max_position_embeddings:
         told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
         raise UserError(f"training.train_length is {length:,}: {told}, and no extension")
