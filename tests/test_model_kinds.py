@@ -309,7 +309,7 @@ def refused(
     spoil(tmp_path / "model")
     write_text(tmp_path / "text.txt", 1000)
     monkeypatch.chdir(tmp_path)
-    command = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "train_length=48"]
+    command = ["data.path=text.txt", "runtime.cache=cache", "device=cpu"]
     assert posbench("evaluate", "model", *command) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: ") and said in line and len(line) < 600

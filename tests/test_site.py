@@ -52,6 +52,7 @@ NOT_RUN = {
     "lm_eval": "another project's harness, which is not installed here",
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
     "posbench evaluate random_pythia": "takes minutes; test_huggingface.py evaluates models of every kind",
+    "python scripts/model_kinds.py": "takes half a minute; test_model_kinds.py compares its table with the page's",
     "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
     "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
