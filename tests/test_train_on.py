@@ -347,8 +347,20 @@ def test_reports_notebooks_and_other_commands_read_the_results(
     for command in (["evaluate", folder], ["export", folder, str(here / "x")], ["train", f"start={folder}", *ON]):
         assert posbench(*command) == 2
         assert f"{folder}/model" in capsys.readouterr().err, command
-    again = trained(here / "again", f"{folder}/model", "training.tokens=384", "training.train_length=384", "length=384")
+    again = trained(
+        here / "again",
+        f"{folder}/model",
+        "training.tokens=384",
+        "training.train_length=384",
+        "length=384",
+        "tracking=csv",
+    )
     assert "model-rope-s0-" in again.name  # what was trained on is trained on
+    header = (again / "csv" / "evaluation.csv").read_text().splitlines()[0]
+    assert "eval/0 tokens/fixed_target/nll" in header and "eval/fixed_target/nll" in header
+    assert posbench("sync", folder, "tracking=csv") == 0
+    assert len((run.folder / "csv" / "evaluation.csv").read_text().splitlines()) == 5
+    assert "train/loss" in (run.folder / "csv" / "metrics.csv").read_text()
 
 
 @pytest.mark.parametrize("name", ["yarn", pytest.param("ntk", marks=pytest.mark.full)])

@@ -5,14 +5,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from posbench.config.external import TrainedOn, Trains
 from posbench.config.overrides import parted, refuse_twice, value
-from posbench.config.schema import Config, TrackingConfig, validate
+from posbench.config.schema import TrackingConfig, validate
 from posbench.config.trackers import refuse_missing
 from posbench.errors import PosbenchError, UserError, did_you_mean, unknown
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import picture_of
 from posbench.run_folder import tracking
-from posbench.run_folder.folder import Run, load_config
+from posbench.run_folder.folder import Run, load_any_config, load_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.logged import LINE, curve_values, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
@@ -35,7 +36,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
     """
     given, out = _given(overrides), console.stdout()
     for folder in folders:
-        config = load_config(folder)
+        config = _mirrored(folder)
         where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
         config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))
         if config.tracking.backend != "wandb":
@@ -53,7 +54,13 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
         out.print(exits.spelt_out(f"{folder}: {said}"), soft_wrap=True)
 
 
-def _tell(config: Config, folder: Path, anew: bool) -> str:
+def _mirrored(folder: Path) -> Trains:
+    """The configuration of a folder that training wrote. Raises UserError if it holds none, as `load_config`."""
+    config = load_any_config(folder)
+    return config if isinstance(config, TrainedOn) else load_config(folder)
+
+
+def _tell(config: Trains, folder: Path, anew: bool) -> str:
     """Tell a tracker that is not W&B all of a run folder; returns what that was."""
     name = config.tracking.backend
     refuse_missing(config.tracking)
@@ -76,7 +83,7 @@ def _tell(config: Config, folder: Path, anew: bool) -> str:
     return f"{len(rows) - of_evaluation} rows of metrics and {of_evaluation} of evaluation: tracking={name}"
 
 
-def send(config: Config, run: Run, target: Target) -> str:
+def send(config: Trains, run: Run, target: Target) -> str:
     """Send a run folder and wait until it is there; returns what was sent, and where it is.
 
     Raises:
@@ -121,7 +128,7 @@ def _given(overrides: list[str]) -> dict[str, Any]:
     return given
 
 
-def _refuse_without_key(config: Config) -> None:
+def _refuse_without_key(config: Trains) -> None:
     if config.tracking.mode != "offline" and not has_key():
         raise UserError(
             "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one; tracking.mode=offline writes an "
