@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,9 +103,9 @@ class RunJournal(Journal):
             )
         self.spent = _Spent(standing.numbers or {}, world)
         self.speed = _Speed(self._tokens(self.first))
-        peak = machine.peak_flops(learner.device, learner.dtype)
-        flops = train_flops_per_token(cast(GPT, learner.model), self.training.train_length)
-        self.full_speed = peak and peak * world.size / flops  # tokens per second
+        peak, model = machine.peak_flops(learner.device, learner.dtype), learner.model
+        flops = train_flops_per_token(model, self.training.train_length) if isinstance(model, GPT) else None
+        self.full_speed = peak * world.size / flops if peak and flops else None  # tokens per second
         self.divergence = _Divergence(self.total)
         self.tracker.begin()
         return self.first
