@@ -235,7 +235,7 @@ def test_memory_is_estimated_first_and_blocks_are_computed_again_where_it_is_sho
 
     def asked(gib: float) -> tuple[str, bool]:
         monkeypatch.setenv("POSBENCH_MEMORY_GIB", str(gib))
-        return learning.refuse_too_large(source, library_config, plan.config.training, torch.float32, "cpu")
+        return learning.refuse_too_large(source, library_config, plan.config, torch.float32, "cpu")
 
     assert [asked(gib)[1] for gib in (4, 0.25)] == [False, True]
     assert "computes again" in asked(0.25)[0] and "0.00 GiB for weights" in asked(0.25)[0]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputing
 
 from posbench import machine
-from posbench.config.schema import TrainingConfig
+from posbench.config.external import TrainedOn
 from posbench.errors import UserError
 from posbench.huggingface import rope
 from posbench.huggingface.folder import Checkpoint
@@ -92,9 +92,12 @@ def rounded(model: Any, *dtypes: torch.dtype, device: torch.device | None = None
 
 
 def refuse_too_large(
-    checkpoint: Checkpoint, config: Any, training: TrainingConfig, dtype: torch.dtype, device: str
+    checkpoint: Checkpoint, library: Any, config: TrainedOn, dtype: torch.dtype, device: str
 ) -> tuple[str, bool]:
     """Estimate the memory of training before anything is allocated.
+
+    Args:
+        library: the library's configuration of the model.
 
     Returns:
         The estimate in words, and whether blocks must be computed again in the backward pass.
@@ -102,17 +105,20 @@ def refuse_too_large(
     Raises:
         UserError: it does not fit in either way.
     """
-    width, layers, tokens = config.hidden_size, config.num_hidden_layers, training.batch_size * training.train_length
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * width
+    training, width, layers = config.training, library.hidden_size, library.num_hidden_layers
+    tokens = training.batch_size * training.train_length
+    inner = getattr(library, "intermediate_size", None) or getattr(library, "ffn_dim", None) or 4 * width
     size = 4 if dtype == torch.float32 else 3  # bytes of a number kept for the backward pass; half of them stay in fp32
     block = (_VECTORS * width + 4 * inner) * size * tokens
     if not checkpoint.family.narrows:  # all scores, their softmax and its gradient
-        block += 3 * 4 * config.num_attention_heads * training.train_length * tokens
-    head = 2 * config.vocab_size * (4 if dtype == torch.float32 else 2) * tokens
+        block += 3 * 4 * library.num_attention_heads * training.train_length * tokens
+    head = 2 * library.vocab_size * (4 if dtype == torch.float32 else 2) * tokens
     weights = _OF_WEIGHTS * checkpoint.weights.learned
     limit = machine.memory_limit(device)
-    kept = {False: layers * block, True: layers * 4 * width * tokens + block}
-    for recomputed, activations in kept.items():
+    kept = [(True, layers * 4 * width * tokens + block)]
+    if not config.runtime.checkpointing:
+        kept.insert(0, (False, layers * block))
+    for recomputed, activations in kept:
         needed = weights + head + activations
         told = (
             f"about {_gib(needed)}: {_gib(weights)} for weights, gradients and AdamW's averages, {_gib(head)} for "

@@ -89,7 +89,8 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     dtype = machine.resolve_precision(config.training.precision, device)
     longest = job.longest_of(config.evaluation, config.training.train_length)
     building.refuse_too_large(source, begun.library, "fp32", str(device), longest)
-    needs, recomputed = learning.refuse_too_large(source, begun.library, config.training, dtype, str(device))
+    needs, recomputed = learning.refuse_too_large(source, begun.library, config, dtype, str(device))
+    machine.be_deterministic(device, config.runtime.deterministic)
     folder = Path(config.runtime.outputs) / config.study / config.id
     if not restart:
         held_config(folder, config)
