@@ -276,6 +276,8 @@ def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixt
     ]
     spoilt: list[tuple[str, dict[str, Any], str]] = [
         ("kind", {"model_type": "mamba"}, "of kind mamba is evaluated only"),
+        ("unverified", {"model_type": "phi"}, "a model of kind phi is evaluated only"),
+        ("part", {"model_type": "gemma3", "text_config": {"model_type": "llama"}}, "expected its text part alone"),
         ("quantised", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("code", {"auto_map": {"AutoModel": "x.Y"}}, "runs no code"),
         ("length", {"max_position_embeddings": None}, "expected start.train_length=N"),
