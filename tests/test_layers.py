@@ -30,6 +30,7 @@ ROOMS = [
     "encodings",
     "tasks",
     "options",
+    "installed",
     "kernels",
     "terminal",
     "processes",

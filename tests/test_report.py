@@ -22,6 +22,7 @@ from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, summary
 from posbench.run_folder import finding
 from posbench.show import properties
+from posbench.terminal import spreadsheets
 
 MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
@@ -610,7 +611,7 @@ def test_hostile_names_are_no_formulas_in_csv(hostile: Path, printed: str) -> No
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
 def test_a_csv_text_never_starts_like_a_formula_and_a_number_stays_one(start: str) -> None:
-    row = text.csv_text(["a", "b"], [{"a": f" {start}cmd|' /C calc'!A0", "b": -1.5}])
+    row = spreadsheets.csv_text(["a", "b"], [{"a": f" {start}cmd|' /C calc'!A0", "b": -1.5}])
     assert row.splitlines()[1].startswith(f"'{start}cmd") and row.splitlines()[1].endswith(",-1.5")
 
 

@@ -33,6 +33,7 @@ from posbench.run_folder import trackers, tracking
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import append, read_jsonl
 from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.trackers.base import TrackedRun, Tracker
 from posbench.training.journal import RunJournal
 from posbench.training.train import train
 
@@ -327,7 +328,7 @@ def test_what_a_stranger_recorded_stays_data(config: Config, tmp_path: Path) -> 
 
 
 class Broken:
-    def __init__(self, run: trackers.TrackedRun, rows: Any) -> None:
+    def __init__(self, run: TrackedRun, rows: Any) -> None:
         raise OSError("no room")
 
     def log(self, row: Any) -> None: ...
@@ -336,7 +337,7 @@ class Broken:
 
 
 class Refusing(Broken):
-    def __init__(self, run: trackers.TrackedRun, rows: Any) -> None: ...
+    def __init__(self, run: TrackedRun, rows: Any) -> None: ...
     def log(self, row: Any) -> None:
         sys.exit(3)
 
@@ -352,7 +353,7 @@ def test_a_failing_tracker_costs_one_warning_and_the_next_command_brings_all(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    broken: type[trackers.Tracker],
+    broken: type[Tracker],
 ) -> None:
     config, whole = by(config, "csv"), trackers.load
     monkeypatch.setattr(trackers, "load", lambda _: broken)

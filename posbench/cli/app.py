@@ -181,10 +181,11 @@ def prepare(
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes that encode text (one per core).")] = None,
     config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
 ) -> None:
-    """Turn a run's text into tokens, without training: on a machine without a GPU, before one is paid for.
+    """Turn a run's text into tokens, without training.
 
-    Takes the overrides of 'posbench train', which then finds the tokens in the cache. Comma lists prepare each text:
-    data=wikitext-2,pg19. Repeat the command after a kill: it goes on where it was.
+    Use it on a machine without a GPU, before one is paid for. Takes the overrides of 'posbench train', which then finds
+    the tokens in the cache. Comma lists prepare each text: data=wikitext-2,pg19. Repeat the command after a kill: it
+    goes on where it was.
     """
     from posbench.config import compose
     from posbench.data.tokens import prepare_all
@@ -320,7 +321,7 @@ def sync(
     ],
     anew: Annotated[bool, typer.Option("--anew", help="Send as new runs, even if W&B has these runs.")] = False,
 ) -> None:
-    """Send run folders to W&B, or another tracker, from their own files.
+    """Send run folders to W&B or another tracker.
 
     Sends steps of offline runs and steps that W&B missed, each once. tracking=csv or tracking=tensorboard writes files.
     """

@@ -36,7 +36,7 @@ class Algebraic(Skew):
         self.expect(0 < decay <= 1, "decay", decay, "a number above 0, at most 1")
         self.decay = decay
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
-        speeds = rotary.frequencies(shape.head_dim, base, torch.device("cpu"))[row // 2]
+        speeds = rotary.frequencies(shape.head_dim, base, self.above.device)[row // 2]
         with torch.no_grad():  # above the diagonal, where a rotation has -sin
             self.above.copy_(torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0))
 

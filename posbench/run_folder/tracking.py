@@ -25,6 +25,7 @@ from posbench.run_folder.logged import curve_row, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
+from posbench.run_folder.trackers.base import TrackedRun, Tracker
 from posbench.run_folder.wandb_session import Draw, Session, Target, exit_code_of
 
 logger = logging.getLogger(__name__)
@@ -325,7 +326,7 @@ def _with_all(run: Run) -> list[str]:
     return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
 
 
-def open_tracker(config: Trains, run: Run, rows: list[dict[str, Any]]) -> trackers.Tracker:
+def open_tracker(config: Trains, run: Run, rows: list[dict[str, Any]]) -> Tracker:
     """Open a session of a run at the tracker that its configuration names. Raises whatever the tracker raises."""
     cls = trackers.load(config.tracking.backend)
-    return cls(trackers.TrackedRun(run.id, run.folder, to_container(config)), rows)
+    return cls(TrackedRun(run.id, run.folder, to_container(config)), rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 from posbench import files
 from posbench.run_folder.logged import LINE
-from posbench.run_folder.trackers import Row, TrackedRun
+from posbench.run_folder.trackers.base import Row, TrackedRun
 from posbench.terminal.spreadsheets import csv_rows, csv_text
 
 

@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from posbench.config.schema import flat
 from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE
-from posbench.run_folder.trackers import Row, TrackedRun
+from posbench.run_folder.trackers.base import Row, TrackedRun
 
 _OF_A_RUN = ("study", "seed", "encoding", "model", "data", "training")  # sections shown beside the summary
 
