@@ -638,7 +638,7 @@ def test_a_window_with_sinks_costs_what_it_sees_and_not_the_whole_text(
 EQUAL_TO_NONE = {"none", "drope", "cope"}  # docs/python.md says so: cope's table begins at zero
 EQUAL_AT_LAYER_3 = EQUAL_TO_NONE | {"layered"}  # whose fourth layer has no encoding
 AT_THE_INPUT = {
-    "abacus", "binary", "cape", "index", "learned", "minmax", "position_coupling", "shape", "sine", "sinusoidal",
+    "abacus", "binary", "cape", "index", "learned", "minmax", "coupling", "shape", "sine", "sinusoidal",
 }  # and no more  # fmt: skip
 CHOOSE_POSITIONS = {"bipe", "cape", "randomized", "shape"}
 

@@ -29,8 +29,8 @@ Case = tuple[str, dict[str, Any]]
 # Attention may count on positions 0 .. T-1, as a model lets it, or not: a scheme's cheaper form, or its hooks.
 COUNTED = (False, True)
 
-# fp32 sums in another order
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+# fp32 sums in another order; convolutions over logits (dape_v2) differ by up to 3.4e-5 on some CPUs
+CLOSE = {"atol": 4e-5, "rtol": 2e-5}
 # Beyond every default table and window (16 of shaw, 64 of cope, 128 of t5), a block of PaTH's 64 keys and a tile of 128
 # rows; five times the training length.
 LONG = 150

@@ -56,6 +56,9 @@ NOT_RUN = {
     "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
     "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
+    "python scripts/retrieval_text.py": "writes 20 MB of problems; test_retrieval.py has those of the probes",
+    "posbench train start=my_model": "a model of a reader's own; test_train_on.py trains models of every kind on",
+    "posbench train start=folder": "a folder that the page makes before; test_train_on.py trains such ones on",
     "posbench sync": "sends runs to W&B; its own tests have a server on this machine",
 }
 
@@ -130,6 +133,13 @@ def _train(arguments: list[str]) -> None:
         assert support.posbench("train", *small(arguments)) == 0
 
 
+def _prepare(arguments: list[str]) -> None:
+    """It is composed as it stands; test_prepare.py prepares texts that are here."""
+    overrides = [word for word in arguments if "=" in word]
+    assert "--n-jobs" not in arguments or arguments[-1].isdigit()
+    assert compose.check(overrides, multirun=True)
+
+
 def _sweep(arguments: list[str]) -> None:
     """Each value of a sweep is composed as it stands, its launcher's settings too; tests of sweeps run them."""
     if hydra := [word for word in arguments if word.startswith("hydra")]:
@@ -190,7 +200,7 @@ def _report(arguments: list[str]) -> None:
 
 
 RUNNERS: dict[str, Callable[[list[str]], None]] = {
-    "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce, "report": _report,
+    "prepare": _prepare, "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce, "report": _report,
 }  # fmt: skip
 
 

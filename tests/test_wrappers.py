@@ -466,11 +466,11 @@ def test_runs_of_other_seeds_draw_other_offsets_for_abacus_and_one_seed_the_same
 def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in_training_reaches_every_row() -> None:
     vocabulary = ("<|endoftext|>", *"0123456789+=")
     shape = dataclasses.replace(SHAPE, vocabulary=vocabulary)
-    coupled = schemes.build("position_coupling", {"max_position": 8}, shape)
+    coupled = schemes.build("coupling", {"max_position": 8}, shape)
     ids = ids_in(vocabulary, "<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>")
     drawing = torch.tensor([[0, 6, 7, 8, 9, 6, 7, 8, 9, 8, 7, 6, 5, 0]])  # figure 2, which begins at 6
     assert torch.equal(coupled.places(ids), torch.where(drawing > 0, drawing - 4, 0))
-    plain = encodings.build("position_coupling", shape, {"answer": "plain"}).places(ids)
+    plain = encodings.build("coupling", shape, {"answer": "plain"}).places(ids)
     assert plain.tolist() == [
         [0, 3, 4, 5, 6, 3, 4, 5, 1, 2, 3, 4, 5, 0]
     ]  # the sum's last digit is at the numbers' last
@@ -490,8 +490,8 @@ def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in
     coupled.eval()
     assert rows() == coupled.places(ids)[0].tolist()
     assert coupled.remarks() == []
-    (remark,) = encodings.build("position_coupling", dataclasses.replace(SHAPE, vocabulary=("a", "b"))).remarks()
-    assert remark.startswith("position_coupling: no token of the vocabulary is '=' by itself")
+    (remark,) = encodings.build("coupling", dataclasses.replace(SHAPE, vocabulary=("a", "b"))).remarks()
+    assert remark.startswith("coupling: no token of the vocabulary is '=' by itself")
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -524,8 +524,8 @@ def test_position_coupling_numbers_the_papers_problem_as_its_drawing_does_and_in
          "encoding.inner_options.slopes is [1.0] for 'alibi': expected 4 finite numbers"),
         ("abacus", {"max_offset": -1}, "encoding.max_offset is -1 for 'abacus': expected a number of rows of at least"),
         (
-            "position_coupling", {"max_position": 1},
-            "encoding.max_position is 1 for 'position_coupling': expected at least 2, or null for 2 training lengths",
+            "coupling", {"max_position": 1},
+            "encoding.max_position is 1 for 'coupling': expected at least 2, or null for 2 training lengths",
         ),
         ("abacus", {"rows": 100}, "encoding.rows is 100 for 'abacus': expected at least max_offset + 2, 101 (default"),
         ("layered", {"layers": []}, "encoding.layers is [] for 'layered': expected at least one entry"),

@@ -1,4 +1,4 @@
-"""RePo, context re-positioning: a small network gives each token its position, per head, from the layer's input.
+"""Context re-positioning (RePo): a small network places each token, per head, by its content.
 
     r_i = silu(W_g x_i) · (W_c x_i),   z_ih = w_h·r_i,   then RoPE with the position z_ih instead of i
 

@@ -34,7 +34,7 @@ _LISTED = {
     "wall": (_RED, "v"), "fox_pro": (_ORANGE, "X"), "dape_v2": (_SKY, "X"), "spe": (_WINE, "D"),
     "drope": (_WINE, "v"), "shape": (_BLACK, "P"), "cape": (_RED, "P"), "bipe": (_PINK, "X"),
     "abacus": (_ORANGE, "P"), "algebraic": (_BLUE, "P"), "bam": (_PINK, "v"), "repo": (_GREEN, "X"),
-    "position_coupling": (_BLACK, "p"),
+    "coupling": (_BLACK, "p"),
 }  # fmt: skip
 
 
