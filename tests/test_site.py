@@ -200,7 +200,8 @@ def _report(arguments: list[str]) -> None:
 
 
 RUNNERS: dict[str, Callable[[list[str]], None]] = {
-    "prepare": _prepare, "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce, "report": _report,
+    "prepare": _prepare, "train": _train, "sweep": _sweep, "bench": _bench, "sync": _sync, "reproduce": _reproduce,
+    "report": _report,
 }  # fmt: skip
 
 
