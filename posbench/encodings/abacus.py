@@ -60,9 +60,8 @@ class Abacus(Wrapper):
         return super().hooks | {"embed"}
 
     def remarks(self) -> list[str]:
-        none = f"{self.name}: no token of the vocabulary is a digit by itself: all tokens get the same vector"
-        missing = self.shape.vocabulary and not len(self.digits)
-        return [none, *super().remarks()] if missing else super().remarks()
+        said = "a digit by itself: all tokens get the same vector"
+        return [*texts.remarks_without(self, self.digits, said), *super().remarks()]
 
     def set_progress(self, done: float) -> None:
         drawn = torch.randint(self.max_offset + 1, (), generator=generator(self.seed, "abacus", repr(done)))

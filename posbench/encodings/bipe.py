@@ -68,9 +68,8 @@ class BiPE(Wrapper):
         return super().hooks | {"positions", "embed"}
 
     def remarks(self) -> list[str]:
-        none = f"{self.name}: no token of the vocabulary is one of {self.listed} by itself: all text is one segment"
-        missing = self.shape.vocabulary and not len(self.separators)
-        return [none, *super().remarks()] if missing else super().remarks()
+        said = f"one of {self.listed} by itself: all text is one segment"
+        return [*texts.remarks_without(self, self.separators, said), *super().remarks()]
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """The number of each token's segment."""

@@ -74,9 +74,8 @@ class PositionCoupling(Wrapper):
         return super().hooks | {"embed"}
 
     def remarks(self) -> list[str]:
-        none = f"{self.name}: no token of the vocabulary is '{ANSWER}' by itself: no answer is coupled to its question"
-        missing = self.shape.vocabulary and not len(self.answers)
-        return [none, *super().remarks()] if missing else super().remarks()
+        said = f"'{ANSWER}' by itself: no answer is coupled to its question"
+        return [*texts.remarks_without(self, self.answers, said), *super().remarks()]
 
     def set_progress(self, done: float) -> None:
         self.share.fill_(float(torch.rand((), generator=generator(self.seed, "position coupling", repr(done)))))
