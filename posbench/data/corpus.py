@@ -113,7 +113,7 @@ def load(config: DataConfig, source: Source, folder: Path, downloads: Path | Non
     """Read the documents of a located source and split them.
 
     Args:
-        folder: for this text and this way to split it alone; what is there of an earlier call is used.
+        folder: for this text and this split alone; files of an earlier call are used again.
         downloads: folder for documents that are read as they are downloaded, which outlasts `folder`; None = `folder`.
 
     Raises:

@@ -15,7 +15,7 @@ attention stays sharp in long texts. s is learned per layer and head and starts 
 Source: Bianchessi et al., "Bayesian Attention Mechanism: A Probabilistic Framework for Positional Encoding and Context
 Length Extrapolation" (2025), arXiv:2505.22842 (GGD-BAM and BAM SSMax), and the authors' code
 (ArthurSBianchessi/BAM). The paper learns a and b per layer and head, 384 numbers in 12 layers of 16 heads, and holds m
-at 0, as here. In the code one prior serves all layers unless it is told otherwise, and m is learned.
+at 0, as here. The defaults of the code are one prior for all layers and a learned m.
 Beyond training length: defined everywhere; where b < 1, far keys fade less and less.
 Checked against: plain loops from the authors' equation; by hand, also the authors' code.
 """

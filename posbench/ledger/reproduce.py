@@ -53,11 +53,12 @@ def reproduce(
     overrides = [word for word in words if "=" in word and word not in own]
     if not names:
         raise UserError("which claims? posbench reproduce all, or names from 'posbench list claims'")
-    if any(not isinstance(value(word.partition("=")[2]), bool) for word in own):
+    fragility = [value(word.partition("=")[2]) for word in own]
+    if not all(isinstance(wanted, bool) for wanted in fragility):
         raise UserError(f"'{own[0]}': expected fragility=true or fragility=false")
     entries = claim.read(names, config_dir)
     usual = needed(entries, overrides, config_dir)
-    again = _elsewhere(entries, overrides, usual, config_dir) if any(value(w.partition("=")[2]) for w in own) else {}
+    again = _elsewhere(entries, overrides, usual, config_dir) if any(fragility) else {}
     todo = _merged([plan for part in (usual, *again.values()) for plan in _plans(part)])
     console.log_to_terminal()
     if dry_run:

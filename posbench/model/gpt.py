@@ -117,7 +117,7 @@ class GPT(nn.Module):
         blocks = self.layers
         if self.recomputes and torch.is_grad_enabled():
             for layer, block in enumerate(blocks):
-                x = _recomputed(block, x, attend, layer, fusing=is_fusing())
+                x = _recomputed(block, x, attend, positions, layer)
             return self.norm(x if last is None else x[:, -last:])  # type: ignore[no-any-return]
         q, k, v, read = before(blocks[0], x)
         for layer, (block, following) in enumerate(itertools.pairwise(blocks)):
@@ -200,12 +200,12 @@ def out_of(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     return block.out_of_attention(x, attended)
 
 
-def _recomputed(block: Block, x: Tensor, attend: Callable[..., Tensor], layer: int, fusing: bool) -> Tensor:
+def _recomputed(block: Block, x: Tensor, attend: Callable[..., Tensor], positions: Tensor, layer: int) -> Tensor:
     """A block that keeps nothing but its input, and is computed again in the backward pass.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
     """
-    positions = attend.keywords["positions"]  # type: ignore[attr-defined]
+    fusing = is_fusing()
 
     def compute(x: Tensor) -> Tensor:
         # Tables of positions that layers share belong to the block that made them: each makes its own, both times. The

@@ -1,4 +1,4 @@
-"""What trackers are told of a run: rows and a summary, under the same names whoever shows them.
+"""The rows and the summary that every tracker gets of a run, under the same names.
 
 A row is flat: names and numbers. One of the training has `step` and `tokens` beside `train/...` or `validation/...`;
 one of the evaluation has `eval/length`, `eval/length_ratio` and `eval/line` beside `eval/<curve>/...`.

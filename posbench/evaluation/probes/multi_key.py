@@ -9,7 +9,7 @@ place is asked about in one of every `keys` windows and each digit is right in o
 Guessing gets 1 of 10. The trivial reader says the nearest number, that of the last sentence: 1 of `keys`.
 
 Source: Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?" (2024),
-arXiv:2404.06654, section 3.1: multi-keys needles in a haystack, of which one is asked for.
+arXiv:2404.06654, section 3.1: needles with several keys. The question asks for one.
 Deviates: numbers of one digit, which all candidates are; the question is the beginning of its sentence, without an
 instruction, for models that were not trained to follow one; the text around is the one that is evaluated on.
 """

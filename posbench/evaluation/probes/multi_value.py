@@ -9,7 +9,7 @@ is right in each place in one of every ten windows, in shuffled order. Guessing 
 the numbers of the text and those that are said, but not their order, and says the smallest that is left.
 
 Source: Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?" (2024),
-arXiv:2404.06654, section 3.1: multi-values needles in a haystack, all of which are asked for.
+arXiv:2404.06654, section 3.1: needles with several values. The question asks for all.
 Deviates: numbers of one digit; they are to be said in the order of the text, so that there is one right answer; the
 question has no instruction; the text around is the one that is evaluated on.
 """

@@ -42,7 +42,7 @@ def _story(number: int, _: Spare, chains: int, hops: int) -> Story:
     digits = rng.permutation([digit for digit in DIGITS if digit != DIGITS[right]]).tolist()
     digits.insert(asked, DIGITS[right])
     drawn = rng.permutation(np.repeat(np.arange(chains), hops + 1)).tolist()
-    by_first_line = list(dict.fromkeys(drawn))  # chains are numbered in the order in which their numbers are told
+    by_first_line = list(dict.fromkeys(drawn))  # chains are numbered as the text gives their numbers
     told, lines = [], [0] * chains
     for chain in map(by_first_line.index, drawn):
         line = lines[chain]

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]  # names and numbers, see `run_folder.logged`
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run."""
+    """The facts of a run that a tracker gets."""
 
     id: str  # the same in every session of the run
     folder: Path  # of the run; a tracker that writes files has a folder of its own name in it
