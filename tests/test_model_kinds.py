@@ -19,7 +19,7 @@ from test_huggingface import EVALUATE, WRONG, changed
 
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.variants import Variant
-from posbench.huggingface import attention, building, library, probing, rope, subject
+from posbench.huggingface import attention, building, package, probing, rope, subject
 from posbench.huggingface import folder as folders
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.training import elsewhere
@@ -329,4 +329,4 @@ def test_no_kernel_is_fetched_and_no_key_beyond_those_of_the_kind_is_given(shelf
     with pytest.raises(UserError, match="expected llama"):
         changed(tmp_path / "m", model_type="granit")
         folders.read(tmp_path / "m")
-    assert "granite" in library.causal_models()
+    assert "granite" in package.causal_models()

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.huggingface.library import transformers
+from posbench.huggingface.package import transformers
 from posbench.model.attention.reference import narrower
 
 NAME = "posbench"  # the function's name in the library

@@ -17,7 +17,7 @@ from posbench import machine
 from posbench.errors import UserError
 from posbench.huggingface import attention
 from posbench.huggingface.folder import Checkpoint, Family, text_tensor
-from posbench.huggingface.library import line, quiet, transformers
+from posbench.huggingface.package import line, quiet, transformers
 
 # Keys of every configuration, in addition to those of its kind of model.
 _COMMON = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "is_decoder")

@@ -29,7 +29,7 @@ from posbench.errors import UserError
 from posbench.huggingface import parity, spelling
 from posbench.huggingface.architectures import Stock, stock
 from posbench.huggingface.card import card
-from posbench.huggingface.library import quiet, transformers
+from posbench.huggingface.package import quiet, transformers
 from posbench.huggingface.parity import Agreement
 from posbench.run_folder import checkpoint
 from posbench.run_folder.facts import versions

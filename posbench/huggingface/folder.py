@@ -16,7 +16,7 @@ from typing import Any, Literal
 from posbench import files
 from posbench.data.tokenizer import LARGEST_FILE as LARGEST_TOKENIZER
 from posbench.errors import UserError, did_you_mean
-from posbench.huggingface import library
+from posbench.huggingface import package
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -103,7 +103,7 @@ class Checkpoint:
     @property
     def family(self) -> Family:
         listed = FAMILIES.get(self.kind)
-        return listed or Family(library.causal_models()[self.kind], None, narrows=False, verified=False)
+        return listed or Family(package.causal_models()[self.kind], None, narrows=False, verified=False)
 
     @property
     def tokenizer(self) -> Path:
@@ -139,8 +139,8 @@ def read(folder: Path) -> Checkpoint:
         whole = str(config.get("model_type"))
         config = {key: config[key] for key in _SHARED if key in config} | part
     kind = config.get("model_type")
-    if not isinstance(kind, str) or (kind not in FAMILIES and kind not in library.causal_models()):
-        near = did_you_mean(kind, [*FAMILIES, *library.causal_models()]) if isinstance(kind, str) else ""
+    if not isinstance(kind, str) or (kind not in FAMILIES and kind not in package.causal_models()):
+        near = did_you_mean(kind, [*FAMILIES, *package.causal_models()]) if isinstance(kind, str) else ""
         known = f"{', '.join(FAMILIES)}, or another causal language model of transformers"
         raise UserError(f"{folder}: model_type is {kind!r}{near}: expected {known}")
     if kind == "mpt" and (config.get("attn_config") or {}).get("alibi") is False:

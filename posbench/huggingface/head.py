@@ -17,7 +17,7 @@ from posbench.errors import Undefined
 
 
 class _States(tuple[Tensor]):
-    """The output of a model without head, of which a head reads the hidden states; all else is None."""
+    """The output of a model without head. A head reads its hidden states; every other field is None."""
 
     @property
     def last_hidden_state(self) -> Tensor:

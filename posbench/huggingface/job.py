@@ -28,7 +28,7 @@ from posbench.evaluation import curve, probes
 from posbench.evaluation.evaluate import Evaluation, describe
 from posbench.evaluation.job import evaluated
 from posbench.evaluation.plan import from_training_on, lengths_of, measurements
-from posbench.huggingface import building, library, probing, rope
+from posbench.huggingface import building, package, probing, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of, limits_of, position_of
@@ -87,7 +87,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
         UserError: a model or a setting that cannot be used.
         PosbenchError: some models were not evaluated; with a single one, its own error.
     """
-    library.transformers()
+    package.transformers()
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -392,7 +392,7 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
 
 def _record_support(run: Run, subject: HuggingFaceModel) -> None:
     """How sure the numbers of this kind of model are, and what is undefined for the model."""
-    checkpoint, version = subject.checkpoint, library.transformers().__version__
+    checkpoint, version = subject.checkpoint, package.transformers().__version__
     limits = subject.limits or limits_of(checkpoint, subject.config)
     level = "verified" if checkpoint.family.verified else "probed"
     run.update(support={"level": level, "transformers": version, "undefined": limits.reasons()})

@@ -16,6 +16,7 @@ from posbench.huggingface.folder import Checkpoint
 from posbench.kernels.cross_entropy import cross_entropy
 
 _OF_WEIGHTS = 16  # bytes of a parameter: its value, its gradient and AdamW's two averages, in fp32
+_VECTORS = 14  # of the model's width that a block keeps of each token: norms, queries, keys, values, sums
 
 
 class Learning(nn.Module):
@@ -131,9 +132,6 @@ def refuse_too_large(
         f"training {checkpoint.folder} needs {told}, there are {_gib(limit[0])} ({limit[1]}): lower "
         f"training.batch_size or training.train_length; {machine.MEMORY}=GIB sets another limit"
     )
-
-
-_VECTORS = 14  # of the model's width that a block keeps of each token: norms, queries, keys, values, sums
 
 
 def _gib(size: int) -> str:

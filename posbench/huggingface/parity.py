@@ -20,7 +20,7 @@ from torch import Tensor
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
 from posbench.huggingface.architectures import Stock
-from posbench.huggingface.library import quiet, transformers
+from posbench.huggingface.package import quiet, transformers
 from posbench.model.gpt import GPT
 from posbench.randomness import generator
 

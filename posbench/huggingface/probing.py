@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench import machine
 from posbench.errors import Undefined, UserError
 from posbench.huggingface import rope
-from posbench.huggingface.library import line
+from posbench.huggingface.package import line
 from posbench.huggingface.subject import HuggingFaceModel, Limits, beyond_table, position_of
 from posbench.randomness import generator
 

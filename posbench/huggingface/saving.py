@@ -28,7 +28,7 @@ from posbench.huggingface.building import DTYPES
 from posbench.huggingface.export import PARITY, aside, write_json
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.learning import rounded
-from posbench.huggingface.library import quiet
+from posbench.huggingface.package import quiet
 from posbench.run_folder.facts import versions
 from posbench.run_folder.rows import EvaluationRow
 

@@ -20,7 +20,7 @@ from posbench.evaluation.variants import Variant, parse_choice
 from posbench.huggingface import attention, rope
 from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.head import Head
-from posbench.huggingface.library import line
+from posbench.huggingface.package import line
 
 
 @dataclasses.dataclass(frozen=True)

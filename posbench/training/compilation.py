@@ -7,6 +7,7 @@ import sys
 import torch
 
 from posbench.config import size
+from posbench.config.external import Trains
 from posbench.config.schema import Config
 from posbench.processes import World
 
@@ -14,7 +15,7 @@ from posbench.processes import World
 PAYS_FROM = 2e14
 
 
-def is_compiled(config: Config, device: torch.device, world: World) -> bool:
+def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     """Whether the compiler serves a run.
 
     `auto` compiles what it was measured to make faster by more than its start takes (docs/performance.md): on CPUs with
@@ -24,6 +25,8 @@ def is_compiled(config: Config, device: torch.device, world: World) -> bool:
     Args:
         world: the processes that share the work; threads are as set in this one.
     """
+    if not isinstance(config, Config):
+        return False  # a model of transformers runs as it is
     asked, model = config.runtime.compile, config.model
     if asked != "auto":
         return asked

@@ -24,12 +24,12 @@ from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import Config, EvaluationConfig, validate
 from posbench.data import tokens as data
 from posbench.errors import RunFailed, Undefined, UserError
-from posbench.evaluation.job import on_the_way, show_results
+from posbench.evaluation.job import show_results
 from posbench.huggingface import building, job, learning, rope, saving
 from posbench.huggingface.folder import FAMILIES
 from posbench.huggingface.job import Found
 from posbench.huggingface.learning import Learning
-from posbench.huggingface.library import transformers
+from posbench.huggingface.package import transformers
 from posbench.huggingface.subject import HuggingFaceModel, position_of
 from posbench.processes import World
 from posbench.run_folder import checkpoint, tracking
@@ -40,8 +40,8 @@ from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal.signals import ended_in_words
 from posbench.training.journal import RunJournal
-from posbench.training.step import Learner, LossScale, optimizer_for
-from posbench.training.train import failures_recorded, fit, goes_on_exactly
+from posbench.training.step import learner_for
+from posbench.training.train import failures_recorded, fit, goes_on_exactly, warn_of_rows_passed
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
         with machine.out_of_memory_as_failure("a smaller training.batch_size, with more training.accumulation,"):
             model = _built(begun).to(device)
             first = config.reading.separator if config.reading.first else None
-            learner = _learner(Learning(model, first, recomputed), config, device, dtype)
+            learner = learner_for(Learning(model, first, recomputed), config, device, dtype)
             subject = _subject(begun, model, device)
             tokens.tokenizer.save(run.folder / TOKENIZER)
             job.record(run, subject, tokens, config.reading)
@@ -128,9 +128,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
                 return missing
 
             step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluate)
-        if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
-            told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
-            logger.warning(told, ", ".join(map(str, sorted(passed))))
+        warn_of_rows_passed(run, config)
         evaluate(step, config.evaluation)
         if not (run.folder / MODEL).exists():
             rows = [row for row in evaluation_rows(run.folder) if row.is_headline and row.kind == "plain"]
@@ -284,20 +282,6 @@ def _built(begun: _Begun) -> Any:
     if begun.turns and not rope.agrees(model, begun.turns, begun.config.training.train_length):
         raise RunFailed(f"transformers built {begun.found.name} with other rotary frequencies than requested")
     return model
-
-
-def _learner(model: Learning, config: TrainedOn, device: torch.device, dtype: torch.dtype) -> Learner:
-    return Learner(
-        model=model,
-        forward=model,
-        optimizer=optimizer_for(model, config.training),
-        device=device,
-        dtype=dtype,
-        training=config.training,
-        seed=config.seed,
-        failed=torch.zeros((), device=device),
-        scale=LossScale(device) if dtype == torch.float16 else None,
-    )
 
 
 def _subject(begun: _Begun, model: Any, device: torch.device) -> HuggingFaceModel:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.config.schema import Config, TrainingConfig
+from posbench.config.external import Trains
+from posbench.config.schema import TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
@@ -125,7 +126,7 @@ class LossScale:
 
 
 def learner_for(
-    model: nn.Module, config: Config, device: torch.device, dtype: torch.dtype, world: World | None = None
+    model: nn.Module, config: Trains, device: torch.device, dtype: torch.dtype, world: World | None = None
 ) -> Learner:
     """The learner of a model that is on its device already."""
     training, world = config.training, world or World()

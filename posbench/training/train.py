@@ -121,9 +121,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
             learner = learner_for(model, config, device, dtype, world)
             journal = RunJournal(run, tracker, config, where)
             step = fit(learner, batches, tokens, config, journal, evaluate)
-        if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
-            told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
-            logger.warning(told, ", ".join(map(str, sorted(passed))))
+        warn_of_rows_passed(run, config)
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
         run.finish("done")
         if config.runtime.clean:
@@ -260,6 +258,13 @@ def fit(
     tell_progress(learner.model, 1.0)
     journal.finish(learner)
     return total
+
+
+def warn_of_rows_passed(run: Run, config: Trains) -> None:
+    """Warn of rows on the way that were asked for after training had passed them."""
+    if passed := on_the_way(config).keys() - {row.checkpoint_step for row in run.whole_rows()}:
+        told = "no rows on the way for steps %s of evaluation.at_tokens: training had passed them"
+        logger.warning(told, ", ".join(map(str, sorted(passed))))
 
 
 def due(every: int | None, step: int, total: int) -> bool:
