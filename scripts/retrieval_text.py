@@ -1,12 +1,14 @@
 """Write a text to train on whose documents are problems of the probes: `python scripts/retrieval_text.py FOLDER`.
 
-FOLDER/train.jsonl has problems with their answers, among made-up words. Their numbers begin where those of evaluations
-end, so that no problem that is asked later is among them. valid.jsonl and test.jsonl have the made-up words alone: what
-a probe asks there, the probe has put there. A small model that was trained on it shows whether it can do what the
-probes ask; a small text of people would not teach it.
+FOLDER/train.jsonl has two kinds of documents. Echoes are made-up words and digits that are said again and again: from
+them a model learns early to look up what followed before. The others are problems with their answers, among made-up
+words. Their numbers begin where those of evaluations end, so that no problem that is asked later is among them.
+valid.jsonl and test.jsonl have made-up words alone: what a probe asks there, the probe has put there. A small model
+that was trained on it shows whether it can do what the probes ask; a small text of people would not teach it.
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import numpy as np
 from posbench.evaluation import probes
 
 FIRST = 10_000  # number of the first problem; evaluations have hundreds
+MOST = 400  # characters of an echo, and of a problem whose sentences are said once: 128 tokens or less
 SYLLABLES = [first + second for first in "bdfklmnprst" for second in "aeiou"]
 
 
@@ -24,10 +27,20 @@ def words(rng: np.random.Generator, number: int) -> str:
     return " ".join(f"{word}." if n % 9 == 8 else word for n, word in enumerate(drawn))
 
 
-def problem(rng: np.random.Generator, task: str, number: int, most: int) -> str:
-    """A problem of a probe with its answer, in a text of so many characters at most."""
+def echo(rng: np.random.Generator) -> str:
+    """Made-up words and digits, all equally common, said again and again: what follows can only be looked up."""
+    number = int(rng.integers(5, MOST // 10))
+    drawn = [SYLLABLES[i % 55] + SYLLABLES[(7 * i) % 55] for i in rng.integers(0, 200, number).tolist()]
+    for at in rng.choice(number, number // 3, replace=False).tolist():
+        drawn[at] = f'"{rng.integers(10)}"'
+    line = " ".join(drawn)
+    return "\n".join([line] * (MOST // len(line)))
+
+
+def problem(rng: np.random.Generator, task: str, number: int) -> str:
+    """A problem of a probe with its answer, its sentences said one to three times, each time in another order."""
     (probe,) = probes.of(task, [1], 1, 1)
-    room = int(rng.integers(most // 2, most))
+    room = int(rng.integers(MOST // 4, MOST))
     tell = probe.poses.keywords["tell"]  # type: ignore[union-attr]
     story = tell(number, lambda one: room - len("".join(one.told)) - len(one.question))
     spare = max(0, room - len("".join(story.told)) - len(story.question))
@@ -35,22 +48,26 @@ def problem(rng: np.random.Generator, task: str, number: int, most: int) -> str:
     cuts = [round(place * spare) for place in story.places]
     parts = [around[first:end] for first, end in zip([0, *cuts], [*cuts, None], strict=True)]
     told = "".join(part + sentence for part, sentence in zip(parts, story.told, strict=False))
-    return told + parts[-1] + story.question + story.between.join(story.answers)
+    more = "".join(story.told[at] for _ in range(rng.integers(3)) for at in rng.permutation(len(story.told)))
+    return told + parts[-1] + more + story.question + story.between.join(story.answers)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tasks", nargs="+", default=["passkey", "multi_key", "multi_value", "common_words"])
+    parser.add_argument("--tasks", nargs="+", default=["passkey", "multi_key", "common_words"])
     parser.add_argument("--problems", type=int, default=40_000)
-    parser.add_argument("--most", type=int, default=360, help="characters of a problem")
+    parser.add_argument("--echoes", type=int, default=30_000)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     texts = {
-        "train": (
-            problem(rng, asked.tasks[n % len(asked.tasks)], FIRST + n // len(asked.tasks), asked.most)
-            for n in range(asked.problems)
+        "train": itertools.chain(
+            (echo(rng) for _ in range(asked.echoes)),
+            (
+                problem(rng, asked.tasks[n % len(asked.tasks)], FIRST + n // len(asked.tasks))
+                for n in range(asked.problems)
+            ),
         ),
         "valid": (words(rng, 4000) for _ in range(20)),
         "test": (words(rng, 4000) for _ in range(40)),
