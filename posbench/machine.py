@@ -139,6 +139,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_each(processes: int) -> int:
+    """CPU threads for each of so many processes: the cores shared out, but no more than `OMP_NUM_THREADS` if it is set.
+
+    More threads than cores wait for each other: training is then many times as slow, not twice.
+    """
+    shared = max(1, cores() // processes)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(shared, int(wanted)) if wanted.isdecimal() and int(wanted) else shared
+
+
 def set_threads(threads: int | None) -> int:
     """Use this many CPU threads (None: as torch chooses) and return how many are in use."""
     if threads is not None:

@@ -534,6 +534,7 @@ def test_another_number_of_processes_than_were_started_is_refused(
 
 def test_more_processes_and_threads_than_cores_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert ranks._threads(with_processes(config, 2, threads=None), 2) == 2
     assert ranks._threads(with_processes(config, 4, threads=None), 4) == 1
     for processes, threads in ((2, 3), (8, None)):

@@ -542,8 +542,16 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
 
 
 @pytest.mark.parametrize(
-    ("cores", "n_jobs", "configured", "processes", "threads"),
-    [(8, None, None, 4, 2), (2, None, None, 2, 1), (2, 1, None, 1, 2), (2, 4, None, 4, 1), (8, None, 4, 2, 4)],
+    ("cores", "n_jobs", "configured", "asked_for", "processes", "threads"),
+    [
+        (8, None, None, "", 4, 2),
+        (2, None, None, "", 2, 1),
+        (2, 1, None, "", 1, 2),
+        (2, 1, None, "1", 1, 1),
+        (2, 1, None, "4", 1, 2),
+        (2, 4, None, "", 4, 1),
+        (8, None, 4, "1", 2, 4),
+    ],
 )
 def test_threads_are_divided_among_the_processes(
     several: list[Plan],
@@ -551,9 +559,11 @@ def test_threads_are_divided_among_the_processes(
     cores: int,
     n_jobs: int | None,
     configured: int | None,
+    asked_for: str,
     processes: int,
     threads: int,
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked_for)
     asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
     monkeypatch.setattr(machine, "cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
@@ -610,6 +620,7 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     todo = with_runtime(several, processes=2, threads=None)
     assert len(sweep._slots(todo, None)) == 3
     asked: list[list[Plan]] = []

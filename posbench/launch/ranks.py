@@ -153,7 +153,7 @@ def _started_here(config: Config, size: int) -> Iterator[World]:
 def _threads(config: Config, size: int) -> int:
     """CPU threads of each process: as many as there are cores for, unless the configuration says it."""
     cores = machine.cores()
-    threads = config.runtime.threads or max(1, cores // size)
+    threads = config.runtime.threads or machine.threads_each(size)
     if machine.resolve(config.runtime.device).type == "cpu" and size * threads > cores:
         raise UserError(
             f"runtime.processes is {size}, with runtime.threads={threads} for each: "

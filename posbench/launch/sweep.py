@@ -163,7 +163,7 @@ def execute(
 
 
 def _threads(todo: list[Plan], at_a_time: int) -> int:
-    return max(1, machine.cores() // at_a_time // (todo[0].config.runtime.processes or 1))
+    return machine.threads_each(at_a_time * (todo[0].config.runtime.processes or 1))
 
 
 def _slots(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
