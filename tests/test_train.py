@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -12,18 +13,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from disks import in_child
 from support import snapshot
 
 import posbench.training.step
 import posbench.training.train
-from posbench import machine
+from posbench import files, machine
 from posbench.cli import doctor
 from posbench.config.schema import Config, to_container
 from posbench.data.batches import Batch, validation_batches
@@ -39,7 +42,7 @@ from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.step import Learner, Outcome, learning_rate, optimizer_for
+from posbench.training.step import Learner, Outcome, begin_update, learning_rate, optimizer_for
 from posbench.training.train import train
 
 STEPS = 12
@@ -437,6 +440,117 @@ def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
     assert start(longer, stopped).wait(timeout=120) == 0
     assert weights_sha256(stopped) == weights_sha256(whole)
     assert losses(stopped) == losses(whole)
+
+
+# -- checkpoints that are written while training goes on ---------------------------------------------------------------
+
+
+def slow_writes(patch: pytest.MonkeyPatch, step: int, until: threading.Event) -> threading.Event:
+    """The write of a checkpoint after so many steps waits until that is set; what is returned is set as it begins."""
+    begun, save = threading.Event(), checkpoint.save
+
+    def slow(folder: pathlib.Path, at: int, *given: Any) -> pathlib.Path:
+        if at == step:
+            begun.set()
+            assert until.wait(60), "training waits for the checkpoint"
+        return save(folder, at, *given)
+
+    patch.setattr(checkpoint, "save", slow)
+    return begun
+
+
+def seen_updates(patch: pytest.MonkeyPatch, see: Callable[[int], object]) -> None:
+    """`see` is called with the steps made before each update."""
+
+    def seen(learner: Any, batch: Any, step: int, rate: float) -> Outcome:
+        see(step)
+        return begin_update(learner, batch, step, rate)
+
+    patch.setattr("posbench.training.train.begin_update", seen)
+
+
+def no_room_for(patch: pytest.MonkeyPatch, step: int) -> None:
+    """The disk is full as the checkpoint after so many steps is written."""
+    write_new = files.write_new
+
+    def full(path: pathlib.Path, data: bytes) -> None:
+        if f"step-{step:08d}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write_new(path, data)
+
+    patch.setattr(files, "write_new", full)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_up_to_the_next(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config, tmp_path / "whole", [])
+    folder, written = tmp_path / "run", threading.Event()
+    begun = slow_writes(monkeypatch, 5, written)
+
+    def see(step: int) -> None:
+        if step == 9:
+            assert begun.is_set() and not written.is_set() and checkpoint.newest(folder) is None
+            assert record_of(folder)["attempts"][-1]["steps"] == 0, "nothing is said to be saved that is not"
+            threading.Timer(0.3, written.set).start()
+        if step == 10:  # the next checkpoint was begun: this one is there
+            assert checkpoint.at(folder, 5, checkpoint.WEIGHTS) is not None
+            assert record_of(folder)["attempts"][-1]["steps"] >= 5
+
+    seen_updates(monkeypatch, see)
+    train(config, folder, [])
+    assert weights_sha256(folder) == weights_sha256(tmp_path / "whole") and losses(folder) == losses(tmp_path / "whole")
+    found = checkpoint.at(folder, 10, checkpoint.STATE)
+    assert found is not None and record_of(folder)["attempts"][-1]["steps"] == STEPS
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before_and_changes_no_number(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    train(config, tmp_path / "whole", [])
+    folder = tmp_path / "run"
+
+    def killed() -> None:
+        patch = pytest.MonkeyPatch()
+        begun = slow_writes(patch, 10, threading.Event())
+
+        def see(step: int) -> None:
+            if step == 11:
+                assert begun.wait(60)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        seen_updates(patch, see)
+        train(config, folder, [])
+
+    assert in_child(killed) == -signal.SIGKILL
+    newest = checkpoint.newest(folder)
+    assert newest is not None and newest.step == 5
+    assert [step for step, *_ in losses(folder)][-1] == 11, "the metrics are ahead, and are cut back"
+    train(config, folder, [])
+    assert weights_sha256(folder) == weights_sha256(tmp_path / "whole") and losses(folder) == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", [5, STEPS])
+def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_the_same_words(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    no_room_for(monkeypatch, step)
+    with pytest.raises(RunFailed, match=rf"no room to write .*step-{step:08d} .* bytes needed, .* free; free"):
+        train(config, tmp_path / "run", [])
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["reason"]) == ("failed", "disk")
+    assert record["attempts"][-1]["steps"] == (0 if step == 5 else 10)
+    assert not (tmp_path / "run" / "evaluation.jsonl").exists()
+    assert len(losses(tmp_path / "run")) <= (9 if step == 5 else STEPS), "it goes on up to the next checkpoint at most"
+
+
+def test_a_run_that_was_told_to_stop_is_not_called_saved_where_its_checkpoint_was_not_written(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room_for(monkeypatch, 3)
+    seen_updates(monkeypatch, lambda step: step == 2 and signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(RunFailed, match=r"no room to write .*step-00000003"):
+        train(config, tmp_path / "run", [])
 
 
 def test_a_second_sigint_interrupts_training_and_is_counted_elsewhere() -> None:

@@ -49,11 +49,15 @@ class Journal:
         return int(step)
 
     def progress(self, step: int) -> contextlib.AbstractContextManager[object]:
-        """Show progress from that step on while this lasts."""
+        """Show progress from that step on while this lasts. At its end all checkpoints are written, or one failed."""
         return contextlib.nullcontext()
 
     def made(self, step: int, loss: float) -> None:
-        """Take note of an update whose loss, in nats per token, is known."""
+        """Take note of an update whose loss, in nats per token, is known.
+
+        Raises:
+            RunFailed: a checkpoint that was begun could not be written.
+        """
 
     def log_update(self, step: int, loss: float, norm: float, rate: float) -> None:
         """Log an update: loss in nats per token, gradient norm before clipping, learning rate."""
@@ -62,10 +66,13 @@ class Journal:
         """Append a row to the metrics."""
 
     def save(self, step: int, learner: Learner) -> None:
-        """Write a checkpoint."""
+        """Begin to write a checkpoint, once the one before it is written. Raises RunFailed if that one was not."""
+
+    def saved(self) -> None:
+        """Wait until the checkpoint that was begun is written. Raises RunFailed if it was not."""
 
     def pause(self) -> contextlib.AbstractContextManager[object]:
-        """Count nothing as training while this lasts."""
+        """Count nothing as training while this lasts. It begins when all is saved; raises as `saved`."""
         return contextlib.nullcontext()
 
     def finish(self, learner: Learner) -> None:
@@ -112,10 +119,14 @@ class RunJournal(Journal):
 
     @contextlib.contextmanager
     def progress(self, step: int) -> Iterator[None]:
-        with console.progress(self.total, step, self.full_speed) as self._bar:
+        with (
+            checkpoint.Writer(self.run.folder, self._written) as self._writer,
+            console.progress(self.total, step, self.full_speed) as self._bar,
+        ):
             yield
 
     def made(self, step: int, loss: float) -> None:
+        self._writer.look()
         self.divergence.look(step, loss)
         self._bar.advance(loss, self._tokens(step))
 
@@ -140,11 +151,14 @@ class RunJournal(Journal):
             **(learner.scale.so_far() if learner.scale is not None else {}),
             "peak_memory_bytes": self.spent.most_memory(learner.device),
         }
-        checkpoint.save(self.run.folder, step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
-        self.run.update_attempt(steps=step - self.first)
+        self._writer.begin(step, learner.model.state_dict(), learner.optimizer.state_dict(), state)
+
+    def saved(self) -> None:
+        self._writer.finish()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
+        self.saved()  # a disk that is full is said before hours of evaluation
         wall, cpu = time.monotonic(), self.spent.world.cpu_seconds()
         yield
         seconds = time.monotonic() - wall
@@ -155,6 +169,9 @@ class RunJournal(Journal):
     def finish(self, learner: Learner) -> None:
         memory = self.spent.most_memory(learner.device)
         self.run.update(tokens=self._tokens(self.total), peak_memory_bytes=memory, **self.spent.so_far())
+
+    def _written(self, step: int) -> None:
+        self.run.update_attempt(steps=step - self.first)
 
     def _tokens(self, step: int) -> int:
         return step * self.training.tokens_per_step

@@ -254,6 +254,7 @@ def fit(
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 journal.save(step, learner)
             if stopped and step < total:
+                journal.saved()
                 raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
     tell_progress(learner.model, 1.0)
     journal.finish(learner)
