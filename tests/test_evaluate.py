@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench.config.overrides import apply
+from posbench.config.overrides import Asked, apply
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
@@ -602,7 +602,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
         "extension=ntk", "stride=4", f"reference={folder}",
     ]  # fmt: skip
-    settings, _, _ = apply(config, overrides)
+    settings = apply(config, overrides)
     evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
@@ -626,7 +626,7 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
     before = [(folder / name).read_bytes() for name in records]
     with open(str(config.data.path), "a", encoding="utf-8") as text:
         text.write(" more")
-    settings, _, _ = apply(config, ["length=96"])
+    settings = apply(config, ["length=96"])
     with pytest.raises(UserError, match=r"trained on another text \(sha256 .*: bring that text back") as caught:
         evaluate_run(folder, settings)
     assert "\n" not in str(caught.value)
@@ -642,7 +642,7 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
 
     def evaluated(*overrides: str) -> tuple[list[EvaluationRow], bool]:
         before = (folder / "evaluation.jsonl").read_bytes()
-        evaluate_run(folder, apply(config, list(overrides))[0])
+        evaluate_run(folder, apply(config, list(overrides)))
         return evaluation_rows(folder), (folder / "evaluation.jsonl").read_bytes() != before
 
     assert evaluated("precision=fp32") == (first, False)
@@ -662,7 +662,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     trained: tuple[Config, pathlib.Path],
 ) -> None:
     config, folder = trained
-    settings, _, _ = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
+    settings = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
     evaluate_run(folder, settings)
     rows = evaluation_rows(folder)
     assert {row.ngram_nll for row in rows if row.task} == {None}
@@ -689,7 +689,7 @@ def test_rows_from_before_ngram_models_are_not_computed_again(trained: tuple[Con
     lines = [{k: v for k, v in row.to_json().items() if not k.startswith("ngram")} for row in evaluation_rows(folder)]
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = (folder / "evaluation.jsonl").read_bytes()
-    evaluate_run(folder, config.evaluation)
+    evaluate_run(folder, Asked(config.evaluation))
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 
@@ -730,7 +730,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
                 end()
 
     monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Watched()))
-    settings, _, _ = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
+    settings = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
     with pytest.raises(kind):
         evaluate_run(folder, settings)
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
@@ -746,7 +746,7 @@ def test_an_unfinished_run_is_evaluated_with_a_word_about_it(
 ) -> None:
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
-    evaluate_run(folder, config.evaluation)
+    evaluate_run(folder, Asked(config.evaluation))
     assert "is not finished: it is evaluated as it stands after step 10 of 12" in caplog.text
 
 
@@ -774,7 +774,7 @@ def test_blocks_that_are_damaged_or_double_are_said_and_made_again(
     path, before, blocks = folder / "evaluation_blocks.jsonl", evaluation_rows(folder), evaluation_blocks(folder)
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("".join(f"{line}\n" for line in spoilt(lines, how)), encoding="utf-8")
-    evaluate_run(folder, config.evaluation)
+    evaluate_run(folder, Asked(config.evaluation))
     assert "evaluation_blocks.jsonl" in caplog.text
     assert ("lack blocks: computed again" in caplog.text) == (how in ("gone", "damaged", "flipped"))
     assert sorted(path.read_text(encoding="utf-8").splitlines()) == sorted(lines)  # for any reader
@@ -782,5 +782,5 @@ def test_blocks_that_are_damaged_or_double_are_said_and_made_again(
         row.nll for row in before
     ]
     caplog.clear()
-    evaluate_run(folder, config.evaluation)
+    evaluate_run(folder, Asked(config.evaluation))
     assert "evaluation_blocks.jsonl" not in caplog.text

@@ -2,11 +2,13 @@
 
 import dataclasses
 import gc
+import itertools
 import json
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,12 +25,16 @@ import torch.distributed as dist
 import posbench.processes
 import posbench.training.train
 from posbench import files, machine
+from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.data.batches import own_rows
 from posbench.errors import RunFailed, Stopped, UserError
+from posbench.evaluation.job import evaluate_beside, evaluate_run
 from posbench.launch import ranks
+from posbench.launch.ranks import evaluate_together
 from posbench.processes import Joined, World, joined
 from posbench.run_folder import checkpoint
+from posbench.run_folder.folder import load_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
@@ -259,6 +265,108 @@ def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> N
     assert [row.nll for row in evaluation_rows(tmp_path / "run")] == [row.nll for row in expected]
 
 
+@pytest.fixture
+def evaluated_by_one(config: Config, tmp_path: Path) -> tuple[Path, list[str], list[dict[str, Any]]]:
+    """A finished run, settings for `posbench evaluate`, and the rows that one process adds."""
+    config = with_processes(config, None, threads=1)
+    train(config, tmp_path / "run", [])
+    asked = ["protocol=sliding,fixed_target", "length=24,40", "extension=ntk"]
+    shutil.copytree(tmp_path / "run", tmp_path / "one" / "run")
+    evaluate_together(tmp_path / "one" / "run", apply(config, asked))
+    expected = numbers(tmp_path / "one" / "run")
+    assert len(expected) > len(evaluation_rows(tmp_path / "run"))
+    return tmp_path / "run", asked, expected
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """Rows of an evaluation and of its blocks, without what they took."""
+    rows = [*read_jsonl(folder / "evaluation.jsonl"), *read_jsonl(folder / "evaluation_blocks.jsonl")]
+    return [{name: row[name] for name in row if name not in ("seconds", "peak_memory_bytes")} for row in rows]
+
+
+def evaluating(folder: Path, *settings: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "posbench", "evaluate", str(folder), *settings]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.full
+def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
+    evaluated_by_one: tuple[Path, list[str], list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, asked, expected = evaluated_by_one
+    shares, mapped = list[int](), Joined.mapped
+
+    def seen(world: Joined, work: Callable[[Any], Any], items: Any) -> list[Any]:
+        shares.append(world.size)
+        return mapped(world, work, items)
+
+    monkeypatch.setattr(Joined, "mapped", seen)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    evaluate_together(folder, apply(load_config(folder), [*asked, "processes=2"]))
+    assert shares and set(shares) == {2}
+    assert numbers(folder) == expected
+    assert record_of(folder)["status"] == "done"
+
+
+@pytest.mark.full
+def test_a_killed_process_of_an_evaluation_ends_it_in_one_line_and_its_rows_are_kept(
+    evaluated_by_one: tuple[Path, list[str], list[dict[str, Any]]],
+) -> None:
+    folder, asked, expected = evaluated_by_one
+    before = numbers(folder)
+    process = evaluating(folder, *asked, "processes=2")
+    until = time.monotonic() + 60
+    while not (others := children_of(process.pid)):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+    os.kill(others[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert [line for line in errors.splitlines() if line.startswith("error: ")] == [
+        "error: rank 1 of 2 was killed by SIGKILL"
+    ]
+    assert numbers(folder) == before, "it had not joined yet"
+
+    def killed(world: Joined) -> None:
+        mapped, calls = world.mapped, itertools.count()
+
+        def dying(work: Callable[[Any], Any], items: Any) -> list[Any]:
+            if next(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return mapped(work, items)
+
+        world.mapped = dying  # type: ignore[method-assign]
+        evaluate_beside(folder, dataclasses.replace(saved, evaluation=settings.settings), world)
+
+    saved = load_config(folder)
+    settings = apply(saved, asked)
+    with pytest.raises(RunFailed, match="another process of this run has ended without a word"):
+        together(2, folder, lambda world: evaluate_run(folder, settings, world), killed)
+    assert len(before) < len(numbers(folder)) < len(expected)
+    assert "evaluation ended early: RunFailed: another process" in (folder / "log.txt").read_text(encoding="utf-8")
+    evaluate_together(folder, settings)
+    assert sorted(map(str, numbers(folder))) == sorted(map(str, expected))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+def test_an_evaluation_in_more_processes_than_cores_is_refused(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(with_processes(config, None, threads=1), tmp_path / "run", [])
+    before = numbers(tmp_path / "run")
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    saved = load_config(tmp_path / "run")
+    for given, expected in (("3", "runtime.processes is 3, .* as many in all as cores here, 2"), ("0", "at least 1")):
+        with pytest.raises(UserError, match=expected):
+            evaluate_together(tmp_path / "run", apply(saved, ["length=40", f"processes={given}"]))
+    assert numbers(tmp_path / "run") == before
+
+
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
@@ -364,7 +472,7 @@ def test_a_signal_is_heard_one_update_later_where_updates_are_read_later(
 def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posbench.training.train, "evaluated", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(posbench.training.train, "compute_share", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match="stopped by SIGTERM; finished work is kept") as stopped:
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
@@ -547,7 +655,7 @@ def test_a_device_that_is_not_for_several_is_refused(
     config: Config, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setattr(machine, "resolve", torch.device)
-    with pytest.raises(UserError, match=f"runtime.device is {device}: 2 processes train on cpu, or on cuda with a GPU"):
+    with pytest.raises(UserError, match=f"runtime.device is {device}: 2 processes run on cpu, or on cuda with a GPU"):
         ranks._check(with_processes(config, 2, device=device), 2, 2, "posbench")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes on this machine need a GPU each, it has 1"):

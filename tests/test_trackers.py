@@ -26,6 +26,7 @@ from test_tracking import fake_session, fake_wandb
 
 from posbench import installed
 from posbench.config import compose
+from posbench.config.overrides import Asked
 from posbench.config.schema import Config
 from posbench.evaluation.headline import headline_of
 from posbench.evaluation.job import evaluate_run
@@ -211,7 +212,7 @@ def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path:
     before = [(event.step, event.value) for event in reader.Scalars("train/loss")]
     assert len(before) == 12
     for longest in (4, 6):
-        evaluate_run(tmp_path / "run", dataclasses.replace(config.evaluation, ratios=(1, 2, longest)))
+        evaluate_run(tmp_path / "run", Asked(dataclasses.replace(config.evaluation, ratios=(1, 2, longest))))
         reader.Reload()
         assert [(event.step, event.value) for event in reader.Scalars("train/loss")] == before
         steps = [event.step for event in reader.Scalars("eval/fixed_target/nll")]
@@ -282,7 +283,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     assert "whose package is not installed: pip install tensorboard, or posbench[tensorboard]" in told
     assert told.count("\n") == 1 and not Path("outputs").exists()
     settings = dataclasses.replace(config.evaluation, ratios=(1, 3))
-    evaluate_run(tmp_path / "run", settings)  # what a run folder asks for stops nothing
+    evaluate_run(tmp_path / "run", Asked(settings))  # what a run folder asks for stops nothing
     assert "pip install tensorboard, or posbench[tensorboard]: continuing without it" in caplog.text
 
 
@@ -300,7 +301,7 @@ def test_a_name_imports_nothing_but_an_installed_tracker(
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     saved["tracking"]["backend"] = backend
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(saved))
-    evaluate_run(tmp_path / "run", dataclasses.replace(config.evaluation, ratios=(1, 3)))
+    evaluate_run(tmp_path / "run", Asked(dataclasses.replace(config.evaluation, ratios=(1, 3))))
     assert f"unknown tracker '{backend}'" in caplog.text and "continuing without it" in caplog.text
 
 

@@ -64,7 +64,7 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
         Stopped: it was interrupted; what was computed is kept.
     """
     from posbench.config.overrides import apply
-    from posbench.evaluation.job import evaluate_run
+    from posbench.launch.ranks import evaluate_together
     from posbench.run_folder import finding
     from posbench.run_folder.folder import load_config
     from posbench.terminal import console
@@ -75,9 +75,9 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
         with console.log_shown(), _threads_kept():
             return _told(load(evaluate_model(str(run), _listed(overrides))[0]))
     given = run if isinstance(run, LoadedRun) else load(run)
-    settings, device, threads = apply(load_config(given.folder), _listed(overrides))
+    asked = apply(load_config(given.folder), _listed(overrides))
     with console.log_shown(), _threads_kept():
-        evaluate_run(given.folder, settings, device=device, threads=threads)
+        evaluate_together(given.folder, asked)
         return _told(load(given.folder))
 
 

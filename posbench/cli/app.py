@@ -266,7 +266,8 @@ def evaluate(
             metavar="RUN|MODEL|key=value",
             help="Run folders (outputs/STUDY/RUN), study folders or globs, or HuggingFace models (a folder or a name "
             "on the hub); then settings, such as length=128,256 protocol=sliding extension=yarn:factor=4,ntk "
-            "split=validation device=cpu; for a model also data=NAME data.path=... train_length=N bos=window.",
+            "split=validation device=cpu processes=2; for a model also data=NAME data.path=... train_length=N "
+            "bos=window.",
             autocompletion=complete.evaluate,
         ),
     ],
@@ -284,9 +285,9 @@ def evaluate(
         return
     or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
     folders, overrides = _runs_and_overrides("evaluate", words, or_a_model)
-    from posbench.evaluation import job
+    from posbench.launch import evaluation
 
-    job.evaluate_runs(folders, overrides)
+    evaluation.evaluate_runs(folders, overrides)
 
 
 def _all_settings(words: list[str], models: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import os
 import re
 import typing
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from posbench.config import keys
 from posbench.config.schema import Config, EvaluationConfig, RuntimeConfig, validate
@@ -37,7 +37,7 @@ OF_A_SWEEP = (
     "race",
     "race.looks",
 )  # what `posbench sweep` takes beside what its runs take
-OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads"]  # what `posbench evaluate` takes
+OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads", "processes"]  # what `posbench evaluate` takes
 
 FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 _PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks
@@ -163,13 +163,19 @@ def _spelt(given: Any) -> str:
 # -- evaluation settings -----------------------------------------------------------------------------------------------
 
 
-def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str | None, int | None]:
+class Asked(NamedTuple):
+    """How a finished run is to be evaluated; None: that was not given."""
+
+    settings: EvaluationConfig
+    device: str | None = None
+    threads: int | None = None  # of the CPU
+    processes: int | None = None
+
+
+def apply(config: Config, overrides: list[str]) -> Asked:
     """Apply overrides to a run's evaluation settings.
 
     New lengths are scored on targets that the run's own lengths allow too, so that all rows are paired.
-
-    Returns:
-        The settings, and the device and the number of threads if they are given.
 
     Raises:
         UserError: an override that cannot be read, an unknown key or a value that does not fit.
@@ -200,11 +206,8 @@ def apply(config: Config, overrides: list[str]) -> tuple[EvaluationConfig, str |
     settings = validate(EvaluationConfig, evaluation, "evaluation")
     where = validate(RuntimeConfig, runtime, "runtime")
     dataclasses.replace(config, evaluation=settings)  # checks it against the training length
-    return (
-        settings,
-        where.device if "runtime.device" in given else None,
-        where.threads if "runtime.threads" in given else None,
-    )
+    names = ("device", "threads", "processes")
+    return Asked(settings, **{name: getattr(where, name) for name in names if f"runtime.{name}" in given})
 
 
 def ratios(lengths: list[Any], train_length: int) -> tuple[float, ...]:

@@ -1,5 +1,6 @@
 """Evaluate a run from its folder and write the rows into it."""
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -13,13 +14,13 @@ import torch
 from posbench import machine
 from posbench.config import size
 from posbench.config.external import Trains
-from posbench.config.overrides import apply
+from posbench.config.overrides import Asked
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
 from posbench.data.prepared import prepare
 from posbench.data.problems import TaskData
 from posbench.data.tokens import Tokens
-from posbench.errors import PosbenchError, Stopped, UserError
+from posbench.errors import UserError
 from posbench.evaluation import answer_curve, curve, picture
 from posbench.evaluation.check import check
 from posbench.evaluation.evaluate import AnyEvaluation, Evaluation, describe, evaluate
@@ -42,61 +43,35 @@ from posbench.run_folder.rows import (
 )
 from posbench.run_folder.trained import with_weights
 from posbench.run_folder.wandb_session import Draw
-from posbench.terminal import console, exits
 from posbench.terminal.signals import ended_in_words
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs and print their curves. A run that fails does not stop the others.
-
-    Args:
-        overrides: settings as they are typed, the same for all.
-
-    Raises:
-        UserError: a setting that one of the runs cannot meet; nothing was evaluated.
-        PosbenchError: some runs were not evaluated; with a single one, its own error.
-    """
-    asked = {folder: apply(load_config(folder), overrides) for folder in folders}
-    console.log_to_terminal()
-    machine.keep_freed_memory()
-    failed = []
-    for folder, (settings, device, threads) in asked.items():
-        try:
-            evaluate_run(folder, settings, device, threads)
-            curve.print_curves(folder, settings.split)
-        except PosbenchError as error:
-            if len(asked) == 1 or isinstance(error, Stopped):
-                raise
-            exits.report(error)
-            failed.append(str(folder))
-    if failed:
-        raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
-
-
-def evaluate_run(
-    folder: Path, settings: EvaluationConfig, device: str | None = None, threads: int | None = None
-) -> None:
+def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None:
     """Evaluate a finished run's newest checkpoint; only what is missing is computed.
 
     An evaluation is no attempt: `run.json` keeps the outcome of the training. Errors here go to `log.txt`.
+
+    Args:
+        world: the processes that evaluate together, of which this is the first; `evaluate_beside` runs in the others.
 
     Raises:
         UserError: the folder holds no run or no complete checkpoint, the run was trained on another text than its
             configuration gives now, or the settings cannot be met.
         Stopped: a signal asked for an end; what was computed is kept.
     """
-    config = dataclasses.replace(load_config(folder), evaluation=settings)
-    chosen = machine.current(machine.resolve(device or config.runtime.device))
-    size.refuse_too_large(config, str(chosen), "evaluate")
+    world = world or World()
+    config = dataclasses.replace(load_config(folder), evaluation=asked.settings)
+    device = world.device(machine.resolve(asked.device or config.runtime.device))
+    size.refuse_too_large(config, str(device), "evaluate")
     check(config)
     trained = checkpoint.trained(folder)
-    machine.set_threads(threads or config.runtime.threads)
+    machine.set_threads(asked.threads or config.runtime.threads or world.threads)
     with (
         Run.open(folder, config, command=None) as run,
         tracking.mirror(config, run) as tracker,
-        _early_end_noted(run),
+        _early_end_noted(run, world),
         ended_in_words(),
     ):
         run.log_to_file()
@@ -105,17 +80,45 @@ def evaluate_run(
             logger.warning(told, run.folder, trained.step, config.training.steps)
         tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
-        model = with_weights(folder, config, tokens.tokenizer, trained.weights()).to(chosen)
-        if not evaluate_into(run, tracker, model, tokens, config, trained.step, chosen):
+        weights = trained.weights()
+        world.from_first((trained.step, weights))  # from now on the others find the text in the cache
+        model = with_weights(folder, config, tokens.tokenizer, weights).to(device)
+        if not evaluate_into(run, tracker, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", run.folder)
 
 
+def evaluate_beside(folder: Path, config: Config, world: World) -> None:
+    """Evaluate a finished run as a process beyond the first: a share of the forward passes, no output.
+
+    It makes the calls of `evaluate_run` that concern all processes, in the same order.
+
+    Args:
+        config: the run's, with the settings that were asked for.
+
+    Raises:
+        Stopped: a signal asked for an end.
+        PosbenchError: what ended another process, or this one, which the first then says.
+    """
+    logging.getLogger("posbench").handlers = [logging.NullHandler()]
+    device = world.device(machine.resolve(config.runtime.device))
+    machine.set_threads(config.runtime.threads or world.threads)
+    with ended_in_words():
+        step, weights = world.from_first()
+        tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
+        model = with_weights(folder, config, tokens.tokenizer, weights).to(device)
+        compute_share(model, tokens, config, step, device, world)
+
+
 @contextlib.contextmanager
-def _early_end_noted(run: Run) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
+def _early_end_noted(run: Run, world: World) -> Iterator[None]:
+    def note(error: BaseException) -> None:
         run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
+
+    try:
+        with world.last_resort(note):
+            yield
+    except BaseException as error:
+        note(world.cause(error))
         raise
 
 
@@ -156,6 +159,14 @@ def evaluate_into(
         run.update(evaluate_seconds=round(seconds, 3))
         show_results(run.folder, config, tracker)
     return n_rows
+
+
+def compute_share(
+    model: GPT, tokens: Tokens | TaskData, config: Config, step: int, device: torch.device, world: World
+) -> None:
+    """Compute a share of what the first process evaluates by `evaluate_into`; arguments as there."""
+    asked = evaluation_of("", model, tokens, config, step, device, world)
+    collections.deque(evaluated(asked, world.from_first()), maxlen=0)
 
 
 def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:

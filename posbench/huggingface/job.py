@@ -213,7 +213,9 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
         base.training, train_length=length, batch_size=1, accumulation=1, tokens=length, warmup_tokens=0
     )
     base = dataclasses.replace(base, training=training, evaluation=usual)
-    settings, device, threads = apply(base, rest)
+    settings, device, threads, processes = apply(base, rest)
+    if processes not in (None, 1):
+        raise UserError(f"processes is {processes}: a HuggingFace model is evaluated in one process")
     return Asked(
         base=base,
         settings=settings,

@@ -1,9 +1,12 @@
-"""In which processes a run is trained: those that torchrun or Slurm started, those that are started here, or one.
+"""The processes of a run: those that torchrun or Slurm started, those that are started here, or one.
+
+A finished run is evaluated in those that are started here, or in one.
 
 `python -m posbench.launch.ranks` is one of those that are started here.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import signal
@@ -20,15 +23,18 @@ import torch.distributed
 import yaml
 
 from posbench import files, machine
+from posbench.config.overrides import Asked
 from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
+from posbench.evaluation.job import evaluate_beside, evaluate_run
 from posbench.launch.plans import Plan
 from posbench.processes import World, backends, joined
+from posbench.run_folder.folder import load_config
 from posbench.terminal import exits
 from posbench.terminal.signals import end_after, wait_for_parent
 from posbench.training.train import train, train_beside
 
-_CONFIG, _STORE = "config.yaml", "store"  # in the folder that processes started here share
+_CONFIG, _STORE, _RUN = "config.yaml", "store", "run"  # in the folder that processes started here share
 _END_SECONDS = 5.0  # that they have to end in once the first has; nothing is theirs
 _STORE_SECONDS = datetime.timedelta(minutes=10)  # for a Slurm job's first process to be there
 _PORTS = range(20_000, 30_000)  # of which a Slurm job step takes one, below those that systems give out themselves
@@ -60,6 +66,24 @@ def train_together(plan: Plan, restart: bool = False) -> bool:
     return first
 
 
+def evaluate_together(folder: Path, asked: Asked) -> None:
+    """Evaluate a finished run in as many processes as were asked for, of this machine; errors are `evaluate_run`'s."""
+    size = asked.processes or 1
+    if size == 1:
+        evaluate_run(folder, asked)
+        return
+    config = load_config(folder)
+    runtime = dataclasses.replace(
+        config.runtime,
+        device=asked.device or config.runtime.device,
+        threads=asked.threads or config.runtime.threads,
+        processes=None,  # those that trained it
+    )
+    config = dataclasses.replace(config, evaluation=asked.settings, runtime=runtime)
+    with _started_here(config, size, folder) as world:
+        evaluate_run(folder, asked, world)
+
+
 def _joining(config: Config) -> Joining:
     """To be entered: the processes of the run, as this one sees them."""
     asked, env = config.runtime.processes, os.environ
@@ -82,11 +106,10 @@ def _check(config: Config, size: int, here: int, by: str) -> None:
     if config.runtime.processes not in (None, size):
         raise UserError(f"runtime.processes is {config.runtime.processes}, but {by} started {size} processes")
     if "gloo" not in backends():
-        raise UserError(f"{size} processes were requested: expected 1, this torch cannot train in several")
-    config.training.refuse_uneven(size)
+        raise UserError(f"{size} processes were requested: expected 1, this torch cannot have several together")
     device = machine.resolve(config.runtime.device)
     if device.type not in ("cpu", "cuda") or device.index is not None:
-        raise UserError(f"runtime.device is {device}: {size} processes train on cpu, or on cuda with a GPU each")
+        raise UserError(f"runtime.device is {device}: {size} processes run on cpu, or on cuda with a GPU each")
     if device.type == "cuda" and here > (gpus := torch.cuda.device_count()):
         raise UserError(f"{here} processes on this machine need a GPU each, it has {gpus}: expected at most {gpus}")
 
@@ -97,6 +120,7 @@ def _check(config: Config, size: int, here: int, by: str) -> None:
 def _started_by_torchrun(config: Config) -> Joining:
     env = os.environ
     rank, size, local = int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0"))
+    config.training.refuse_uneven(size)  # `runtime.processes` is checked with the configuration
     _check(config, size, int(env.get("LOCAL_WORLD_SIZE", "1")), "torchrun")
     agents = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process has the store
     store = _tcp_store(env["MASTER_ADDR"], int(env["MASTER_PORT"]), rank == 0 and not agents)
@@ -134,13 +158,19 @@ def own_rank() -> int:
 
 
 @contextlib.contextmanager
-def _started_here(config: Config, size: int) -> Iterator[World]:
-    """This process becomes the first; the others end with it, and talk to it over the loopback only."""
+def _started_here(config: Config, size: int, run: Path | None = None) -> Iterator[World]:
+    """This process becomes the first; the others end with it, and talk to it over the loopback only.
+
+    Args:
+        run: the folder of a finished run that they evaluate; None: they train.
+    """
     _check(config, size, size, "posbench")
     threads = _threads(config, size)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     with files.of_this_process() as place:
         (place / _CONFIG).write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
+        if run is not None:
+            (place / _RUN).symlink_to(run.absolute())
         store = _stores.FileStore(str(place / _STORE), size)
         others = {rank: _start(place, rank, size, threads) for rank in range(1, size)}
         try:
@@ -215,7 +245,10 @@ def _be_one() -> None:
     machine.keep_freed_memory()
     config = load_saved(place / _CONFIG)
     with joined(_stores.FileStore(str(place / _STORE), size), rank, size, rank, threads) as world:
-        train_beside(config, world)
+        if (place / _RUN).exists():
+            evaluate_beside((place / _RUN).resolve(), config, world)
+        else:
+            train_beside(config, world)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ is missing. Batches, initial weights and random positions are pure functions of 
 bit-identical to an uninterrupted one on a CPU with the same number of threads.
 """
 
-import collections
 import contextlib
 import dataclasses
 import logging
@@ -28,7 +27,7 @@ from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.evaluation.job import evaluate_into, evaluated, evaluation_of, on_the_way
+from posbench.evaluation.job import compute_share, evaluate_into, on_the_way
 from posbench.evaluation.sync import send
 from posbench.kernels import native
 from posbench.kernels.cross_entropy import IGNORED
@@ -155,8 +154,7 @@ def train_beside(config: Config, world: World) -> None:
 
         def evaluate(step: int, asked: EvaluationConfig) -> None:
             now = dataclasses.replace(config, evaluation=asked)
-            evaluation = evaluation_of("", model, tokens, now, step, device, world)
-            collections.deque(evaluated(evaluation, world.from_first()), maxlen=0)
+            compute_share(model, tokens, now, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
             learner = learner_for(model, config, device, dtype, world)
