@@ -476,6 +476,8 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     with pytest.raises(UserError, match="expected train_length=N"):
         job.asked_of(dataclasses.replace(folders.read(tmp_path / "a")), [])
     short = folders.read(tmp_path / "b")
+    with pytest.raises(UserError, match="processes is 2: a HuggingFace model is evaluated in one process"):
+        job.asked_of(short, ["train_length=16", "processes=2"])
     for asked, targets in (([], 16), (["targets=8"], 8), (["train_length=48"], 32)):  # the usual 32, or all there are
         asked = asked if "train_length=48" in asked else ["train_length=16", *asked]
         assert job.asked_of(short, asked).settings.targets == targets
