@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +28,9 @@ from disks import start_child
 
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError
-from posbench.evaluation.job import evaluate_runs
 from posbench.launch import job
+from posbench.launch.evaluation import evaluate_runs
+from posbench.launch.plans import Plan
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
@@ -92,7 +94,7 @@ class Case:
 def commands(config: Config, folder: Path) -> dict[str, Work]:
     """What is done to a run: its training, which evaluates at its end, and one more evaluation."""
     return {
-        "train": lambda: job.run(config, folder, ["posbench", "train"]),
+        "train": lambda: job.run(Plan(config, folder, ("posbench", "train"))),
         "evaluate": lambda: evaluate_runs([folder], ["protocol=sliding"]),
     }
 
@@ -121,7 +123,7 @@ def faults_of(folder: Path, every: int) -> list[str]:
     """What of a folder whose owner was killed cannot be read, or is lost.
 
     Args:
-        every: steps between checkpoints: no kill loses more.
+        every: steps between checkpoints: one is written before the next begins, so no kill loses more than twice that.
     """
     try:
         if (folder / "config.yaml").exists():
@@ -136,7 +138,7 @@ def faults_of(folder: Path, every: int) -> list[str]:
         return [f"{folder.name}: {error}"]
     step = newest.step if newest else 0
     faults = [f"{folder.name}: {path.name} is damaged" for path in _checkpoints(folder) if not _verifies(path)]
-    if max(logged, default=0) - step > every:
+    if max(logged, default=0) - step > 2 * every:
         faults.append(f"{folder.name}: step {logged[-1]} was logged, step {step} is saved")
     return faults
 
@@ -213,6 +215,7 @@ class Boundaries:
 
     def __init__(self, at: int | None = None, moment: str = "before") -> None:
         self.at, self.moment, self.calls = at, moment, list[str]()
+        self._counting = threading.Lock()  # a checkpoint is written in a thread of its own
 
     def install(self) -> None:
         """Watch this process from here on, for good: for a forked child."""
@@ -229,8 +232,9 @@ class Boundaries:
 
     def reached(self, name: str, call: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
         """Make a call, or die at it."""
-        mine = len(self.calls) == self.at
-        self.calls.append(name)
+        with self._counting:
+            mine = len(self.calls) == self.at
+            self.calls.append(name)
         if mine and self.moment == "fails":
             raise OSError(errno.EIO, os.strerror(errno.EIO), name)
         if mine and self.moment != "after":
