@@ -678,14 +678,15 @@ def test_evaluation_settings_are_typed_alike_in_every_command(plain: Config, typ
     spelt = compose.for_hydra([typed], asked)
     for config in [*asked, of_sweep, composed(*spelt)]:
         assert config.evaluation == dataclasses.replace(plain.evaluation, **SETTINGS[typed])
-    of_run, _, _ = overrides.apply(plain, [typed])
+    of_run = overrides.apply(plain, [typed]).settings
     assert of_run == dataclasses.replace(plain.evaluation, longest=16.0, **SETTINGS[typed])
 
 
 def test_runtime_settings_need_no_section() -> None:
     runtime = composed("device=cpu", "threads=3", "runtime.cache=a").runtime
     assert (runtime.device, runtime.threads, runtime.cache) == ("cpu", 3, "a")
-    assert overrides.apply(composed(), ["device=cuda:1", "runtime.threads=3"])[1:] == ("cuda:1", 3)
+    assert overrides.apply(composed(), ["device=cuda:1", "runtime.threads=3"])[1:] == ("cuda:1", 3, None)
+    assert overrides.apply(composed(), ["processes=2"])[1:] == (None, None, 2)
 
 
 def test_words_of_the_command_line_hide_no_key() -> None:

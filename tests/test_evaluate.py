@@ -602,8 +602,8 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
         "protocol=fixed_target,nonoverlap,sliding,per_position", "task=repeat,shuffle,key_tokens", "sinks=2",
         "extension=ntk", "stride=4", f"reference={folder}",
     ]  # fmt: skip
-    settings = apply(config, overrides)
-    evaluate_run(folder, settings)
+    asked = apply(config, overrides)
+    evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
     assert rows[: len(first)] == first
     counts = collections.Counter((row.protocol, row.task) for row in rows)
@@ -616,7 +616,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert {row.status for row in rows if row.task != "key_tokens"} == {"ok"}
     assert all(load_record(folder)["id"] in row.reason for row in rows if row.task == "key_tokens")
     before = (folder / "evaluation.jsonl").read_bytes()
-    evaluate_run(folder, settings)
+    evaluate_run(folder, asked)
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 
@@ -626,9 +626,9 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
     before = [(folder / name).read_bytes() for name in records]
     with open(str(config.data.path), "a", encoding="utf-8") as text:
         text.write(" more")
-    settings = apply(config, ["length=96"])
+    asked = apply(config, ["length=96"])
     with pytest.raises(UserError, match=r"trained on another text \(sha256 .*: bring that text back") as caught:
-        evaluate_run(folder, settings)
+        evaluate_run(folder, asked)
     assert "\n" not in str(caught.value)
     assert [(folder / name).read_bytes() for name in records] == before
 
@@ -662,14 +662,14 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     trained: tuple[Config, pathlib.Path],
 ) -> None:
     config, folder = trained
-    settings = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
-    evaluate_run(folder, settings)
+    asked = apply(config, ["task=repeat,key_tokens", "protocol=fixed_target,nonoverlap"])
+    evaluate_run(folder, asked)
     rows = evaluation_rows(folder)
     assert {row.ngram_nll for row in rows if row.task} == {None}
     tokens = data.prepare(config.data, data.cache_folder(config.runtime.cache))
     spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
     model = NGrams(tokens.train.ids, spans, 257)
-    for protocol in settings.protocols:
+    for protocol in asked.settings.protocols:
         targets = targets_of(protocols.plan(protocol, tokens.test, [16, 32, 64], 8, 16, "auto")[16])
         ((nll, order),) = {(row.ngram_nll, row.ngram_order) for row in rows if row.protocol == protocol}
         assert {row.targets_sha256 for row in rows if row.protocol == protocol} == {targets.sha256(tokens.test)}
@@ -730,9 +730,9 @@ def test_an_evaluation_that_ends_early_keeps_its_rows_and_says_in_the_log_why(
                 end()
 
     monkeypatch.setattr(tracking, "mirror", lambda config, run: contextlib.nullcontext(Watched()))
-    settings = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
+    asked = apply(config, ["length=96,128,160", "protocol=fixed_target", "windowed=false"])
     with pytest.raises(kind):
-        evaluate_run(folder, settings)
+        evaluate_run(folder, asked)
     assert [row.length for row in evaluation_rows(folder)[len(first) :]] == [96, 128]
     record = load_record(folder)
     assert (record["status"], record["attempts"]) == ("done", before["attempts"])
