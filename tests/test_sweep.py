@@ -237,6 +237,9 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     assert once.startswith(f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on.\nAbout ")
     assert "2 runs at a time" in once and "Measured just now: 2 kinds of runs." in once
     assert tuned.startswith(f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forecast, "told", lambda *_: "")
+    sweep.sweep(["experiment=demo", "encoding=rope", "rates=demo"], dry_run=True)
     assert snapshot(tmp_path) == before
 
 

@@ -33,23 +33,28 @@ _CHOSEN_BY = "nll per token on validation text at the training length (nonoverla
 
 
 def reused(todo: list[Plan], name: str, config_dir: Path | None = None) -> list[Plan]:
-    """The jobs of a sweep at the learning rates recorded for their encodings.
-
-    Writes those tuned at the sweep's own settings into each study's `tuning.json`, as if it had tuned them.
+    """The jobs of a sweep at the learning rates recorded for their encodings; `record` writes where they are from.
 
     Raises:
         UserError: no such record, a file of another form, an encoding that it lacks, or a learning rate given as well.
     """
     if any(parted(override)[0] == _KEY for job in todo for override in job.overrides):
         raise UserError(f"rates={name} gives learning rates, and so does {_KEY}: leave one of them out")
-    rows = _read(chosen("rates", name, config_dir))
-    used = {job.id: _row(job, rows, name) for job in todo}
-    fits = {job.id: bool(tried(job.config, [used[job.id]])) for job in todo}
-    for study, own in plans.by_study(job for job in todo if fits[job.id]).items():
-        write(study, [row for row in rows if any(used[job.id] is row for job in own)])
-    if others := dict.fromkeys(job.config.encoding.name for job in todo if not fits[job.id]):
+    used = _used(todo, name, config_dir)
+    if others := dict.fromkeys(job.config.encoding.name for job in todo if not tried(job.config, [used[job.id]])):
         logger.warning("rates=%s was tuned at other settings than these, for %s", name, ", ".join(others))
     return applied([(job, used[job.id]["chosen"]) for job in todo])
+
+
+def record(todo: list[Plan], name: str, config_dir: Path | None = None) -> None:
+    """Write the rates tuned at the jobs' own settings into each study's `tuning.json`, as if it had tuned them.
+
+    Raises:
+        UserError: as `reused`.
+    """
+    used = _used(todo, name, config_dir)
+    for study, own in plans.by_study(job for job in todo if tried(job.config, [used[job.id]])).items():
+        write(study, list({id(used[job.id]): used[job.id] for job in own}.values()))
 
 
 def applied(rates: list[tuple[Plan, float]]) -> list[Plan]:
@@ -62,6 +67,12 @@ def applied(rates: list[tuple[Plan, float]]) -> list[Plan]:
         )
         for job, rate in rates
     ]
+
+
+def _used(todo: list[Plan], name: str, config_dir: Path | None) -> dict[str, dict[str, Any]]:
+    """The record's row that each job takes, by the job's id."""
+    rows = _read(chosen("rates", name, config_dir))
+    return {job.id: _row(job, rows, name) for job in todo}
 
 
 def _row(job: Plan, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def sweep(
         if racing:
             print(f"A race: these are the most that it may take. Its first look takes {len(racing.first)} runs.")
         return
+    if "rates" in own:
+        rates.record(todo, own["rates"], config_dir)
     left = [job.config for job in todo if not states.is_finished(job)]
     prepare_all(left)
     if any(map(tracking.is_at_wandb, left)):

@@ -64,6 +64,9 @@ def reproduce(
     if dry_run:
         print(f"{page.number_of(entries)}.\n{sweep.cost(todo, n_jobs)}")
         return
+    for key, name in map(parted, overrides):
+        if key == "rates":
+            rates.record(todo, name, config_dir)
     command = shlex.join(["posbench", "reproduce", *words])
     status = sweep.execute(todo, n_jobs, [], command)
     findings = judged(entries, usual, again)
