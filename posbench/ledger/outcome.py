@@ -76,10 +76,9 @@ def _as_claimed(one: Finding) -> bool:
 def _tested(entry: Entry, runs: Runs) -> Finding:
     """A claim with its p before adjustment, or why it has none."""
     done: Runs = {name: [run for run in runs.get(name, ()) if run.done] for name in entry.runs}
-    if not any(done.values()):
-        return Finding(entry, "not run")
     if few := [name for name, each in done.items() if len(each) < LOOKS[0]]:
-        return Finding(entry, "not testable here", f"fewer than {LOOKS[0]} seeds of {', '.join(few)} are done")
+        begun = any(done.values())
+        return Finding(entry, "not run", f"fewer than {LOOKS[0]} seeds of {', '.join(few)} are done" if begun else "")
     done = _at_a_look(done)
     if entry.claim.learned:
         return _of_task(entry, done)
