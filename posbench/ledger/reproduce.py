@@ -90,7 +90,7 @@ def needed(
         overrides: for all runs; a run's own ones come first. Among them `rates=NAME`, as for a sweep.
         seeds: None: `SEEDS`.
     """
-    given = f"seed={','.join(map(str, seeds or SEEDS))}"
+    first, *others = seeds or SEEDS
     made: dict[str, list[Plan]] = {}
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
@@ -99,10 +99,17 @@ def needed(
             asked = [one for one in overrides if parted(one)[0] not in {*chosen, "rates"}]  # a task has its experiment
             said = {key for key, _ in map(parted, [*own, *asked])}
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
-            made[text] = plans.resolve([[*usual, *own, *asked, given]], config_dir)
+            resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
+            made[text] = [*resolved, *(_of_seed(plan, seed) for seed in others for plan in resolved)]
             for name in (typed for key, typed in map(parted, overrides) if key == "rates"):
                 made[text] = rates.reused(made[text], name, config_dir)
     return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
+
+
+def _of_seed(plan: Plan, seed: int) -> Plan:
+    """The same run with another seed. Hydra would take a quarter of a second to compose it again."""
+    overrides = [f"seed={seed}" if parted(one)[0] == "seed" else one for one in plan.overrides]
+    return plan.at(dataclasses.replace(plan.config, seed=seed), overrides, plan.folder.parent)
 
 
 def _elsewhere(
