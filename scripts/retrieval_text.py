@@ -21,16 +21,21 @@ MOST = 400  # characters of an echo, and of a problem whose sentences are said o
 SYLLABLES = [first + second for first in "bdfklmnprst" for second in "aeiou"]
 
 
+def word(number: int) -> str:
+    """One of 55 made-up words, by its number."""
+    return SYLLABLES[number % 55] + SYLLABLES[(7 * number) % 55]
+
+
 def words(rng: np.random.Generator, number: int) -> str:
     """Made-up words, common and rare ones as in a text, in sentences."""
-    drawn = [SYLLABLES[i % 55] + SYLLABLES[(7 * i) % 55] for i in np.minimum(rng.zipf(1.3, number), 200).tolist()]
-    return " ".join(f"{word}." if n % 9 == 8 else word for n, word in enumerate(drawn))
+    drawn = map(word, np.minimum(rng.zipf(1.3, number), 200).tolist())
+    return " ".join(f"{one}." if n % 9 == 8 else one for n, one in enumerate(drawn))
 
 
 def echo(rng: np.random.Generator) -> str:
     """Made-up words and digits, all equally common, said again and again: what follows can only be looked up."""
     number = int(rng.integers(5, MOST // 10))
-    drawn = [SYLLABLES[i % 55] + SYLLABLES[(7 * i) % 55] for i in rng.integers(0, 200, number).tolist()]
+    drawn = list(map(word, rng.integers(0, 200, number).tolist()))
     for at in rng.choice(number, number // 3, replace=False).tolist():
         drawn[at] = f'"{rng.integers(10)}"'
     line = " ".join(drawn)

@@ -3,12 +3,11 @@
 The rules stand in `posbench.report.comparison.race`: this starts the runs that they ask for.
 """
 
-import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from posbench.config.overrides import parted, value
+from posbench.config.overrides import value
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import tuning
 from posbench.launch.plans import Plan
@@ -58,7 +57,7 @@ class Racing:
             schemes.setdefault(tuning.group(job), job)
         _refuse(list(schemes.values()))
         first = min(job.config.seed for job in todo)
-        each = [[_seeded(job, first + n) for n in range(looks[-1])] for job in schemes.values()]
+        each = [[job.with_seed(first + n) for n in range(looks[-1])] for job in schemes.values()]
         self.race = Race(looks, load.REFERENCE, tuple(tuple(plan.id for plan in plans) for plans in each))
         self._path = each[0][0].folder.parent / race.RECORD
         self._plans = {plan.id: plan for plans in each for plan in plans}
@@ -153,9 +152,3 @@ def _refuse(schemes: list[Plan]) -> None:
         raise UserError(f"a race compares encodings at equal settings in one study; these differ in {said}")
     if len(schemes) < 2 or all(job.config.encoding.name != load.REFERENCE for job in schemes):
         raise UserError(f"a race compares encodings with {load.REFERENCE}: expected encoding={load.REFERENCE},alibi")
-
-
-def _seeded(job: Plan, seed: int) -> Plan:
-    config = dataclasses.replace(job.config, seed=seed)
-    kept = [override for override in job.overrides if parted(override)[0] != "seed"]
-    return job.at(config, [*kept, f"seed={seed}"], job.folder.parent)

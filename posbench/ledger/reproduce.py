@@ -64,9 +64,8 @@ def reproduce(
     if dry_run:
         print(f"{page.number_of(entries)}.\n{sweep.cost(todo, n_jobs)}")
         return
-    for key, name in map(parted, overrides):
-        if key == "rates":
-            rates.record(todo, name, config_dir)
+    for name in _rates(overrides):
+        rates.record(todo, name, config_dir)
     command = shlex.join(["posbench", "reproduce", *words])
     status = sweep.execute(todo, n_jobs, [], command)
     findings = judged(entries, usual, again)
@@ -100,16 +99,15 @@ def needed(
             said = {key for key, _ in map(parted, [*own, *asked])}
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
             resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
-            made[text] = [*resolved, *(_of_seed(plan, seed) for seed in others for plan in resolved)]
-            for name in (typed for key, typed in map(parted, overrides) if key == "rates"):
+            made[text] = [*resolved, *(plan.with_seed(seed) for seed in others for plan in resolved)]
+            for name in _rates(overrides):
                 made[text] = rates.reused(made[text], name, config_dir)
     return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
 
 
-def _of_seed(plan: Plan, seed: int) -> Plan:
-    """The same run with another seed. Hydra would take a quarter of a second to compose it again."""
-    overrides = [f"seed={seed}" if parted(one)[0] == "seed" else one for one in plan.overrides]
-    return plan.at(dataclasses.replace(plan.config, seed=seed), overrides, plan.folder.parent)
+def _rates(overrides: list[str]) -> list[str]:
+    """The names of records of learning rates among overrides."""
+    return [name for key, name in map(parted, overrides) if key == "rates"]
 
 
 def _elsewhere(
