@@ -1,14 +1,16 @@
 """Pack the rows of studies, without weights, so that others continue them and recompute what was found.
 
-    python scripts/keep_rows.py docs/rows/ledger.tar.xz outputs/ledger
+    python scripts/keep_rows.py docs/rows/ledger.tar.xz outputs/ledger --final
     mkdir -p outputs && tar xf docs/rows/ledger.tar.xz -C outputs   # there: its runs count as done
 
-Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. The same runs
-make the same file.
+Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. --final takes the
+blocks of a run's last checkpoint only, which are all that its verdicts need: a quarter of the size. The same runs make
+the same file.
 """
 
 import argparse
 import io
+import json
 import lzma
 import tarfile
 from pathlib import Path
@@ -16,29 +18,38 @@ from pathlib import Path
 from posbench import files
 from posbench.report.comparison import load
 from posbench.run_folder import archive, finding
+from posbench.run_folder.names import BLOCKS
 
 
-def pack(folders: list[Path]) -> bytes:
-    """The archive of run folders, by study and run."""
+def pack(folders: list[Path], final: bool = False) -> bytes:
+    """The archive of run folders, by study and run; `final` takes the blocks of their last checkpoints only."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9 | lzma.PRESET_EXTREME) as out:
         for folder in sorted(folders, key=lambda run: (run.parent.name, run.name)):
             for name in archive.FILES:
                 content = files.read(folder / name, archive.LARGEST)
+                content = of_the_last_checkpoint(content) if final and name == BLOCKS else content
                 entry = tarfile.TarInfo(f"{folder.parent.name}/{folder.name}/{name}")
                 entry.size = len(content)
                 out.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
+def of_the_last_checkpoint(blocks: bytes) -> bytes:
+    lines = [(json.loads(line)["checkpoint_step"], line) for line in blocks.splitlines(keepends=True)]
+    last = max((step for step, _ in lines), default=None)
+    return b"".join(line for step, line in lines if step == last)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path, help="a .tar.xz; replaced if it exists")
     parser.add_argument("studies", type=Path, nargs="+", help="study folders or run folders")
+    parser.add_argument("--final", action="store_true", help="blocks of each run's last checkpoint only")
     given = parser.parse_args()
     folders = finding.run_folders(given.studies)
     done = [folder for folder in folders if load.read(folder).done]
-    files.write(given.archive, content := pack(done))
+    files.write(given.archive, content := pack(done, given.final))
     print(f"{given.archive}: {len(done)} runs, {len(content):,} bytes; {len(folders) - len(done)} left out, not done")
 
 

@@ -349,6 +349,7 @@ def test_text_of_ones_own_needs_no_word_more(given: list[str], meant: list[str])
     assert {text for text in spelt if text.startswith("data=")} == {text for text in meant if text.startswith("data=")}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["notes (1).txt", "a,b.txt", "[draft] one=two.txt", 'say "so".txt', "50%.txt", "ünï.txt"]
 )

@@ -33,7 +33,7 @@ def rate(scheme: str, less: str | None, quantity: str, documents: int, method: s
     return float(found)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("method", ["one checkpoint, documents", "five seeds, seeds and documents"])
 @pytest.mark.parametrize("documents", [8, 20, 60])
 @pytest.mark.parametrize("quantity", QUANTITIES)

@@ -190,7 +190,7 @@ def test_far_out_the_rounding_of_fp32_is_allowed_and_no_more(
 # -- posbench's own class ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_path: Path) -> None:
     """Tables that are no weights come back, too: transformers leaves them unset."""
@@ -225,6 +225,7 @@ def test_the_list_of_encodings_names_the_architectures_that_take_them(name: str,
     assert architectures.architectures(model.encoding) == found
 
 
+@pytest.mark.full
 def test_code_loads_where_it_is_trusted_and_refuses_padding(tiny_config: Config, tmp_path: Path) -> None:
     run = written(tmp_path, configured(tiny_config, {"name": "fire"}))
     assert support.posbench("export", str(run), str(tmp_path / "out"), "code=true") == 0

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -27,10 +28,10 @@ from posbench.show import properties
 ROOT = Path(__file__).parents[1]
 
 
-def pack(folders: Sequence[Path], path: Path) -> Path:
+def pack(folders: Sequence[Path], path: Path, final: bool = False) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
-        path.write_bytes(importlib.import_module("keep_rows").pack(list(folders)))
+        path.write_bytes(importlib.import_module("keep_rows").pack(list(folders), final))
     return path
 
 
@@ -48,6 +49,19 @@ def test_the_same_runs_make_the_same_archive_and_come_out_as_they_went_in(templa
     for folder in folders:
         for name in archive.FILES:
             assert (tmp_path / "out" / "fake" / folder.name / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_of_the_blocks_the_last_checkpoints_may_be_kept_alone(template: Config, tmp_path: Path) -> None:
+    study = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
+    (run,) = finding.run_folders([study])
+    blocks = (run / "evaluation_blocks.jsonl").read_bytes()
+    (run / "evaluation_blocks.jsonl").write_bytes(
+        re.sub(rb'"checkpoint_step": \d+', b'"checkpoint_step": 1', blocks) + blocks
+    )
+    (tmp_path / "out").mkdir()
+    (kept,) = archive.unpack(pack([run], tmp_path / "a.tar.xz", final=True), tmp_path / "out")
+    assert (kept / "evaluation_blocks.jsonl").read_bytes() == blocks != (run / "evaluation_blocks.jsonl").read_bytes()
+    assert (kept / "evaluation.jsonl").read_bytes() == (run / "evaluation.jsonl").read_bytes()
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, size: int = 3, target: str = "") -> tarfile.TarInfo:
@@ -156,6 +170,7 @@ def test_without_anything_to_compare_the_report_is_as_before(
 # -- continuing and recomputing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_rows_without_weights_count_as_done_and_their_claims_are_recomputed_without_posbench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

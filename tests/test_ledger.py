@@ -56,6 +56,7 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_every_claim_that_comes_with_posbench_composes_and_says_what_it_has_read() -> None:
     entries = claim.read(["all"])
     assert [entry.id for entry in entries] == list(choices("claim")) and len(entries) >= 24
@@ -242,6 +243,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     assert (tmp_path / "outputs/ledger/claims/claims.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_a_claim_is_fragile_if_another_setting_says_the_opposite(
     tmp_path: Path, trained: list[plans.Plan], capsys: pytest.CaptureFixture[str]
 ) -> None:

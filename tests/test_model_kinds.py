@@ -45,6 +45,7 @@ def on(shelf: Path, kind: str) -> Path:
 
 
 # A mixture of experts, scaled logits, own windows and chunks, a table, a recurrence, the text part of several models.
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "kind", ["qwen3_moe", "granite", "cohere2", "gpt_oss", "llama4_text", "gpt_neo", "mamba", "gemma3"]
 )

@@ -50,13 +50,13 @@ def test_every_scheme_has_an_oracle_that_is_independent_of_posbench() -> None:
 def _comparisons() -> Iterator[Any]:
     """Every scheme and option set with all settings that its oracle can compute, in two parts.
 
-    The first part is in `make test`: a third of the settings of a scheme's first option set, a sixth of the others'.
+    The first part is in `make test`: a quarter of the settings of a scheme's first option set, a twelfth of another's.
     """
     met = set()
     for turn, case in enumerate(case for case in schemes.cases() if schemes.has_oracle(case[0])):
         able = getattr(schemes.oracle_of(case[0]), "POSITIONS", ("consecutive", "offset", "gaps", "far"))
         settings = [setting for setting in SETTINGS if setting[3] in able]
-        every = 6 if case[0] in met else 3
+        every = 12 if case[0] in met else 4
         met.add(case[0])
         first = settings[turn % every :: every] or settings[-1:]
         yield pytest.param(case, first, id=schemes.label(case))

@@ -78,7 +78,7 @@ tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))
 """
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("point", "times", "again"),
     [

@@ -146,6 +146,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": 1})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_gradients_that_are_sent_while_others_are_computed_are_the_same(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -169,6 +170,7 @@ def test_gradients_that_are_sent_while_others_are_computed_are_the_same(
     assert rows(tmp_path / "many", "train/loss") == rows(tmp_path / "one-message", "train/loss") or size > 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("early", [False, True])
 def test_a_process_reads_the_rows_that_it_computes_and_no_others(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
@@ -411,6 +413,7 @@ def test_a_failure_of_the_first_ends_the_others(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("early", [False, True])
 def test_a_process_that_is_killed_ends_the_run(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
@@ -452,6 +455,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_signal_is_heard_one_update_later_where_updates_are_read_later(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

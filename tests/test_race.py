@@ -170,6 +170,7 @@ def test_before_its_first_look_a_race_says_nothing(template: Config, tmp_path: P
     assert ends and ends.nll and ends.nll_bounds is None and "no verdict" in ends.verdict.text
 
 
+@pytest.mark.full
 def test_a_race_is_no_look_of_a_report_and_takes_no_other_rules(
     template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,6 +407,7 @@ def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_tex
     assert r"none & 0/5 & not learned (82 \%)" in table and r"$88.0$ [86.0--90.0]" in table
 
 
+@pytest.mark.full
 def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> None:
     tasks, runs = csv_rows(written / "tasks.csv"), csv_rows(written / "problems.csv")
     (alibi,) = [row for row in tasks if (row["label"], row["length_ratio"], row["task"]) == ("alibi", "2.0", "copy")]

@@ -111,6 +111,7 @@ def parts(choice: Choice, tokenizer: Tokenizer) -> tuple[str, str]:
     return tokenizer.decode(choice.ids[:-said]), tokenizer.decode(choice.ids[-said:])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("task", CHANCE)
 def test_who_solves_a_probe_has_all_of_it_and_who_sees_nothing_is_at_chance(
     task: str, tiny_config: Config, text: TokenSplit, tokenizer: Tokenizer

@@ -27,7 +27,7 @@ def _titles(name: str) -> list[str]:
     return [panel.title for panel in panels.picture(Scheme(name)).panels]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", posbench.encodings.names())
 def test_every_scheme_is_drawn_and_attention_decay_always(name: str) -> None:
     picture = panels.picture(Scheme(name))

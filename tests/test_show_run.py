@@ -40,7 +40,7 @@ def drawn(gpt: GPT, config: Config) -> dict[str, Curves]:
     return {panel.title: panel for panel in found if isinstance(panel, Curves)}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", posbench.encodings.names())
 def test_attention_of_every_encoding_is_drawn_at_and_beyond_the_training_length(name: str, tiny_config: Config) -> None:
     options: dict[str, Any] = {"layers": [{"name": "fox"}, {"name": "rope"}]} if name == "layered" else {}

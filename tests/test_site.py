@@ -55,6 +55,7 @@ NOT_RUN = {
     "python scripts/model_kinds.py": "takes half a minute; test_model_kinds.py compares its table with the page's",
     "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
+    "posbench reproduce --check": "test_ledger.py compares the whole page with the kept rows",
     "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
     "python scripts/retrieval_text.py": "writes 20 MB of problems; test_retrieval.py has those of the probes",
     "posbench train start=my_model": "a model of a reader's own; test_train_on.py trains models of every kind on",
@@ -217,7 +218,7 @@ def carry_out(command: str, run: Path) -> None:
         assert support.posbench(*expanded) == 0, command
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("command", [line for line in SHOWN if not line.startswith(tuple(NOT_RUN))])
 def test_every_command_of_the_pages_runs(command: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)

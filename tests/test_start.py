@@ -80,6 +80,7 @@ def only(folder: Path) -> Path:
 # -- what it begins with -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["rope", "alibi"])
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, name: str) -> None:
     before = snapshot(Path(source(name)))
@@ -194,6 +195,7 @@ def test_a_glob_gives_a_run_for_each_and_they_stand_in_one_table(
     assert "nll at 16" in table and "nll at 64" in table
 
 
+@pytest.mark.full
 def test_the_sweep_has_ten_ways_for_each_run(here: Path) -> None:
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
     configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]

@@ -243,6 +243,7 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.full
 def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The large ones came last, and cost the median of the small ones."""
     rest = [word for word in overrides if not word.startswith(("training.batch_size", "training.tokens"))]

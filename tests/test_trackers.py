@@ -176,6 +176,7 @@ def killed_at(moment: str, config: Config, folder: Path) -> int:
     return in_child(work)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "moments",
     [("told", "evaluating"), pytest.param(("opening", "recorded", "ended"), marks=pytest.mark.full)],
@@ -221,6 +222,7 @@ def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path:
     assert "_hparams_/session_start_info" in reader.PluginTagToContent("hparams")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FILES)
 def test_rows_scored_again_take_the_place_of_the_earlier_ones(config: Config, tmp_path: Path, name: str) -> None:
     config = by(config, name)
@@ -287,6 +289,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     assert "pip install tensorboard, or posbench[tensorboard]: continuing without it" in caplog.text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "backend", ["os.path", "subprocess", "posbench.run_folder.trackers.csv_files:CsvFiles", "../x"]
 )

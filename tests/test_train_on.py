@@ -79,6 +79,7 @@ def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
 # -- from a folder to a folder -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
     name = model("llama", precision)
@@ -188,6 +189,7 @@ def test_weights_in_several_files_stay_in_them(here: Path) -> None:
 # -- the loss ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_loss_and_gradients_are_those_of_transformers(here: Path, kind: str) -> None:
     """In eval mode, without dropout; and the same if blocks are computed again."""
@@ -328,6 +330,7 @@ def test_files_of_a_stranger_stay_data(here: Path, caplog: pytest.LogCaptureFixt
 # -- what reads the results --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_reports_notebooks_and_other_commands_read_the_results(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

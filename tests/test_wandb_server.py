@@ -311,6 +311,7 @@ def test_mistakes_of_sync_are_one_line(
 # -- sweeps of W&B's ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_agent_of_a_sweep_chooses_the_run(
     server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
