@@ -4,8 +4,8 @@
     mkdir -p outputs && tar xf docs/rows/ledger.tar.xz -C outputs   # there: its runs count as done
 
 Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. --final takes the
-blocks of a run's last checkpoint only, which are all that its verdicts need: a quarter of the size. The same runs make
-the same file.
+blocks that verdicts need, those of a text at the last checkpoint: a quarter of the size. The same runs make the same
+file.
 """
 
 import argparse
@@ -22,30 +22,31 @@ from posbench.run_folder.names import BLOCKS
 
 
 def pack(folders: list[Path], final: bool = False) -> bytes:
-    """The archive of run folders, by study and run; `final` takes the blocks of their last checkpoints only."""
+    """The archive of run folders, by study and run; `final` takes only the blocks that verdicts need."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9 | lzma.PRESET_EXTREME) as out:
         for folder in sorted(folders, key=lambda run: (run.parent.name, run.name)):
             for name in archive.FILES:
                 content = files.read(folder / name, archive.LARGEST)
-                content = of_the_last_checkpoint(content) if final and name == BLOCKS else content
+                content = of_verdicts(content) if final and name == BLOCKS else content
                 entry = tarfile.TarInfo(f"{folder.parent.name}/{folder.name}/{name}")
                 entry.size = len(content)
                 out.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
-def of_the_last_checkpoint(blocks: bytes) -> bytes:
-    lines = [(json.loads(line)["checkpoint_step"], line) for line in blocks.splitlines(keepends=True)]
-    last = max((step for step, _ in lines), default=None)
-    return b"".join(line for step, line in lines if step == last)
+def of_verdicts(blocks: bytes) -> bytes:
+    """Those of the last checkpoint; none of a task, whose verdicts count seeds by their rows."""
+    lines = [(json.loads(line), line) for line in blocks.splitlines(keepends=True)]
+    last = max((block["checkpoint_step"] for block, _ in lines), default=None)
+    return b"".join(line for block, line in lines if block["checkpoint_step"] == last and block["task"] is None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path, help="a .tar.xz; replaced if it exists")
     parser.add_argument("studies", type=Path, nargs="+", help="study folders or run folders")
-    parser.add_argument("--final", action="store_true", help="blocks of each run's last checkpoint only")
+    parser.add_argument("--final", action="store_true", help="only the blocks that verdicts need")
     given = parser.parse_args()
     folders = finding.run_folders(given.studies)
     done = [folder for folder in folders if load.read(folder).done]

@@ -51,13 +51,16 @@ def test_the_same_runs_make_the_same_archive_and_come_out_as_they_went_in(templa
             assert (tmp_path / "out" / "fake" / folder.name / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_of_the_blocks_the_last_checkpoints_may_be_kept_alone(template: Config, tmp_path: Path) -> None:
+def test_blocks_that_no_verdict_needs_may_be_left_out(template: Config, tmp_path: Path) -> None:
     study = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
     (run,) = finding.run_folders([study])
     blocks = (run / "evaluation_blocks.jsonl").read_bytes()
     (run / "evaluation_blocks.jsonl").write_bytes(
         re.sub(rb'"checkpoint_step": \d+', b'"checkpoint_step": 1', blocks) + blocks
     )
+    problems = blocks.replace(b'"task": null', b'"task": "copy"')
+    with (run / "evaluation_blocks.jsonl").open("ab") as file:
+        file.write(problems)
     (tmp_path / "out").mkdir()
     (kept,) = archive.unpack(pack([run], tmp_path / "a.tar.xz", final=True), tmp_path / "out")
     assert (kept / "evaluation_blocks.jsonl").read_bytes() == blocks != (run / "evaluation_blocks.jsonl").read_bytes()
