@@ -147,7 +147,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [2, 4])
 def test_gradients_that_are_sent_while_others_are_computed_are_the_same(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:

@@ -180,9 +180,6 @@ def _sync(arguments: list[str]) -> None:
 
 def _reproduce(arguments: list[str]) -> None:
     """Each of its runs is composed; tests of the ledger judge them."""
-    if arguments == ["--check"]:
-        assert support.posbench("reproduce", "--check") == 0
-        return
     names = [word for word in arguments if "=" not in word and not word.startswith("-")]
     overrides = [word for word in arguments if "=" in word and word != "fragility=true"]
     assert reproduce.needed(claim.read(names), overrides, seeds=[5])
