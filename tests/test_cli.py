@@ -808,15 +808,19 @@ def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.Cap
     assert not list(Path("outputs").glob(".failures*"))
 
 
-@pytest.mark.full
-def test_a_multirun_that_succeeds_is_exit_code_0_and_restart_reaches_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_multirun_makes_one_run_of_each_and_asks_for_a_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     config_of = compose.config_of
     monkeypatch.setattr(compose, "config_of", lambda *given: asked.append(given) or config_of(*given))
     assert train("-m", "seed=0,1", "protocol=fixed_target,nonoverlap", "threads=1") == 0
-    first = runs()
-    assert len(first) == 2
+    assert len(runs()) == 2
     assert len(asked) < 20  # a run's name, which Hydra looks up several times, does not ask for itself
+
+
+@pytest.mark.full
+def test_restart_reaches_the_jobs_of_a_multirun() -> None:
+    assert train("-m", "seed=0,1") == 0
+    first = runs()
     assert train("-m", "seed=0,1", "--restart") == 0
     assert runs() == sorted([*first, *(f"{name}.old-1" for name in first)])
 

@@ -170,6 +170,10 @@ def twice(one: Any) -> Any:
     return one
 
 
+def a_state_that_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.GraniteForCausalLM, "_is_stateful", True)
+
+
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     states_see_later_tokens: ("everywhere", "granite is not causal: later tokens change its earlier logits"),
     states_see_other_windows: ("everywhere", "other windows in its batch change the logits of granite"),
@@ -179,6 +183,7 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     too_long: ("beyond", "transformers cannot run granite at 96 tokens: too long for me"),
     windows_lose_the_mask: ("windows", "a window of all tokens changes the logits of granite"),
     windows_are_ignored: ("windows", "transformers does not narrow all of granite by masks"),
+    a_state_that_fades: ("windows", "transformers does not narrow all of granite by masks"),
     nothing_is_exchanged: ("extensions", "other frequencies change no logits of granite"),
     other_turns: ("extensions", "the rotary modules of granite turn otherwise than RoPE of its configuration"),
 }
