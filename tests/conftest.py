@@ -29,14 +29,18 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `sample(n)`, each n-th is a test of `make test`; the others are `full`."""
+    """Of the cases of a test that is marked `sample(n)`, one of n is a test of `make test`; the others are `full`.
+
+    It is the last of the first n, the last but one of the next, and so on: each n-th of a product of two lists would
+    never meet some of the values if n and the length of one have a common factor.
+    """
     cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
             cases[item.nodeid.split("[")[0]].append(item)
     for group in cases.values():
         (n,) = group[0].get_closest_marker("sample").args
-        kept = group[n - 1 :: n] or group[-1:]
+        kept = [group[start + (n - 1 - start // n) % n] for start in range(0, len(group) - n + 1, n)] or group[-1:]
         for item in group:
             if item not in kept:
                 item.add_marker(pytest.mark.full)

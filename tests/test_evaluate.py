@@ -765,8 +765,8 @@ def spoilt(lines: list[str], how: str) -> list[str]:
             return [*lines, *(line.replace('"length": ', '"length": 9') for line in first)]
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("how", ["gone", "damaged", "flipped", "double", "no row"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("how", ["gone", "flipped", "double", "damaged", "no row"])
 def test_blocks_that_are_damaged_or_double_are_said_and_made_again(
     trained: tuple[Config, pathlib.Path], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,7 +76,6 @@ def test_binary_refuses_digits_that_do_not_fit(digits: int) -> None:
 # -- frequencies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [name for name in encodings.names() if "base" in encodings.options_of(name)])
 @pytest.mark.parametrize("base", [-1.0, 0.5, 1.0])
 def test_a_base_that_does_not_slow_one_pair_after_another_is_refused(name: str, base: float) -> None:

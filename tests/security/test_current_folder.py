@@ -44,7 +44,7 @@ def test_the_payload_is_real(module: str, folder: Path) -> None:
     [
         ["doctor"],
         pytest.param(["train", "encoding=rope", *RUN], marks=pytest.mark.slow),
-        ["sweep", "encoding=rope", *RUN],
+        pytest.param(["sweep", "encoding=rope", *RUN], marks=pytest.mark.full),
         pytest.param(
             ["sweep", "encoding=rope", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", *RUN],
             marks=pytest.mark.slow,
