@@ -25,6 +25,7 @@ from posbench.launch import plans, states, sweep
 from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
+from posbench.ledger.outcome import Finding
 from posbench.report.comparison import load
 from posbench.run_folder import archive
 
@@ -260,6 +261,26 @@ def test_a_claim_is_fragile_if_another_setting_says_the_opposite(
     assert "| fragile: stands in 1 of 2 |" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
     with pytest.raises(UserError, match=r"'fragility=maybe': expected fragility=true or fragility=false"):
         reproduce.reproduce(["mine", "fragility=maybe"], config_dir=tmp_path)
+
+
+def test_the_page_says_where_another_setting_has_another_outcome() -> None:
+    rises, costs, holds = claim.read(["rope_breaks", "nope_costs", "alibi_holds"])
+    unlearned = Finding(costs, "not learned", "none is not shown to have learned more than an n-gram model")
+    text = page.page([
+        Finding(rises, "supported", shares=((5, 5), (0, 5)), p=0.01, elsewhere={
+            "demo": Finding(rises, "open", shares=((3, 5), (0, 5)), p=0.2)
+        }),
+        Finding(costs, "supported", shares=((5, 5), (0, 5)), p=0.01, elsewhere={"demo": unlearned}),
+        Finding(holds, "open", shares=((4, 5), (0, 5)), p=0.3, minutes=61.2, elsewhere={
+            "demo": Finding(holds, "open", shares=((4, 5), (1, 5)), p=0.4)
+        }),
+    ])  # fmt: skip
+    assert (
+        "In the setting demo, 3 claims: 2 open, 1 not learned. Of the 2 tested in both, 1 came out otherwise.\n\n"
+        "| claim | outcome | in demo |\n|---|---|---|\n"
+        "| rope_breaks | supported: 5 of 5 against 0 of 5 seeds | open: 3 of 5 against 0 of 5 seeds |\n\n"
+    ) in text
+    assert "- Cost: training its runs took 61 CPU minutes.\n" in text
 
 
 def test_runs_take_the_learning_rates_of_a_record() -> None:

@@ -20,6 +20,7 @@ from posbench.ledger.claim import Entry, Outcome, Term
 from posbench.report.comparison import statistics, summary
 from posbench.report.comparison.judgement import PerSeed, interval
 from posbench.report.comparison.load import RunData, Scheme
+from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, EvaluationRow, newest_of_split
 
 LOOKS = (5, 10)  # seeds with which a claim is judged; other numbers of finished seeds are cut to these
@@ -38,6 +39,7 @@ class Finding:
     interval: Interval | None = None  # of its figure, nats per token
     shares: tuple[tuple[int, int], tuple[int, int]] | None = None  # seeds that answer right, of all: more, than
     p: float | None = None  # two-sided, adjusted over the claims asked for
+    minutes: float = 0.0  # CPU time of training the runs that it has, shared ones included
     elsewhere: dict[str, "Finding"] = dataclasses.field(default_factory=dict)  # by the name of another setting
 
     @property
@@ -55,7 +57,7 @@ class Finding:
 
 def judge(entries: Sequence[tuple[Entry, Runs]]) -> list[Finding]:
     """The findings of claims that were asked for together."""
-    found = [_tested(entry, runs) for entry, runs in entries]
+    found = [dataclasses.replace(_tested(entry, runs), minutes=_minutes(runs)) for entry, runs in entries]
     tested = [place for place, one in enumerate(found) if one.p is not None]
     adjusted = statistics.holm([one.p for place in tested if (one := found[place]).p is not None])
     for place, p in zip(tested, adjusted, strict=True):
@@ -92,6 +94,11 @@ def _tested(entry: Entry, runs: Runs) -> Finding:
     if found is None:
         return Finding(entry, "not testable here", "its runs have too few seeds in common, or other target tokens")
     return Finding(entry, "open", interval=found, p=_p(found, entry.margin))
+
+
+def _minutes(runs: Runs) -> float:
+    spent = (number(run.record.get("cpu_seconds")) for each in runs.values() for run in each)
+    return sum(seconds for seconds in spent if seconds is not None) / 60
 
 
 def _at_a_look(runs: Runs) -> dict[str, Sequence[RunData]]:

@@ -39,7 +39,29 @@ def page(findings: Sequence[Finding]) -> str:
         published = markdown(source.published or "")
         cells = [said, one.outcome, _stands(one), told(one), _margin(one), published, predicted]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *map(_section, rows)])
+    return "\n".join([*lines, "", *_settings(rows), *map(_section, rows)])
+
+
+def _settings(rows: Sequence[Finding]) -> list[str]:
+    """A line of each other setting: how many claims could be tested there, and which have another outcome."""
+    lines = []
+    for name in dict.fromkeys(name for one in rows for name in one.elsewhere):
+        tried = [one for one in rows if name in one.elsewhere]
+        both = [one for one in tried if one.p is not None and one.elsewhere[name].p is not None]
+        other = [one for one in both if one.elsewhere[name].outcome != one.outcome]
+        counted = Counter(one.elsewhere[name].outcome for one in tried)
+        outcomes = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ORDER if counted[outcome])
+        told_of = f"In the setting {name}, {number_of(tried)}: {outcomes}."
+        lines.append(f"{told_of} Of the {len(both)} tested in both, {len(other)} came out otherwise.")
+        if other:
+            lines += ["", f"| claim | outcome | in {name} |", "|---|---|---|"]
+            lines += [
+                f"| {one.entry.id} | {one.outcome}: {told(one)} "
+                f"| {one.elsewhere[name].outcome}: {told(one.elsewhere[name])} |"
+                for one in other
+            ]
+        lines.append("")
+    return lines
 
 
 def _section(one: Finding) -> str:
@@ -52,6 +74,7 @@ def _section(one: Finding) -> str:
     notes = [said, *([f"Note: {claim.note}."] if claim.note else [])]
     notes += [f"Predicted on {claim.prediction.made}: {claim.prediction.outcome}, since {claim.prediction.why}."]
     notes += [f"In {name}: {other.outcome}. {told(other)}".rstrip() for name, other in one.elsewhere.items()]
+    notes += [f"Cost: training its runs took {one.minutes:,.0f} CPU minutes."] if one.minutes else []
     lines = [f"- {markdown(note)}" for note in notes]
     test = f"{claim.figure}, {_margin(one)}" if claim.figure else _asked(one)
     lines += [f"- Test: {markdown(test)}; `posbench reproduce {one.entry.id}`", ""]

@@ -7,7 +7,7 @@ Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used 
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def reproduce(
         raise UserError(f"'{own[0]}': expected fragility=true or fragility=false")
     entries = claim.read(names, config_dir)
     usual = needed(entries, overrides, config_dir)
-    again = _elsewhere(entries, overrides, usual, config_dir) if any(fragility) else {}
+    settings = claim.settings(config_dir) if any(fragility) else {}
+    again = _elsewhere(entries, overrides, usual, settings, config_dir)
     todo = _merged([plan for part in (usual, *again.values()) for plan in _plans(part)])
     console.log_to_terminal()
     if dry_run:
@@ -111,12 +112,16 @@ def _rates(overrides: list[str]) -> list[str]:
 
 
 def _elsewhere(
-    entries: Sequence[Entry], overrides: list[str], usual: Needed, config_dir: Path | None = None
+    entries: Sequence[Entry],
+    overrides: list[str],
+    usual: Needed,
+    settings: Mapping[str, str],
+    config_dir: Path | None = None,
 ) -> dict[str, Needed]:
     """The runs of claims in other settings, by the name of each; without claims whose runs it leaves as they are."""
     known = {plan.id: plan for plan in _plans(usual)}
     found = {}
-    for name, text in claim.settings(config_dir).items():
+    for name, text in settings.items():
         own = shlex.split(text)
         keys = {"study", *(key for key, _ in map(parted, own))}
         study = dict(map(parted, overrides)).get("study", STUDY)
@@ -194,7 +199,8 @@ def kept() -> list[Finding]:
     if not studies:
         return [Finding(entry, "not run") for entry in entries]
     usual = needed(entries, [])
-    return judged(entries, usual, _elsewhere(entries, [], usual) if studies - {STUDY} else {}, among)
+    settings = {name: text for name, text in claim.settings().items() if f"{STUDY}_{name}" in studies}
+    return judged(entries, usual, _elsewhere(entries, [], usual, settings), among)
 
 
 def check() -> None:
