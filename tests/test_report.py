@@ -413,6 +413,15 @@ def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path
     assert group.reference is not None and group.reference.label == "rope base=10000"
 
 
+def test_an_option_that_is_off_is_not_spelt_out(template: Config, tmp_path: Path) -> None:
+    plain = configured(template, "alibi", 0)
+    attention = dataclasses.replace(plain.model.attention, window=16, sinks=4)
+    narrow = dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention=attention))
+    for one in (plain, narrow):
+        write_run(tmp_path, one, SCHEMES["alibi"])
+    assert [scheme.label for scheme in group_of(tmp_path).schemes] == ["alibi", "alibi sinks=4 window=16"]
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_the_same_run_in_two_folders_counts_once(
     template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]

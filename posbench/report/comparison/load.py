@@ -37,6 +37,7 @@ REFERENCE = "rope"
 # Where a run began belongs to its scheme as well (`scheme_options`).
 _RATE = "training.learning_rate"
 _SCHEME_KEYS = ("encoding.", "model.attention.", _RATE)
+_OFF = ("null", "false", "0")  # as JSON: an option that does nothing
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
@@ -417,17 +418,20 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
 
 
 def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
-    """The keys that tell variants of one encoding apart, each with the value of more than half of them, not spelt out.
+    """The keys that tell variants of one encoding apart, each with the value that is not spelt out.
 
-    A run that begins from another has a rate of its own: it is not spelt out, unless nothing else tells runs apart.
+    That is the value of more than half of the variants, else one that switches the option off, if a variant has it. A
+    run that begins from another has a rate of its own: it is not spelt out, unless nothing else tells runs apart.
     """
     keys = differing(options)
     if "start" in keys and len({json.dumps({**one, _RATE: None}, sort_keys=True) for one in options}) == len(options):
         keys = [key for key in keys if key != _RATE]
     usual: dict[str, str | None] = {}
     for key in keys:
-        value, count = collections.Counter(_text(one, key) for one in options).most_common(1)[0]
-        usual[key] = json.dumps(None) if key == "start" else value if 2 * count > len(options) else None
+        counted = collections.Counter(_text(one, key) for one in options)
+        value, count = counted.most_common(1)[0]
+        off = next((text for text in _OFF if text in counted), None)
+        usual[key] = _OFF[0] if key == "start" else value if 2 * count > len(options) else off
     return usual
 
 
