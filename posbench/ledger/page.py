@@ -51,8 +51,8 @@ def _settings(rows: Sequence[Finding]) -> list[str]:
         other = [one for one in both if one.elsewhere[name].outcome != one.outcome]
         counted = Counter(one.elsewhere[name].outcome for one in tried)
         outcomes = ", ".join(f"{counted[outcome]} {outcome}" for outcome in ORDER if counted[outcome])
-        told_of = f"In the setting {name}, {number_of(tried)}: {outcomes}."
-        lines.append(f"{told_of} Of the {len(both)} tested in both, {len(other)} came out otherwise.")
+        compared = f" Of the {len(both)} tested in both, {len(other)} came out otherwise." if both else ""
+        lines.append(f"In the setting {name}, {number_of(tried)}: {outcomes}.{compared}")
         if other:
             lines += ["", f"| claim | outcome | in {name} |", "|---|---|---|"]
             lines += [

@@ -37,7 +37,7 @@ REFERENCE = "rope"
 # Where a run began belongs to its scheme as well (`scheme_options`).
 _RATE = "training.learning_rate"
 _SCHEME_KEYS = ("encoding.", "model.attention.", _RATE)
-_OFF = ("null", "false", "0")  # as JSON: an option that does nothing
+_OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
