@@ -85,10 +85,10 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
         expected = {name: np.nan if value is None else value for name, value in found.items() if name != "learned"}
         pd.testing.assert_series_equal(row[list(expected)].astype(float), pd.Series(expected), check_names=False)
     assert table.learned.isna().all()  # these rows are from before ngram models
-    assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope base=null"}
+    assert set(table[table.encoding == "rope"].label) == {"rope base=64", "rope"}
     assert table[table.encoding == "t5"].status.tolist() == ["diverged"] and table.nll_1x.isna().sum() == 1
     assert table.columns.tolist()[10:].index("reach") > table.columns.tolist()[10:].index("rise_16x")
-    assert done.groupby("label").nll_1x.mean().idxmin() in ("alibi", "rope base=null", "rope base=64")
+    assert done.groupby("label").nll_1x.mean().idxmin() in ("alibi", "rope", "rope base=64")
 
 
 def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_device_that_is_not_here_gets_one_line(trained: Path) -> None:
 def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
     figure = posbench.plot(study)
     names = {text.get_text() for text in figure.axes[0].texts}
-    assert {"alibi", "rope base=64", "rope base=null", "learned\nundefined from 2x"} <= names
+    assert {"alibi", "rope base=64", "rope", "learned\nundefined from 2x"} <= names
     assert figure._repr_png_().startswith(b"\x89PNG")
     one = posbench.load(next(study.glob("alibi-s0-*")))
     assert [text.get_text() for text in one.plot().axes[0].texts][:2] == ["alibi", "alibi, windowed"]
