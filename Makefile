@@ -38,7 +38,7 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
 test: $(VENV)/.dev ## the tests: each behaviour, in about three minutes on two cores
-	$(TESTS) -m "not full and not slow and not gpu"
+	$(TESTS) -m "not full and not slow and not gpu" --ignore tests/slow --ignore tests/gpu
 	@echo "Left out: further cases and longer tests (make test-rest), kills and launches (make test-all), a GPU (make gpu)"
 
 test-rest: $(VENV)/.dev ## what make test leaves out, but the slow ones (ten minutes)

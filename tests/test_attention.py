@@ -228,7 +228,7 @@ def names(case: Case) -> list[str]:
 # -- values and gradients ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("window", [None, 1, 5, 70, 1000])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,7 +249,7 @@ def test_so_they_are_beside_sinks(kind: str) -> None:
         assert error(x, y) < 1e-5, name
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size: tuple[int, ...]) -> None:
@@ -259,7 +259,7 @@ def test_bf16_stays_near_the_definition_in_values_and_gradients(kind: str, size:
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("window", [None, 1, 70])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("banded")])
@@ -380,7 +380,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "laid out" not in kind])  # which are given all pairs
 def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
     batch, heads, length = 1, 2, 4096

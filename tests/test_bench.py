@@ -104,6 +104,7 @@ def test_an_unknown_name_is_one_line_before_any_work(
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
+@pytest.mark.full
 def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     speed.main(["rope", "training.batch_size=2"], length=16, rounds=2, threads=1, style="markdown")
     header, rule, row, empty, caption = capsys.readouterr().out.splitlines()

@@ -186,6 +186,7 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, toke
         assert np.ptp(got) > 0.01
 
 
+@pytest.mark.full
 def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokenizer: Tokenizer) -> None:
     for encode, said in (
         (None, "tokenizer is not known"),

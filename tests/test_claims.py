@@ -116,7 +116,7 @@ def test_few_schemes_go_by_their_own_variance() -> None:
     assert claims.moderated(found) == found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("schemes", [5, 63])
 def test_moderated_bounds_hold_jointly(schemes: int) -> None:
     """With variances that differ by scheme, and a reference in all."""
@@ -178,6 +178,7 @@ def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Pa
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_adding_seeds_after_a_report_is_another_look_at_a_smaller_level(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, PAIR)
 

@@ -151,7 +151,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("line", "expected"),
     {
@@ -644,6 +644,7 @@ def test_train_writes_the_run_folder_of_its_configuration(capsys: pytest.Capture
     assert runs() == [name]
 
 
+@pytest.mark.full
 def test_restart_moves_the_old_run_aside_and_an_explicit_folder_is_honoured() -> None:
     assert train("hydra.run.dir=mine/a") == 0
     assert load_saved(Path("mine/a/config.yaml")).encoding.name == "rope"
@@ -772,7 +773,7 @@ WRONG_TEXT = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("override", WRONG_TEXT)
 def test_a_mistake_in_the_text_leaves_nothing_behind(override: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("paper.pdf").write_bytes(b"%PDF")

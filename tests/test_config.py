@@ -37,7 +37,7 @@ def composed(*overrides: str) -> Config:
     return compose.check(list(overrides))[0]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_of_every_group_composes(choice: str) -> None:
     beside = {"evaluation=problems": ["data=task/copy"]}.get(choice, [])
@@ -165,6 +165,7 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch: p
     assert len({run_id(config) for config in (before, later, dropout, split)}) == 3
 
 
+@pytest.mark.full
 def test_another_split_is_another_run_and_a_run_of_before_keeps_its_own(tmp_path: Path) -> None:
     asked = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
     now, before = (compose.check([*asked, *more])[0] for more in ([], ["data.test_pieces=null"]))
@@ -328,7 +329,7 @@ def test_what_no_source_has_is_unset_in_the_base_of_all_data() -> None:
     }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -380,6 +381,7 @@ def test_a_data_set_of_the_hub_is_called_what_it_is_called_there() -> None:
     assert composed("data.dataset=x/y", "data.name=mine").data.name == "mine"
 
 
+@pytest.mark.full
 def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "desk/texts").mkdir(parents=True)
     (tmp_path / "desk/mine.json").touch()
@@ -524,6 +526,7 @@ def test_a_single_run_takes_neither_launcher_nor_sweeper(override: str) -> None:
         compose.single([override])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_named_in_one_line(override: str) -> None:
     assert MISTAKES[override] in refused(*override.split(" "))

@@ -60,6 +60,7 @@ def test_seeds_alone_would_not_hold_for_other_text() -> None:
     assert rate("alibi", "rope", "rise 16x", 20, "five seeds, seeds") < 0.85
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("characters", "number"), [(1_200_000, 30), (500_000, 15)])
 def test_stretches_of_a_text_hold_its_mean_where_its_end_does_not(characters: int, number: int) -> None:
     """Losses that drift along one text, over some thousands of tokens, as those of real novels do."""

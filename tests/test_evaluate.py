@@ -593,6 +593,7 @@ def trained(tiny_config: Config, tmp_path: pathlib.Path) -> tuple[Config, pathli
     return config, tmp_path / "run"
 
 
+@pytest.mark.full
 def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     trained: tuple[Config, pathlib.Path],
 ) -> None:

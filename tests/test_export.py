@@ -112,7 +112,7 @@ def written(folder: Path, config: Config, tokenizer: tokenizers.Tokenizer | None
     return run
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("encoding", "block", "kind"), EXACT)
 def test_logits_are_those_of_the_run(
     encoding: dict[str, Any], block: dict[str, Any], kind: str, tiny_config: Config, tmp_path: Path
@@ -214,6 +214,7 @@ def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_pat
 SHOWN = {"llama": "Llama", "smollm3": "SmolLM3", "gpt_neox": "GPT-NeoX", "gpt2": "GPT-2", "mpt": "MPT"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", encodings.names())
 def test_the_list_of_encodings_names_the_architectures_that_take_them(name: str, tiny_config: Config) -> None:
     found = []

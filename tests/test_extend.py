@@ -431,7 +431,7 @@ def test_sinusoidal_interpolation_is_the_code_at_divided_positions(combine: str)
 EVERY = [(name, method) for name in encodings.names() for method in methods_of(encodings.build(name, SHAPE))]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "method"), EVERY)
 def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_was(
     name: str, method: str, tiny_config: Config

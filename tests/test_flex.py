@@ -56,6 +56,7 @@ def compared(name: str, options: dict[str, Any], window: int | None = None, sink
     return {key: float((found[key] - expected[key]).norm() / expected[key].norm().clamp(min=1)) for key in found}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [
@@ -84,7 +85,7 @@ def test_what_is_too_large_to_be_laid_out_for_all_layers_is_for_each(
     assert max(differences.values()) < 2e-4, differences
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("window", "sinks"), [(2, 0), (40, 0), (130, 0), (40, 4), (1, 140), (149, 1)])
 @pytest.mark.parametrize("name", ["none", "rope", "t5", "fox"])
 def test_windows_and_sinks_equal_the_definition(eager: list[Any], name: str, window: int, sinks: int) -> None:

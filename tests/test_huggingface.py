@@ -416,6 +416,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str

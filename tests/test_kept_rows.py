@@ -158,6 +158,7 @@ def test_kept_schemes_stand_beside_a_new_one_and_what_differs_is_said(
     assert "Against rope" in written and not (tmp_path / "report").exists()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 def test_without_anything_to_compare_the_report_is_as_before(
     template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -129,12 +129,11 @@ TRUTHS = {
 WIDER = Truth(3.66, 0.2, ngram=4.0, paired=True)
 
 
-@pytest.fixture
-def runs(template: Config, tmp_path: Path) -> dict[str, list[load.RunData]]:
+@pytest.fixture(scope="module")
+def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[load.RunData]]:
+    study = tmp_path_factory.mktemp("study")
     return {
-        name: [
-            load.read(write_run(tmp_path / "study", configured(template, name, seed), truth)) for seed in range(5, 15)
-        ]
+        name: [load.read(write_run(study, configured(template, name, seed), truth)) for seed in range(5, 15)]
         for name, truth in TRUTHS.items()
     }
 

@@ -150,7 +150,7 @@ def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph
     assert counting.frame_count == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_run_that_compiles_has_the_same_loss_and_gradient_from_one_graph(

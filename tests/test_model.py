@@ -26,6 +26,7 @@ def built(config: Config, name: str, **options: object) -> GPT:
     return build(with_encoding(config, name, **options), V)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", posbench.encodings.names())
 def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: Config, name: str) -> None:
     model = built(tiny_config, name)
@@ -39,6 +40,7 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config: 
     assert not torch.allclose(model(ids)[:, 7:], model(changed)[:, 7:])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", posbench.encodings.names())
 def test_runs_of_one_seed_start_from_the_same_model_weights_whatever_the_encoding(
     tiny_config: Config, name: str

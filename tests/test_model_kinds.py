@@ -221,6 +221,7 @@ def test_frequencies_that_follow_the_length_are_those_of_each_input(tmp_path: Pa
     assert "longer inputs before change" in model_kinds.subject_of(tmp_path / "m").limits.everywhere
 
 
+@pytest.mark.full
 def test_halves_several_files_and_tied_tables_pass_all_probes(tmp_path: Path) -> None:
     for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         folder = tmp_path / precision
@@ -242,6 +243,7 @@ def test_halves_several_files_and_tied_tables_pass_all_probes(tmp_path: Path) ->
 # -- from the command line ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_rows_and_the_record_say_what_is_undefined_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_device_that_is_not_here_gets_one_line(trained: Path) -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_figure_has_a_line_per_scheme_and_shows_itself(study: Path) -> None:
     figure = posbench.plot(study)
     names = {text.get_text() for text in figure.axes[0].texts}

@@ -20,7 +20,7 @@ SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("module", "functions", "options"),
@@ -57,7 +57,7 @@ def test_what_is_compiled_gives_the_values_and_gradients_of_what_is_not(
     assert all(1 <= counted.frame_count <= 2 for counted in counting)  # the first length, all others; not by layer
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["interleaved", "half"])

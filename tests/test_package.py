@@ -33,6 +33,7 @@ def test_every_pin_but_torchs_has_its_digests() -> None:
     assert sum(line.count("sha256") for line in locked) > len(locked)  # compiled ones have one for each Python
 
 
+@pytest.mark.full
 def test_the_wheel_carries_every_configuration_and_nothing_of_the_tests(wheel: pathlib.Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     expected = {path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")}

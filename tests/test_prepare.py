@@ -124,6 +124,7 @@ def test_a_killed_preparation_goes_on_where_it_was_and_gives_the_same_bytes(
     assert not work.exists()
 
 
+@pytest.mark.full
 def test_a_part_that_is_not_what_was_written_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, cache = config(many(tmp_path / "text"), tokenizer="bytes"), tmp_path / "cache"
     monkeypatch.setattr(tokens, "PART_TOKENS", 3000)
@@ -165,6 +166,7 @@ def test_a_part_that_is_not_what_was_written_is_made_again(tmp_path: Path, monke
         shutil.rmtree(entry(cache))
 
 
+@pytest.mark.full
 def test_tokens_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, pids = many(tmp_path / "text"), set()
     asked = apart._asked

@@ -92,7 +92,7 @@ def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[tuple[Evaluat
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name: str) -> None:
     content = yaml.safe_load((configs_dir() / "data" / "task" / f"{name}.yaml").read_text(encoding="utf-8"))

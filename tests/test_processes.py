@@ -170,7 +170,7 @@ def test_gradients_that_are_sent_while_others_are_computed_are_the_same(
     assert rows(tmp_path / "many", "train/loss") == rows(tmp_path / "one-message", "train/loss") or size > 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("early", [False, True])
 def test_a_process_reads_the_rows_that_it_computes_and_no_others(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
@@ -413,7 +413,7 @@ def test_a_failure_of_the_first_ends_the_others(
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("early", [False, True])
 def test_a_process_that_is_killed_ends_the_run(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
@@ -437,7 +437,7 @@ def test_a_loss_that_is_not_finite_is_everyones(
     assert record_of(tmp_path / "run")["reason"] == "diverged"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_stops_all_after_the_same_update(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int

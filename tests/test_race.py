@@ -42,7 +42,7 @@ def words() -> Any:
         yield importlib.import_module("words")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.parametrize("truth", ["all equal", "each at another limit"])
 @pytest.mark.parametrize(("kind", "equal"), [("normal", False), ("t3", True)])
 def test_one_race_in_twenty_has_a_wrong_word_at_most(words: Any, truth: str, kind: str, equal: bool) -> None:
@@ -141,6 +141,7 @@ def read(study: Path) -> tuple[load.Group, dict[str, summary.Summary]]:
     return group, {one.scheme.label: one for one in summary.summarise(group)}
 
 
+@pytest.mark.full
 def test_a_report_counts_the_seeds_of_complete_looks_only(template: Config, tmp_path: Path) -> None:
     """A seed more would be another look; its loss is absurd here."""
     study = tmp_path / "fake"
@@ -204,6 +205,7 @@ def test_a_race_is_no_look_of_a_report_and_takes_no_other_rules(
             report.main([study])
 
 
+@pytest.mark.full
 def test_a_part_of_a_race_is_reported_without_its_reference(template: Config, tmp_path: Path) -> None:
     study = tmp_path / "fake"
     write_race(study, template, (5, 6), {name: SCHEMES[name] for name in ("rope", "alibi", "none")}, 5)
@@ -223,6 +225,7 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return support.each_once([*support.TINY, "data.path=text.txt", "training.tokens=128", "evaluation.ratios=[1,4]"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

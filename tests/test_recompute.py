@@ -101,8 +101,7 @@ def rows_of(folder: pathlib.Path) -> list[str]:
     return (folder / "evaluation.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "encoding",
     [

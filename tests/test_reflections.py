@@ -42,7 +42,7 @@ def test_it_is_what_the_product_of_reflections_changes(
     torch.testing.assert_close(change_by_reflections(*given, before, 0.3), 0.3 * by_products(*given, before))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("rows", "keys", "before"), CASES)
 def test_its_gradients_are_those_of_its_values(
     rows: int, keys: int, before: int, monkeypatch: pytest.MonkeyPatch

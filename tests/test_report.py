@@ -89,6 +89,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 # -- statistics of a study ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_intervals_hold_the_truth_that_the_runs_were_made_of(
     found: dict[str, summary.Summary],
 ) -> None:
@@ -527,6 +528,7 @@ def test_the_caption_says_what_the_figures_rest_on(written: Path) -> None:
     assert "n.s." not in markdown
 
 
+@pytest.mark.full
 def test_the_same_runs_give_the_same_files(study: Path, written: Path, tmp_path: Path) -> None:
     report.main([study], tmp_path)
     for path in written.iterdir():
@@ -565,6 +567,7 @@ def test_a_study_without_the_training_length_has_levels_and_no_rises(template: C
     assert all(point.nll is not None and point.rise is None for point in rope.plain.points)
 
 
+@pytest.mark.full
 def test_an_extension_is_shown_as_a_change_on_the_same_targets(template: Config, tmp_path: Path) -> None:
     for seed in range(5):
         run = write_run(tmp_path, configured(template, "rope", seed), SCHEMES["rope"])
@@ -880,6 +883,7 @@ def test_a_scheme_of_which_no_run_is_done_is_last(template: Config, tmp_path: Pa
     assert list(summarised(folder)) == ["rope", "alibi"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("without_pictures")
 def test_captions_and_notes_explain_only_the_marks_that_are_there(template: Config, tmp_path: Path) -> None:
     def said(name: str, schemes: dict[str, Truth], seeds: int) -> str:

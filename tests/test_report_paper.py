@@ -82,6 +82,7 @@ def test_the_caption_is_short_and_what_the_numbers_rest_on_is_a_comment(written:
     assert "Command: " in comments and "sha256 c0ffee000000" in comments and "Command" not in caption(table)
 
 
+@pytest.mark.full
 def test_bold_are_the_best_and_what_is_not_told_from_it(study: Path, tmp_path: Path) -> None:
     rows = cells(table_of(study, tmp_path, "nll_1x,nll_16x,rise_4x,reach"))
     bold = {name: ["mathbf" in cell for cell in row] for name, row in rows.items()}

@@ -219,6 +219,7 @@ def test_medians_and_ranges_are_over_all_seeds_and_those_that_learned_are_a_seco
     assert (alibi.steps, rope.steps, found["none"].steps) == (400.0, 300.0, math.inf)
 
 
+@pytest.mark.full
 def test_fewer_than_half_is_not_learned_last_and_without_further_numbers(study: Path) -> None:
     group = groups(study)[0]
     found = standing.standings(group)
@@ -254,6 +255,7 @@ def test_exactly_half_of_the_seeds_is_learned_and_runs_that_are_not_done_are_not
 # -- against the reference ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_no_significance_is_claimed_where_so_few_seeds_cannot_reach_it(found: dict[str, Standing]) -> None:
     """Five others, three tests each: 2 / 252 of the best case is 0.087 after the adjustment."""
     against = {label: one.against for label, one in found.items()}
@@ -434,6 +436,7 @@ def test_text_beside_tasks_is_reported_as_it_is_alone(template: Config, study: P
     assert "problem_length" not in header and not (tmp_path / "alone" / "tasks.csv").exists()
 
 
+@pytest.mark.full
 def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
     config = task_config(template, "passkey", **{"</script>": "|`x`\x1b[2J"})
     folder = write_task_run(tmp_path, config, "rope", 0, Skill())
@@ -456,6 +459,7 @@ def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path
 # -- pictures and data -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_learn(study: Path) -> None:
     group = groups(study)[0]
     found = standing.standings(group)

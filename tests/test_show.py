@@ -102,7 +102,7 @@ def test_attention_without_positions_is_an_even_share() -> None:
     np.testing.assert_allclose(decay.series["mean over heads"], 1, atol=0.15)  # the mean of 4096 random weights
 
 
-@pytest.mark.sample(8)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "stays"),
     [
@@ -205,6 +205,7 @@ def test_png_holds_a_row_of_panels_per_scheme(tmp_path: Path, saved: list[Figure
     np.testing.assert_array_equal((width, height), (saved[0].get_size_inches() * plots.DPI).round())
 
 
+@pytest.mark.full
 def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: list[Figure]) -> None:
     command.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")

@@ -215,7 +215,7 @@ def carry_out(command: str, run: Path) -> None:
         assert support.posbench(*expanded) == 0, command
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("command", [line for line in SHOWN if not line.startswith(tuple(NOT_RUN))])
 def test_every_command_of_the_pages_runs(command: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
@@ -223,6 +223,7 @@ def test_every_command_of_the_pages_runs(command: str, work: Path, monkeypatch: 
     carry_out(command, run)
 
 
+@pytest.mark.full
 def test_the_python_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, on a tiny run in place of the one that the page trains and of the one that it loads."""
     monkeypatch.chdir(tmp_path)
@@ -262,6 +263,7 @@ def test_commands_of_the_pages_made_from_code_compose(written: Path) -> None:
         assert compose.check(overrides)
 
 
+@pytest.mark.full
 def test_every_encoding_has_a_page_with_its_facts(site: Any, written: Path) -> None:
     for name in choices("encoding"):
         text = (written / "pages" / "encodings" / site.encoding_pages.page_of(name)).read_text(encoding="utf-8")

@@ -113,7 +113,7 @@ def test_mistakes_are_told_in_one_line() -> None:
         posbench.attention(sinusoidal, q, k, v)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["rope", "alibi", "fox", "sinusoidal"])
 def test_a_module_around_it_compiles_without_a_graph_break(name: str) -> None:
     encoding, (q, k, v, x), _ = built((name, {}))

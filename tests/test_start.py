@@ -80,7 +80,7 @@ def only(folder: Path) -> Path:
 # -- what it begins with -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["rope", "alibi"])
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, name: str) -> None:
     before = snapshot(Path(source(name)))

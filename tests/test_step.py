@@ -317,6 +317,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(tiny_
             assert (one.grad is None and other.grad is None) or torch.equal(one.grad, other.grad), name
 
 
+@pytest.mark.full
 def test_blocks_that_are_computed_again_keep_their_inputs_alone(tiny_config: Config) -> None:
     def held(n_layers: int, again: bool) -> int:
         """Bytes of one update beside weights, gradients and the optimizer's state."""

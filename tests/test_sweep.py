@@ -77,6 +77,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.full
 def test_a_sweep_says_once_that_wandb_mirrors_its_runs(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -656,6 +657,7 @@ def in_this_process(todo: list[Plan]) -> dict[str, Status]:
     return {job.id: states.status(job) for job in todo}
 
 
+@pytest.mark.full
 def test_tuning_chooses_the_best_rate_of_each_scheme_on_validation_text_only(
     overrides: list[str], tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def without_times(shown: Shown) -> Shown:
 SHOWN: dict[str, Callable[[Path], Shown]] = {"csv": shown_by_csv, "tensorboard": shown_by_tensorboard}
 
 
+@pytest.mark.full
 def test_files_have_the_rows_that_wandb_gets_under_the_same_names(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_kill_neither_loses_nor_doubles_a_row(
         assert len({path.read_text().partition("\n")[0] for path in heads}) == len(heads[:1])
 
 
+@pytest.mark.full
 def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path: Path) -> None:
     """Its reader keeps what it read of files that are gone; a session begins by taking that back."""
     config = by(config, "tensorboard")
@@ -222,7 +224,7 @@ def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path:
     assert "_hparams_/session_start_info" in reader.PluginTagToContent("hparams")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", FILES)
 def test_rows_scored_again_take_the_place_of_the_earlier_ones(config: Config, tmp_path: Path, name: str) -> None:
     config = by(config, name)
@@ -236,6 +238,7 @@ def test_rows_scored_again_take_the_place_of_the_earlier_ones(config: Config, tm
     assert len(read_jsonl(tmp_path / "run" / "evaluation.jsonl")) > len(evaluation_rows(tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_a_run_that_is_done_is_not_told_again(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(by(config, "csv"), tmp_path / "run", [])
     monkeypatch.setattr(tracking.trackers, "load", lambda name: pytest.fail(f"{name} was opened"))
@@ -269,6 +272,7 @@ def test_sync_brings_a_run_to_a_tracker(
 # -- names and packages ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_missing_package_is_one_line_that_says_what_to_install(
     tmp_path: Path,
     config: Config,
@@ -351,6 +355,7 @@ class Hanging(Refusing):
         threading.Event().wait()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("broken", [Broken, Refusing, Hanging])
 def test_a_failing_tracker_costs_one_warning_and_the_next_command_brings_all(
     config: Config,
@@ -393,6 +398,7 @@ LITTLE = [word for word in TINY if word != "tracking=none"]
 LITTLE += ["data.path=text.txt", "training.tokens=640", "cache=c", "tracking=lines"]
 
 
+@pytest.mark.full
 def test_the_pages_tracker_shows_each_row_once_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,6 +439,7 @@ def test_the_pages_tracker_is_installed_and_run(tmp_path: Path) -> None:
     assert read_jsonl(lines)[-1]["status"] == "done"
 
 
+@pytest.mark.full
 def test_an_installed_class_that_is_no_tracker_is_told(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

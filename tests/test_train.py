@@ -213,6 +213,7 @@ def test_a_kill_after_the_last_checkpoint_loses_no_number_of_the_run(
     assert all(0 < again[name] <= record[name] for name in numbers)  # saving took its time, too
 
 
+@pytest.mark.full
 def test_the_loss_falls(config: Config, tmp_path: pathlib.Path) -> None:
     longer = dataclasses.replace(config.training, tokens=16 * 8 * 80)
     train(dataclasses.replace(config, training=longer), tmp_path / "run", [])

@@ -79,7 +79,7 @@ def evaluated(out: Path, name: str, *words: str) -> dict[int, float | None]:
 # -- from a folder to a folder -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here: Path, precision: torch.dtype) -> None:
     name = model("llama", precision)
@@ -368,6 +368,7 @@ def test_reports_notebooks_and_other_commands_read_the_results(
     assert "train/loss" in (run.folder / "csv" / "metrics.csv").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["yarn", pytest.param("ntk", marks=pytest.mark.full)])
 def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

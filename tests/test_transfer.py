@@ -223,6 +223,7 @@ def test_a_ladder_is_reported_and_predictions_are_scored(
     assert "is no table of predictions" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_what_has_not_learned_is_left_out_and_a_rung_of_it_ranks_nothing(
     ladder: Path, template: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def sync_parts(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_run_table_can_answer_the_question(server: Server, config: Config, tmp_path: Path) -> None:
     run = attempt(tmp_path / "run", config, range(1, 4), rows=3, status="done")
     served = only(server)
@@ -346,6 +347,7 @@ def test_a_sweep_that_chooses_a_finished_run_learns_of_it(
     assert "finished; nothing to do: " in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_sample_sweep_is_one_that_the_agent_can_run(clean: None) -> None:
     """The command line as W&B's own agent makes it of the file."""
     from wandb.sdk.launch.sweeps import utils

@@ -56,6 +56,7 @@ def test_seeds_that_deviate_make_no_differences(kind: str) -> None:
     assert wrong("all equal", documents=20, kind=kind) <= MOST
 
 
+@pytest.mark.full
 def test_intervals_that_each_hold_in_19_of_20_cases_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "level", lambda *_: claims.ALPHA)
     assert wrong("all equal", documents=60) > MOST

@@ -180,7 +180,7 @@ def harmed(effects: dict[str, Any], before: dict[str, str]) -> bool:
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # of what a payload returns in the place of a formatter or callback
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: payload.name)
 def test_the_payload_is_real(payload: Payload, effects: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ def test_a_strangers_folder_sets_nothing_of_hydras(
     assert not harmed(effects, before) and not effects
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: payload.name)
 def test_the_second_line_holds_alone(
     payload: Payload, effects: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -280,6 +280,7 @@ def test_a_file_of_another_form_is_named_at_once(
     assert error.count("\n") == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", ["study: x\n", "\n# mine\n# @package _global_\nstudy: x\n"])
 def test_an_experiment_without_its_first_line_is_told_so(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -319,6 +320,7 @@ def test_a_folder_of_much_else_is_refused(
     assert "holds more than 9 files: expected configurations only" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_plain_settings_go_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,6 +384,7 @@ def test_a_strangers_file_does_not_say_where_is_written(
     assert [path.name for path in Path().iterdir()] == ["DIR"]
 
 
+@pytest.mark.full
 def test_a_strangers_file_may_name_a_folder_below(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -551,7 +551,7 @@ NO_WEIGHTS: list[tuple[Callable[[bytes], bytes], str]] = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("change", "said"), NO_WEIGHTS, ids=[said for _, said in NO_WEIGHTS])
 def test_weights_that_are_none_are_one_line(
     run: Path, capfd: pytest.CaptureFixture[str], change: Callable[[bytes], bytes], said: str
@@ -609,7 +609,7 @@ def test_weights_that_are_not_finite_give_rows_that_say_so(run: Path, capfd: pyt
 # -- anything at all ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", mutations.FILES)
 def test_a_run_changed_at_random_is_used_or_refused_in_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str
