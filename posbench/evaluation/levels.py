@@ -18,6 +18,7 @@ from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.rows import (
     PLAIN,
     BlockRow,
+    BlocksKey,
     EvaluationRow,
     evaluation_blocks,
     headline_split,
@@ -46,7 +47,13 @@ class Levels(Measure):
 
     @classmethod
     def of(cls, folder: Path, config: AnyConfig, rows: Sequence[EvaluationRow]) -> "Levels":
-        blocks = evaluation_blocks(folder)
+        return cls.with_blocks(evaluation_blocks(folder), config, rows)
+
+    @classmethod
+    def with_blocks(
+        cls, blocks: Mapping[BlocksKey, list[BlockRow]], config: AnyConfig, rows: Sequence[EvaluationRow]
+    ) -> "Levels":
+        """The same, of blocks that have been read."""
         own = [row for row in rows if row.is_headline and row.protocol == cls.protocol]
         joined = on_shared_targets(newest_of_split(own, headline_split(own, config.evaluation.split)))
         at = {(row.kind, row.length): _level(row, blocks.get(row.blocks_key, [])) for row in joined}

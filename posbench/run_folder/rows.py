@@ -203,14 +203,20 @@ def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
     """Blocks of `evaluation_blocks.jsonl` by row; the last set of each row counts."""
     sets: dict[BlocksKey, list[BlockRow]] = {}
+    last, belongs_to = None, None
     for line in read_jsonl(folder / BLOCKS):
-        belongs_to, block = _row_of(line), BlockRow.from_json(line)
+        block, place = BlockRow.from_json(line), [line.get(name) for name in _PLACE]
+        if place != last:  # lines of one row stand together, and reading its key takes longer than all the rest
+            last, belongs_to = place, _row_of(line)
         if belongs_to is None:
             continue
         if block.block == 0:
             sets[belongs_to] = []
         sets.setdefault(belongs_to, []).append(block)
     return sets
+
+
+_PLACE = (*EVALUATION_KEY, "targets_sha256")  # columns of a block that say which row it belongs to
 
 
 def _row_of(block: Mapping[str, Any]) -> BlocksKey | None:

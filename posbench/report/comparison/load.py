@@ -28,7 +28,7 @@ from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
 from posbench.run_folder.redaction import redact
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, headline_split
+from posbench.run_folder.rows import EvaluationRow, evaluation_blocks, evaluation_rows, headline_split
 from posbench.terminal.exits import spelt_out
 
 REFERENCE = "rope"
@@ -64,9 +64,10 @@ class RunData:
         for row in self.rows:
             if row.tokens is not None and isinstance(self.results, Levels):
                 own[row.tokens].append(row)
-        return (
-            {tokens: Levels.of(self.folder, self.config, rows) for tokens, rows in own.items()} if len(own) > 1 else {}
-        )
+        if len(own) < 2:
+            return {}
+        blocks = evaluation_blocks(self.folder)
+        return {tokens: Levels.with_blocks(blocks, self.config, rows) for tokens, rows in own.items()}
 
     @property
     def answers(self) -> Answers:
