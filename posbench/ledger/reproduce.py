@@ -95,8 +95,7 @@ def needed(
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
             own = shlex.split(text)
-            chosen = {key for key, _ in map(parted, own)}
-            asked = [one for one in overrides if parted(one)[0] not in {*chosen, "rates"}]  # a task has its experiment
+            asked = [one for one in overrides if parted(one)[0] not in {*_chosen(text), "rates"}]  # a task has its own
             said = {key for key, _ in map(parted, [*own, *asked])}
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
             resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
@@ -104,6 +103,11 @@ def needed(
             for name in _rates(overrides):
                 made[text] = rates.reused(made[text], name, config_dir)
     return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
+
+
+def _chosen(text: str) -> set[str]:
+    """The keys that a run sets itself."""
+    return {key for key, _ in map(parted, shlex.split(text))}
 
 
 def _rates(overrides: list[str]) -> list[str]:
@@ -126,7 +130,9 @@ def _elsewhere(
         keys = {"study", *(key for key, _ in map(parted, own))}
         study = dict(map(parted, overrides)).get("study", STUDY)
         asked = [*(one for one in overrides if parted(one)[0] not in keys), *own, f"study={study}_{name}"]
-        every = needed(entries, asked, config_dir, SEEDS[: LOOKS[0]])
+        changed = keys - {"study"}
+        open_to_it = [entry for entry in entries if any(changed - _chosen(text) for text in entry.runs.values())]
+        every = needed(open_to_it, asked, config_dir, SEEDS[: LOOKS[0]])
         shared = {
             id_: {run: [known.get(p.id, p) for p in each] for run, each in by.items()} for id_, by in every.items()
         }
