@@ -217,7 +217,8 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]
             if not plan.folder.exists():
                 made.append(plan)
                 truth = TRUTHS[plan.config.encoding.name]
-                write_run(plan.folder.parent, plan.config, WIDER if plan.config.model.d_model == 256 else truth)
+                used = WIDER if plan.config.model.d_model == 256 else truth
+                write_run(plan.folder.parent, plan.config, used, cpu_seconds=90.0)
         return {plan.id: Status("done") for plan in todo}
 
     monkeypatch.setattr(sweep, "execute", execute)
@@ -238,6 +239,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     assert "2 claims: 1 contradicted, 1 supported. 1 of 2 as predicted." in capsys.readouterr().out
     content = json.loads((tmp_path / "outputs/ledger/claims/mine.json").read_text())
     assert content["outcome"] == "supported" and len(content["figure"]["by_seed"]) == 5
+    assert content["cpu_minutes"] == 7.5  # of five runs, each of which took 90 seconds
     assert content["runs"]["alibi"] == [plan.id for plan in trained if plan.config.encoding.name == "alibi"]
     assert "ALiBi holds. **supported**" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
     assert (tmp_path / "outputs/ledger/claims/claims.png").read_bytes().startswith(b"\x89PNG")

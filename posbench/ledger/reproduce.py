@@ -248,6 +248,7 @@ def _content(one: Finding) -> dict[str, Any]:
         **_outcome(one),
         "margin": one.entry.margin,
         "claim": dataclasses.asdict(claim_),
+        "cpu_minutes": round(one.minutes, 1),  # of training its runs, shared ones included
         "as_predicted": claim_.prediction.outcome == one.outcome if one.p is not None else None,
         "other_settings": {name: _outcome(other) for name, other in one.elsewhere.items()},
         "stands_in": one.stands,  # of how many other settings that could test it
