@@ -21,7 +21,7 @@ from posbench.cli.listing import listing
 from posbench.config.schema import Config
 from posbench.config.shipped import choices
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, states, sweep
+from posbench.launch import plans, pool, states, sweep
 from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
@@ -212,14 +212,18 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]
     monkeypatch.setattr(reproduce, "SEEDS", range(5, 10))
     made: list[plans.Plan] = []
 
-    def execute(todo: list[plans.Plan], *_: Any) -> dict[str, Status]:
-        for plan in todo:
-            if not plan.folder.exists():
-                made.append(plan)
-                truth = TRUTHS[plan.config.encoding.name]
-                used = WIDER if plan.config.model.d_model == 256 else truth
-                write_run(plan.folder.parent, plan.config, used, cpu_seconds=90.0)
-        return {plan.id: Status("done") for plan in todo}
+    def execute(todo: list[plans.Plan], _n_jobs: Any, _hydra: Any, _command: str, more: pool.More) -> dict[str, Status]:
+        status: dict[str, Status] = {}
+        while todo:
+            for plan in todo:
+                if not plan.folder.exists():
+                    made.append(plan)
+                    truth = TRUTHS[plan.config.encoding.name]
+                    used = WIDER if plan.config.model.d_model == 256 else truth
+                    write_run(plan.folder.parent, plan.config, used, cpu_seconds=90.0)
+            status |= {plan.id: Status("done") for plan in todo}
+            todo = more(status)
+        return status
 
     monkeypatch.setattr(sweep, "execute", execute)
     return made
@@ -243,6 +247,19 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     assert content["runs"]["alibi"] == [plan.id for plan in trained if plan.config.encoding.name == "alibi"]
     assert "ALiBi holds. **supported**" in (tmp_path / "outputs/ledger/claims/claims.md").read_text()
     assert (tmp_path / "outputs/ledger/claims/claims.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_five_seeds_settle_gets_no_more(
+    tmp_path: Path, trained: list[plans.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ALiBi holds, so it keeps five seeds; whether RoPE's rise is above its own size stays open, so it gets ten."""
+    monkeypatch.setattr(reproduce, "SEEDS", range(5, 15))
+    write(tmp_path)
+    write(tmp_path, "other", figure="rope 4x - rope 1x", runs=["rope"], is_below=None, is_above=0.4)
+    reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
+    seeds = {name: [p.config.seed for p in trained if p.config.encoding.name == name] for name in ("alibi", "rope")}
+    assert seeds == {"alibi": list(range(5, 10)), "rope": list(range(5, 15))}
+    assert "2 claims: 1 supported, 1 open" in capsys.readouterr().out
 
 
 @pytest.mark.full
@@ -345,4 +362,4 @@ def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytes
 def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sweep, "cost", lambda todo, n_jobs: f"{len(todo)} runs")
     assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "--dry-run") == 0
-    assert capsys.readouterr().out == "2 claims.\n20 runs\n"
+    assert capsys.readouterr().out == "2 claims. At most, if no claim is settled by 5 seeds:\n20 runs\n"

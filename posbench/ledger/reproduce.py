@@ -1,11 +1,13 @@
 """`posbench reproduce`: make the runs that claims need, judge them, and write down what was found.
 
-Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction. In other settings
-(`fragility=true`) a claim is judged with the first five of them, in a study of each setting.
+Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used to make a prediction. A claim is judged
+with the first five of them, and with all ten if five leave it open; in other settings (`fragility=true`) with the first
+five, in a study of each setting.
 """
 
 import dataclasses
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, rates, sweep
 from posbench.launch.plans import Plan
+from posbench.launch.pool import More
+from posbench.launch.states import FINAL, Status
 from posbench.ledger import claim, outcome, page
 from posbench.ledger.claim import Entry
 from posbench.ledger.outcome import LOOKS, Finding
@@ -24,6 +28,8 @@ from posbench.report import figures
 from posbench.report.comparison import load
 from posbench.run_folder import archive
 from posbench.terminal import console
+
+logger = logging.getLogger(__name__)
 
 SEEDS = range(5, 15)
 STUDY, EXPERIMENT = "ledger", "reader"
@@ -60,22 +66,43 @@ def reproduce(
     usual = needed(entries, overrides, config_dir)
     settings = claim.settings(config_dir) if any(fragility) else {}
     again = _elsewhere(entries, overrides, usual, settings, config_dir)
-    todo = _merged([plan for part in (usual, *again.values()) for plan in _plans(part)])
+    elsewhere = [plan for part in again.values() for plan in _plans(part)]
+    every = _merged([*_plans(usual), *elsewhere])
     console.log_to_terminal()
     if dry_run:
-        print(f"{page.number_of(entries)}.\n{sweep.cost(todo, n_jobs)}")
+        print(f"{page.number_of(entries)}. At most, if no claim is settled by {LOOKS[0]} seeds:")
+        print(sweep.cost(every, n_jobs))
         return
     for name in _rates(overrides):
-        rates.record(todo, name, config_dir)
+        rates.record(every, name, config_dir)
     command = shlex.join(["posbench", "reproduce", *words])
-    status = sweep.execute(todo, n_jobs, [], command)
+    first = _merged([*_plans(_up_to(LOOKS[0], usual)), *elsewhere])
+    status = sweep.execute(first, n_jobs, [], command, _looking_again(entries, usual))
     findings = judged(entries, usual, again)
     folder = _plans(usual)[0].folder.parent / FOLDER
     write(findings, usual, folder, command)
     print(page.summary(findings))
     print(f"Claims: {folder / PAGE}, and a JSON file of each")
     if failed := [name for name, one in status.items() if one.name != "done"]:
-        raise PosbenchError(f"{len(failed)} of {len(todo)} runs not done: {', '.join(failed)}")
+        raise PosbenchError(f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}")
+
+
+def _looking_again(entries: Sequence[Entry], usual: Needed) -> More:
+    """What a sweep asks for further runs: those of claims that are open still, when all runs of a look have ended."""
+    looks = list(LOOKS[1:])
+
+    def more(status: Mapping[str, Status]) -> list[Plan]:
+        while looks and all(one.name in FINAL for one in status.values()):
+            left = [one.entry.id for one in judged(entries, usual) if one.outcome in ("open", "not run")]
+            seeds = looks.pop(0)
+            if left:
+                logger.info("not settled yet, with %d seeds next: %s", seeds, ", ".join(left))
+            due = _merged(_plans(_up_to(seeds, {name: usual[name] for name in left})))
+            if new := [plan for plan in due if plan.id not in status]:
+                return new
+        return []
+
+    return more
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -138,6 +165,11 @@ def _elsewhere(
         }
         found[name] = {id_: by for id_, by in shared.items() if any(plan.id not in known for plan in _plans({id_: by}))}
     return found
+
+
+def _up_to(seeds: int, part: Needed) -> Needed:
+    """The runs of the first so many seeds."""
+    return {id_: {name: each[:seeds] for name, each in by_name.items()} for id_, by_name in part.items()}
 
 
 def _plans(part: Needed) -> list[Plan]:
