@@ -167,6 +167,7 @@ def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Con
     assert endpoints(folder)["alibi"] == alone
 
 
+@pytest.mark.full
 def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, PAIR)
     wanted = endpoints(folder)

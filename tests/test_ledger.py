@@ -301,6 +301,7 @@ def test_the_page_says_where_another_setting_has_another_outcome() -> None:
     assert "- Cost: training its runs took 61 CPU minutes.\n" in text
 
 
+@pytest.mark.full
 def test_runs_take_the_learning_rates_of_a_record() -> None:
     (each,) = reproduce.needed(claim.read(["rope_breaks"]), ["experiment=demo", "rates=demo"], seeds=[5]).values()
     assert [plan.config.training.learning_rate for plan in each["rope"]] == [0.006]

@@ -246,7 +246,8 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 3])
 def test_several_processes_evaluate_weights_to_the_bit_as_one_does(config: Config, tmp_path: Path, size: int) -> None:
     training = dataclasses.replace(config.training, precision="fp32", batch_size=6, tokens=16 * 6 * STEPS)
     config = dataclasses.replace(config, training=training)

@@ -97,6 +97,7 @@ def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, na
     assert snapshot(Path(source(name))) == before
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_after_a_failure_ends_with_the_weights_of_an_uninterrupted_one(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

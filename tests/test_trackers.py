@@ -249,6 +249,7 @@ def test_a_run_that_is_done_is_not_told_again(config: Config, tmp_path: Path, mo
     assert json.loads((tmp_path / "run" / "run.json").read_text())["trackers"] == ["csv", "tensorboard"]
 
 
+@pytest.mark.full
 def test_sync_brings_a_run_to_a_tracker(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

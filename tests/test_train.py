@@ -617,6 +617,7 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config: Co
     assert found[-1] == pytest.approx(float(model(batch.ids, batch.labels).detach()), abs=1e-6)
 
 
+@pytest.mark.full
 def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Path) -> None:
     half = dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
     train(config, tmp_path / "fp32", [])

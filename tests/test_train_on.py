@@ -109,6 +109,7 @@ def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monke
     assert nlls(folder) == evaluated(here / "a", name, f"train_length={LONG}", "longest=1")
 
 
+@pytest.mark.full
 def test_after_a_failure_it_goes_on_to_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train.begin_update
     name, words = model("smollm3"), ["extension=dynamic_ntk", "evaluation.at_tokens=[0,576]"]

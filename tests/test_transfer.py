@@ -260,6 +260,7 @@ def test_mistakes_say_what_to_run(template: Config, tmp_path: Path, capsys: pyte
     assert "leave out --columns and --reference" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_shipped_ladder_differs_in_one_factor_at_a_time() -> None:
     """Twelve schemes at each rung, five seeds below the target and three there."""
     sets = plans.read_sets("ladder", [])
