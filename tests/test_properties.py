@@ -346,7 +346,7 @@ def test_schemes_run_in_double_precision_within_the_probe_only() -> None:
 
 def test_measuring_twice_gives_the_same_and_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
-    first, second = (properties.measure(["learned"]) for _ in range(2))
+    first, second = (properties.measure(["learned", "cope"]) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.random.get_rng_state())
 

@@ -122,8 +122,9 @@ def needed(
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
             own = shlex.split(text)
-            asked = [one for one in overrides if parted(one)[0] not in {*_chosen(text), "rates"}]  # a task has its own
-            said = {key for key, _ in map(parted, [*own, *asked])}
+            chosen = _keys(own)
+            asked = [one for one in overrides if parted(one)[0] not in {*chosen, "rates"}]  # a task has its experiment
+            said = _keys([*own, *asked])
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
             resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
             made[text] = [*resolved, *(plan.with_seed(seed) for seed in others for plan in resolved)]
@@ -132,9 +133,8 @@ def needed(
     return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
 
 
-def _chosen(text: str) -> set[str]:
-    """The keys that a run sets itself."""
-    return {key for key, _ in map(parted, shlex.split(text))}
+def _keys(overrides: list[str]) -> set[str]:
+    return {key for key, _ in map(parted, overrides)}
 
 
 def _rates(overrides: list[str]) -> list[str]:
@@ -154,11 +154,13 @@ def _elsewhere(
     found = {}
     for name, text in settings.items():
         own = shlex.split(text)
-        keys = {"study", *(key for key, _ in map(parted, own))}
+        changed = _keys(own)
+        keys = {"study", *changed}
         study = dict(map(parted, overrides)).get("study", STUDY)
         asked = [*(one for one in overrides if parted(one)[0] not in keys), *own, f"study={study}_{name}"]
-        changed = keys - {"study"}
-        open_to_it = [entry for entry in entries if any(changed - _chosen(text) for text in entry.runs.values())]
+        open_to_it = [
+            entry for entry in entries if any(changed - _keys(shlex.split(text)) for text in entry.runs.values())
+        ]
         every = needed(open_to_it, asked, config_dir, SEEDS[: LOOKS[0]])
         shared = {
             id_: {run: [known.get(p.id, p) for p in each] for run, each in by.items()} for id_, by in every.items()

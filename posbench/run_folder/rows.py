@@ -205,8 +205,8 @@ def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:
     sets: dict[BlocksKey, list[BlockRow]] = {}
     last, belongs_to = None, None
     for line in read_jsonl(folder / BLOCKS):
-        block, place = BlockRow.from_json(line), [line.get(name) for name in _PLACE]
-        if place != last:  # lines of one row stand together, and reading its key takes longer than all the rest
+        block, place = BlockRow.from_json(line), repr([line.get(name) for name in _PLACE])  # 1 is not True there
+        if place != last:  # lines of one row stand together, and reading its key takes half of the time
             last, belongs_to = place, _row_of(line)
         if belongs_to is None:
             continue
