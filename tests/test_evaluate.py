@@ -34,9 +34,10 @@ from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
 from posbench.model.gpt import build
+from posbench.report.comparison import load
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import load_record
-from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
+from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows, every_row
 from posbench.training.train import train
 
 V = 37
@@ -632,6 +633,24 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: tuple[Config,
         evaluate_run(folder, asked)
     assert "\n" not in str(caught.value)
     assert [(folder / name).read_bytes() for name in records] == before
+
+
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
+    trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = trained
+    first, blocks, levels = evaluation_rows(folder), evaluation_blocks(folder), load.read(folder).levels
+    for _ in range(2):
+        evaluate_run(folder, apply(config, ["length=16,128"]))  # 128 tokens need targets of their own, 16 has them too
+    assert "nothing to do" in caplog.text and "dropped" not in caplog.text
+    rows, every = evaluation_rows(folder), every_row(folder)
+    assert rows[: len(first)] == first and {row.length for row in rows[len(first) :]} == {128}
+    assert {row.length for row in every if row not in rows} == {16}
+    assert evaluation_blocks(folder).keys() == {row.blocks_key for row in every} > blocks.keys()
+    assert load.read(folder).levels.headline == levels.headline
+    evaluate_run(folder, apply(config, ["length=16,32,64,128"]))
+    joined = load.read(folder).levels
+    assert joined.rise("plain", 128) is not None and len({level.targets for level in joined.at.values()}) == 1
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(

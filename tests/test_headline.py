@@ -70,7 +70,10 @@ def test_rows_of_other_targets_are_in_no_curve_and_said(
     assert drawn and all(9 * first["length"] not in series.points for series in drawn)
     said = " ".join(capsys.readouterr().out.split())
     assert "576 (9x) 9.000" in said
-    assert "fixed_target at 576, windowed at 576: on other targets than the rest, so not comparable with it" in said
+    told = (
+        "On other targets than the curve, so not comparable with it: fixed_target at 576 9.000, windowed at 576 9.000."
+    )
+    assert told in said
 
 
 def test_only_the_plain_newest_headline_rows_count(template: Config, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from posbench.run_folder.rows import (
     EvaluationRow,
     evaluation_blocks,
     evaluation_rows,
+    every_row,
     headline_split,
     multiple,
     newest_of_split,
@@ -65,8 +66,9 @@ def print_curves(folder: Path, split: str | None = None) -> None:
 
 def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:
     """What is printed of a run on text below its table."""
-    yield from [*_not_learned(folder, rows, config), *_used(folder, rows, config), *_not_joined(rows)]
     joined, plain = on_shared_targets(rows), not console.carries_unicode(out)
+    yield from [*_not_learned(folder, rows, config), *_used(folder, rows, config)]
+    yield from _not_joined(folder, rows[0].split if rows else "", joined)
     series = [
         chart.Series(name, _points(joined, name), signs[plain], style) for name, (*signs, style) in SERIES.items()
     ]
@@ -144,13 +146,18 @@ def _left_out(rows: list[EvaluationRow]) -> list[str]:
     return [f"Not in this curve: {', '.join(each)}."] if each else []
 
 
-def _not_joined(rows: list[EvaluationRow]) -> list[str]:
-    """A line on numbers measured on other targets, with the command that measures all on the same."""
-    joined = on_shared_targets(rows)
-    others = [row for row in rows if row not in joined and row.measured and row.curve_name in SERIES]
-    each = ", ".join(f"{row.curve_name} at {row.length}" for row in sorted(others, key=lambda row: row.length))
-    told = "on other targets than the rest, so not comparable with it and not in the curve"
-    return [f"{each}: {told}; lengths that are asked for together share their targets."] if others else []
+def _not_joined(folder: Path, split: str, joined: list[EvaluationRow]) -> list[str]:
+    """A line on numbers measured on other targets, with what to ask for to have all on the same."""
+    every = newest_of_split(every_row(folder), split)
+    others = [row for row in every if row not in joined and row.measured and row.curve_name in SERIES]
+    if not others:
+        return []
+    each = [f"{row.curve_name} at {row.length} {row.nll:.3f}" for row in sorted(others, key=lambda row: row.length)]
+    lengths = sorted({row.length for row in every})
+    return [
+        f"On other targets than the curve, so not comparable with it: {', '.join(each)}. Lengths that are asked for "
+        f"together share their targets: length={','.join(map(str, lengths))}"
+    ]
 
 
 def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:

@@ -26,7 +26,7 @@ from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
 from posbench.run_folder.redaction import redact, secret_keys
-from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_rows, parted_blocks
+from posbench.run_folder.rows import BlockRow, EvaluationRow, every_row, parted_blocks
 
 logger = logging.getLogger(__name__)
 _SCHEMA = 1  # of run.json and the files beside it
@@ -244,7 +244,7 @@ class Run:
         if dropped:
             logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
             files.write(self.folder / BLOCKS, blocks)
-        if lacking := len(evaluation_rows(self.folder)) - len(rows):
+        if lacking := len(every_row(self.folder)) - len(rows):
             logger.warning("%s rows of %s lack blocks: computed again", lacking, self.folder / EVALUATION)
         return rows
 

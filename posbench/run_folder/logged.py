@@ -14,7 +14,7 @@ from posbench.config.external import Trains
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.redaction import redact
-from posbench.run_folder.rows import EvaluationRow, RowKey
+from posbench.run_folder.rows import EvaluationRow, RowKey, evaluation_rows
 
 LENGTH, LENGTH_RATIO = "eval/length", "eval/length_ratio"  # in tokens, in training lengths
 LINE = "eval/line"  # of evaluation.jsonl, from 1 on
@@ -39,12 +39,13 @@ def curve_values(config: Trains, row: EvaluationRow) -> dict[str, Any]:
 
 def recorded(config: Trains, folder: Path) -> list[dict[str, Any]]:
     """All rows that a run folder has, each once: those of the training, then those of the evaluation."""
-    newest: dict[RowKey, tuple[int, EvaluationRow]] = {}
+    chosen = {row.key: row for row in evaluation_rows(folder)}
+    lines: dict[RowKey, int] = {}
     for line, found in enumerate(read_jsonl(folder / EVALUATION), start=1):
-        if row := EvaluationRow.from_json(found):
-            newest.pop(row.key, None)
-            newest[row.key] = line, row
-    curve = (curve_row(config, row, line) for line, row in newest.values())
+        row = EvaluationRow.from_json(found)
+        if row and row == chosen[row.key]:
+            lines[row.key] = line
+    curve = (curve_row(config, chosen[key], line) for key, line in sorted(lines.items(), key=lambda item: item[1]))
     return [*map(_numbers, read_jsonl(folder / METRICS)), *filter(None, curve)]
 
 

@@ -23,7 +23,7 @@ _PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the 
 
 
 class RowKey(NamedTuple):
-    """The key of a row in a run. Of two lines with equal keys the later one counts."""
+    """The key of a row in a run."""
 
     protocol: str
     length: int
@@ -166,10 +166,30 @@ def multiple(ratio: float) -> str:
     return f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
 
 
+def every_row(folder: Path) -> list[EvaluationRow]:
+    """Rows of `evaluation.jsonl`, the last of each key and targets. Without a number only the last of a key stays."""
+    found: dict[RowKey, dict[str | None, EvaluationRow]] = {}
+    for row in filter(None, map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))):
+        earlier = found.get(row.key, {}) if row.measured else {}
+        measured = {targets: one for targets, one in earlier.items() if one.measured and targets != row.targets_sha256}
+        found[row.key] = {**measured, row.targets_sha256: row}
+    return [row for of_key in found.values() for row in of_key.values()]
+
+
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
-    """Rows of `evaluation.jsonl`, the last of each key."""
-    rows = map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))
-    return list({row.key: row for row in rows if row}.values())
+    """Rows of `evaluation.jsonl`, one of each key: the last, unless an earlier one pairs with more of its curve.
+
+    So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there.
+    """
+    found = every_row(folder)
+    if len(found) == len({row.key for row in found}):
+        return found
+    curves: dict[tuple[str, int], list[EvaluationRow]] = {}
+    for row in found:
+        curves.setdefault((row.split, row.checkpoint_step), []).append(row)
+    paired = {row.blocks_key for curve in curves.values() for row in on_shared_targets(curve)}
+    chosen = {row.key: row for row in sorted(found, key=lambda row: row.blocks_key in paired)}
+    return [row for row in found if chosen[row.key] is row]
 
 
 def newest_of_split(rows: list[EvaluationRow], split: str) -> list[EvaluationRow]:
@@ -242,7 +262,7 @@ def parted_blocks(folder: Path) -> tuple[list[EvaluationRow], bytes, int]:
         if block.block == 0 and belongs_to is not None:
             sets.pop(belongs_to, None)
         sets.setdefault(belongs_to, []).append((text, block))
-    rows = [row for row in evaluation_rows(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
+    rows = [row for row in every_row(folder) if _is_whole(row, [one for _, one in sets.get(row.blocks_key, [])])]
     known = {row.blocks_key for row in rows} | {None}
     kept = [text for key, lines in sets.items() if key in known for text, _ in lines]
     return rows, b"".join(kept), len(raw) - len(kept)
