@@ -10,7 +10,7 @@ length, is allowed if it is larger.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import UserError
-from posbench.huggingface.architectures import Stock
 from posbench.huggingface.package import quiet, transformers
-from posbench.model.gpt import GPT
 from posbench.randomness import generator
 
 LIMIT = 1e-5  # as a share of the largest logit
@@ -48,44 +46,43 @@ class Agreement:
     def holds(self) -> bool:
         return self.difference <= self.limit  # false for NaN
 
-
-@torch.inference_mode()
-def compare(folder: Path, model: GPT, stock: Stock, train_length: int) -> list[Agreement]:
-    """Compare the model in a folder with ours, by length; UserError if a tensor is missing, unknown, or misshapen."""
-    ends = [end for end in (stock.longest, model.encoding.max_length) if end is not None]
-    wanted = (1, SHORT, train_length, 2 * train_length, 4 * train_length)
-    vocabulary = model.tokens.num_embeddings
-    lengths = possible(wanted, model.config.n_heads, vocabulary, ends)
-    return differences(folder, model, vocabulary, lengths, stock.grows_by)
+    def to_json(self) -> dict[str, float]:
+        return {**dataclasses.asdict(self), "limit": self.limit}
 
 
 @torch.inference_mode()
-def differences(
-    folder: Path, ours: Callable[[Tensor], Tensor], vocabulary: int, lengths: list[int], grows_by: str | None = None
+def compare(
+    folder: Path,
+    ours: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    n_heads: int,
+    wanted: Iterable[int],
+    grows_by: str | None = None,
 ) -> list[Agreement]:
-    """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T); errors as `compare`.
+    """Compare the model in a folder with what computes logits (1, T, V) of ids (1, T), by length.
 
     Args:
-        lengths: in tokens, ascending: some encodings in transformers remember the longest input.
+        wanted: lengths in tokens; those that need too much memory become the longest that does not.
         grows_by: setting that must be raised to load it for longer inputs.
+
+    Raises:
+        UserError: a tensor is missing, unknown or misshapen, or the logits differ by more than rounding.
     """
+    room = max(1, min(math.isqrt(_MOST_SCORES // n_heads), _MOST_LOGITS // vocabulary))
+    lengths = sorted({min(length, room) for length in wanted})  # some encodings remember the longest input
     theirs = _read(folder, {grows_by: lengths[-1]} if grows_by else {})
     found = []
     for length in lengths:
         ids = torch.randint(vocabulary, (1, length), generator=generator(0, "export", length))
         own, other = ours(ids), theirs(ids).logits
-        found.append(Agreement(length, (own - other).abs().max().item(), own.abs().max().item()))
-    return found
-
-
-def refuse_difference(found: list[Agreement]) -> None:
-    """Raise UserError if the two models differ at a length by more than rounding."""
-    for one in found:
+        one = Agreement(length, (own - other).abs().max().item(), own.abs().max().item())
         if not one.holds:
             raise UserError(
-                f"the exported model is not the run's: at {one.length} tokens their logits differ by "
+                f"the exported model is not the run's: at {length} tokens their logits differ by "
                 f"{one.difference:.2g}, expected at most {one.limit:.2g}; nothing was written"
             )
+        found.append(one)
+    return found
 
 
 def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
@@ -95,12 +92,6 @@ def refuse_other_ids(folder: Path, tokenizer: Tokenizer) -> None:
         found = theirs(_TEXT)["input_ids"]
     if found != tokenizer.encode([_TEXT])[0].tolist():
         raise UserError("transformers splits a text into other tokens than the run's tokenizer; nothing was written")
-
-
-def possible(wanted: Sequence[int], n_heads: int, vocabulary: int, ends: Sequence[int] = ()) -> list[int]:
-    """The compared lengths, ascending: those wanted, as far as memory and ends of tables allow."""
-    room = max(1, min(*ends, math.isqrt(_MOST_SCORES // n_heads), _MOST_LOGITS // vocabulary))
-    return sorted({min(length, room) for length in wanted})
 
 
 def _read(folder: Path, settings: dict[str, Any]) -> Any:

@@ -10,7 +10,6 @@ The folder that it came from may be untrusted: of its JSON files, only known key
 
 import contextlib
 import copy
-import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -76,17 +75,15 @@ def save(
         _write_tokenizer(new, checkpoint, config)
         trained = rounded(model, own, torch.float32, device=torch.device("cpu"))
         length, rows_of_table = config.training.train_length, config.data.vocab_size
-        wanted = (1, parity.SHORT, config.start.train_length, length)
-        lengths = parity.possible([min(one, length) for one in wanted], config.model.n_heads or 1, rows_of_table)
+        wanted = [min(one, length) for one in (1, parity.SHORT, config.start.train_length, length)]
 
         def ours(ids: torch.Tensor) -> torch.Tensor:
             rope.restore(trained)
             logits: torch.Tensor = trained(input_ids=ids, use_cache=False).logits
             return logits
 
-        found = parity.differences(new, ours, rows_of_table, lengths)
-        parity.refuse_difference(found)
-        differences = [{**dataclasses.asdict(one), "limit": one.limit} for one in found]
+        found = parity.compare(new, ours, rows_of_table, config.model.n_heads or 1, wanted)
+        differences = [one.to_json() for one in found]
         write_json(new / PARITY, {"run": config.id, "versions": versions(), "differences": differences})
         files.write_new(new / "README.md", card.of_trained_on(config, command, rows, found).encode())
 
