@@ -472,10 +472,12 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
     save("olmo", tmp_path / "b", begins=5)
     for name, begins in (("a", (0, False)), ("b", (5, True))):
         checkpoint = folders.read(tmp_path / name)
-        assert job.separator_of(checkpoint, building.configuration(checkpoint, LONG)) == begins
+        config = building.configuration(checkpoint, LONG)
+        assert dataclasses.astuple(job.reading_of(checkpoint, config, None)) == begins
+        assert [job.reading_of(checkpoint, config, bos).first for bos in ("document", "window")] == [False, True]
     changed(tmp_path / "a", max_position_embeddings=None)
     with pytest.raises(UserError, match="expected train_length=N"):
-        job.asked_of(dataclasses.replace(folders.read(tmp_path / "a")), [])
+        job.asked_of(folders.read(tmp_path / "a"), [])
     short = folders.read(tmp_path / "b")
     with pytest.raises(UserError, match="processes is 2: a HuggingFace model is evaluated in one process"):
         job.asked_of(short, ["train_length=16", "processes=2"])

@@ -73,7 +73,7 @@ class Asked:
     device: torch.device
     threads: int | None
     train_length: int
-    first: bool | None  # whether the separator is first in every window; None: decided by the tokenizer
+    bos: str | None  # as `reading_of` takes it
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
@@ -146,8 +146,7 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
     precision = precision_of(checkpoint, asked.settings, asked.device)
     building.refuse_too_large(checkpoint, config, precision, str(asked.device), longest)
     check(checkpoint, config, asked.settings, asked.train_length)
-    separator, first = separator_of(checkpoint, config)
-    reading = ReadingConfig(separator, first if asked.first is None else asked.first)
+    reading = reading_of(checkpoint, config, asked.bos)
     with machine.out_of_memory_as_failure("a smaller model, or another evaluation.precision,"):
         model: Any = building.built(checkpoint, config, building.tensors_of(checkpoint), precision).to(asked.device)
     if checkpoint.family.position == "rope":
@@ -162,7 +161,7 @@ def _made(found: Found, asked: Asked) -> tuple[HuggingFaceModel, TrainedElsewher
         train_length=asked.train_length,
         device=asked.device,
         precision=precision,
-        first_token=separator if reading.first else None,
+        first_token=reading.separator if reading.first else None,
     )
     if not checkpoint.family.verified:
         logger.info("no test has verified the kind %s: probing %s", checkpoint.kind, found.name)
@@ -205,8 +204,6 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
     if type(length) is not int or length < 2:
         said = "does not give its training length" if length is None else f"train_length is {length}"
         raise UserError(f"{checkpoint.folder}: {said}: expected train_length=N, in tokens")
-    if own.get("bos") not in (None, "document", "window"):
-        raise UserError(f"bos is {own['bos']}: expected bos=document or bos=window")
     base, _ = compose.single(text)
     usual = dataclasses.replace(base.evaluation, ratios=RATIOS, targets=min(base.evaluation.targets, length))
     training = dataclasses.replace(
@@ -222,7 +219,7 @@ def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:
         device=machine.current(machine.resolve(device or base.runtime.device)),
         threads=threads or base.runtime.threads,
         train_length=length,
-        first=None if "bos" not in own else own["bos"] == "window",
+        bos=own.get("bos"),
     )
 
 
@@ -246,14 +243,19 @@ def precision_of(checkpoint: Checkpoint, settings: EvaluationConfig, device: tor
     return checkpoint.weights.precision if fast[checkpoint.weights.precision] else "fp32"
 
 
-def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
-    """The token before each document, and whether the model's tokenizer begins every text with it.
+def reading_of(checkpoint: Checkpoint, config: Any, bos: Any) -> ReadingConfig:
+    """The token before each document, and whether it is also first in every window.
 
     It is the begin token of the tokenizer, else of the configuration, else the end token.
 
+    Args:
+        bos: `document`, `window`, or None: first in every window if the tokenizer begins every text with it.
+
     Raises:
-        UserError: there is none of them.
+        UserError: there is none of these tokens, or `bos` is something else.
     """
+    if bos not in (None, "document", "window"):
+        raise UserError(f"bos is {bos}: expected bos=document or bos=window")
     try:
         tokenizer = json.loads(checkpoint.tokenizer.read_bytes())
         ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
@@ -262,11 +264,11 @@ def separator_of(checkpoint: Checkpoint, config: Any) -> tuple[int, bool]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{checkpoint.tokenizer} is not a tokenizer.json") from None
     if begins is not None and begins in known:
-        return begins, True
+        return ReadingConfig(begins, bos != "document")
     ends = config.eos_token_id[0] if isinstance(config.eos_token_id, list) and config.eos_token_id else None
     for token in (getattr(config, "bos_token_id", None), config.eos_token_id, ends):
         if type(token) is int and token in known and token < config.vocab_size:
-            return token, False
+            return ReadingConfig(token, bos == "window")
     raise UserError(f"{checkpoint.folder}: its tokenizer has no token for bos_token_id or eos_token_id")
 
 

@@ -19,7 +19,7 @@ import torch
 
 from posbench import machine
 from posbench.config import start
-from posbench.config.external import ReadingConfig, TrainedOn, TrainingElsewhere
+from posbench.config.external import TrainedOn, TrainingElsewhere
 from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import Config, EvaluationConfig, validate
 from posbench.data import tokens as data
@@ -186,16 +186,14 @@ def _begun(found: Found, overrides: list[str], config_dir: Path | None) -> _Begu
         raise UserError(f"{found.source}: expected start.train_length=N, the tokens that it was trained on at a time")
     base, asked = _composed(rest, typed, before, config_dir)
     library, turns, name = _extended(found, base, before, method, options)
-    separator, own_first = job.separator_of(found.checkpoint, library)
-    if (bos := typed.get("bos")) not in (None, "document", "window"):
-        raise UserError(f"bos is {bos}: expected bos=document or bos=window")
+    reading = job.reading_of(found.checkpoint, library, typed.get("bos"))
     job.check(found.checkpoint, library, asked, base.training.train_length)
     config = TrainedOn(
         study=base.study,
         seed=base.seed,
         encoding=job.encoding_of(position_of(found.checkpoint, library), library, name),
         model=job.described(found, library),
-        reading=ReadingConfig(separator, own_first if bos is None else bos == "window"),
+        reading=reading,
         data=job.text_of(base.data, found.checkpoint, library),
         start=TrainingElsewhere(before),
         training=base.training,
