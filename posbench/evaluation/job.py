@@ -139,17 +139,25 @@ def evaluate_into(
     device: torch.device,
     world: World | None = None,
 ) -> int:
-    """Evaluate into a run folder and its mirror, row by row, so that nothing computed is lost.
-
-    Returns:
-        The number of rows that were missing.
-    """
+    """Evaluate into a run folder and its mirror; returns how many rows were missing."""
     world = world or World()
     asked = evaluation_of(run.id, model, tokens, config, step, device, world)
+    try:
+        return rows_into(run, tracker, asked, world.from_first(run.whole_rows()))
+    finally:
+        show_results(run.folder, config, tracker)
+
+
+def rows_into(run: Run, tracker: tracking.Mirror, asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> int:
+    """Write the rows that are not known, one by one, so that nothing computed is lost; returns how many there were.
+
+    Raises:
+        RunFailed: memory ran out; what may fit is said.
+    """
     started, n_rows = time.monotonic(), 0
     tracker.catch_up()
     try:
-        for row, blocks in evaluated(asked, world.from_first(run.whole_rows())):
+        for row, blocks in evaluated(asked, known):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
@@ -157,7 +165,6 @@ def evaluate_into(
     finally:
         seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
         run.update(evaluate_seconds=round(seconds, 3))
-        show_results(run.folder, config, tracker)
     return n_rows
 
 

@@ -25,8 +25,8 @@ from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import PosbenchError, RunFailed, Stopped, Undefined, UserError
 from posbench.evaluation import curve, probes
-from posbench.evaluation.evaluate import Evaluation, describe
-from posbench.evaluation.job import evaluated
+from posbench.evaluation.evaluate import Evaluation
+from posbench.evaluation.job import rows_into
 from posbench.evaluation.plan import from_training_on, lengths_of, measurements
 from posbench.huggingface import building, package, probing, rope
 from posbench.huggingface import folder as folders
@@ -415,7 +415,7 @@ def evaluate_into(
     step: int = 0,
     trained: int | None = None,
 ) -> int:
-    """Evaluate into a folder of results, and its mirror if there is one; return how many rows were missing.
+    """Evaluate into a folder of results, and its mirror if there is one; returns how many rows were missing.
 
     Args:
         step, trained: updates made, and tokens trained on here; None: it was not.
@@ -434,21 +434,11 @@ def evaluate_into(
         dtype=subject.precision,
         device=subject.device,
     )
-    started, n_rows = time.monotonic(), 0
-    if tracker is not None:
-        tracker.catch_up()
     try:
-        for row, blocks in evaluated(evaluation, known):
-            run.log_evaluation(row, blocks)
-            if tracker is not None:
-                tracker.curve(row)
-            logger.info("%s", describe(row))
-            n_rows += 1
+        return rows_into(run, tracker or Mirror(), evaluation, known)
     finally:
-        seconds = (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
         peak = max(run.record["peak_memory_bytes"] or 0, machine.peak_memory(subject.device))
-        run.update(evaluate_seconds=round(seconds, 3), peak_memory_bytes=peak)
-    return n_rows
+        run.update(peak_memory_bytes=peak)
 
 
 def _tokens_to_read(
