@@ -31,19 +31,18 @@ def train(overrides: Sequence[str] = (), *, restart: bool = False, config_dir: s
     from posbench.launch import plans
     from posbench.launch.ranks import train_together
     from posbench.run_folder import finding
-    from posbench.terminal import console
 
     overrides = _listed(overrides)
     directory = None if config_dir is None else Path(config_dir)
     if (begins := start_of(overrides)) and finding.is_model(begins):
         from posbench.training.elsewhere import train_model
 
-        with console.log_shown(), _threads_kept():
+        with _shown():
             return _told(load(train_model(begins, overrides, restart, directory)))
     plan = plans.resolve_one(overrides, directory)
     if plan is None:
         raise UserError("these overrides are for Hydra's own start of a job: use the command line, 'posbench train'")
-    with console.log_shown(), _threads_kept():
+    with _shown():
         train_together(plan, restart)
         return _told(load(plan.folder))
 
@@ -67,16 +66,15 @@ def evaluate(run: LoadedRun | str | Path, overrides: Sequence[str] = ()) -> Load
     from posbench.launch.ranks import evaluate_together
     from posbench.run_folder import finding
     from posbench.run_folder.folder import load_config
-    from posbench.terminal import console
 
     if not isinstance(run, LoadedRun) and finding.is_model(str(run)):
         from posbench.huggingface.job import evaluate_model
 
-        with console.log_shown(), _threads_kept():
+        with _shown():
             return _told(load(evaluate_model(str(run), _listed(overrides))[0]))
     given = run if isinstance(run, LoadedRun) else load(run)
     asked = apply(load_config(given.folder), _listed(overrides))
-    with console.log_shown(), _threads_kept():
+    with _shown():
         evaluate_together(given.folder, asked)
         return _told(load(given.folder))
 
@@ -95,12 +93,15 @@ def _listed(overrides: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Restore the number of threads after a run."""
+def _shown() -> Iterator[None]:
+    """Show the log; restore logging and the number of threads afterwards."""
     import torch
+
+    from posbench.terminal import console
 
     before = torch.get_num_threads()
     try:
-        yield
+        with console.log_shown():
+            yield
     finally:
         torch.set_num_threads(before)

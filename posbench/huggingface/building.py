@@ -66,10 +66,13 @@ def _refuse_counts(checkpoint: Checkpoint) -> None:
     most = max(_MOST_LAYERS, len(checkpoint.weights.shapes))
     for key, value in checkpoint.config.items():
         if type(value) is int and value > most and _COUNT.search(key):
-            told = f"{value:,} layers and {len(checkpoint.weights.shapes):,} tensors ({key})"
-            raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+            raise _other_weights(checkpoint, f"{value:,} layers and {len(checkpoint.weights.shapes):,} tensors ({key})")
         if isinstance(value, list) and any(number > _MOST_REPEATS for number in _integers(value)):
             raise UserError(f"{checkpoint.folder}: {key} has numbers above {_MOST_REPEATS:,}: expected smaller ones")
+
+
+def _other_weights(checkpoint: Checkpoint, has: str) -> UserError:
+    return UserError(f"{checkpoint.folder}: its configuration has {has}: it is not that of these weights")
 
 
 def _integers(values: list[Any]) -> Iterator[int]:
@@ -167,7 +170,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
     weights = checkpoint.weights
     if config.num_hidden_layers > len(weights.shapes):
         told = f"{config.num_hidden_layers:,} layers and {len(weights.shapes):,} tensors"
-        raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+        raise _other_weights(checkpoint, told)
     kind = getattr(transformers(), checkpoint.family.model)
     try:
         with quiet(), torch.device("meta"), _no_more_numbers(checkpoint):
@@ -178,8 +181,7 @@ def refuse_too_large(checkpoint: Checkpoint, config: Any, precision: str, device
         raise UserError(f"{checkpoint.folder}: transformers cannot build it: {line(error)}") from None
     numbers = sum(parameter.numel() for parameter in made.parameters())
     if numbers > 2 * weights.numbers:  # a head tied to the token table may be counted twice
-        told = f"{numbers:,} numbers and its files {weights.numbers:,}"
-        raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+        raise _other_weights(checkpoint, f"{numbers:,} numbers and its files {weights.numbers:,}")
     if weights.learned > 2 * numbers:
         told = f"{weights.learned:,} numbers and its configuration {numbers:,}"
         raise UserError(f"{checkpoint.folder}: its files have {told}: they are not those of this configuration")
@@ -213,8 +215,7 @@ def _no_more_numbers(checkpoint: Checkpoint) -> Iterator[None]:
         nonlocal found
         found += 0 if parameter is None else max(1, parameter.numel())
         if found > most:
-            told = f"{most:,} numbers and more, its files {checkpoint.weights.numbers:,}"
-            raise UserError(f"{checkpoint.folder}: its configuration has {told}: it is not that of these weights")
+            raise _other_weights(checkpoint, f"{most:,} numbers and more, its files {checkpoint.weights.numbers:,}")
 
     hook = nn.modules.module.register_module_parameter_registration_hook(counted)
     try:

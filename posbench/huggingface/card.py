@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+import yaml
+
 from posbench import __version__
 from posbench.config.external import TrainedOn, Trains
 from posbench.config.schema import Config, to_container
@@ -44,7 +46,7 @@ def card(
     if start := config.start:
         finished += f" It began from a run that was trained on {start.tokens:,} tokens at {start.train_length:,}."
     sections = [
-        _front(config),
+        _front("positional-encoding", config.encoding.name),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
         f"{length:,} tokens by posbench, as {_kind(stock)}.{finished}",
         _use(config, stock, separator),
@@ -62,8 +64,7 @@ def of_trained_on(
 ) -> str:
     """The page of a model that was trained on: from what, how long, and what it does to its level."""
     model, training = config.model, config.training
-    facts: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    facts |= {"base_model": model.source} if model.revision else {}
+    base = {"base_model": model.source} if model.revision else {}
     commit = f" at {model.revision[:12]}" if model.revision else ""
     done = (
         f"`{model.kind}` model {_code(model.source)}{commit} (sha256 `{model.sha256[:12]}`), trained at "
@@ -74,7 +75,7 @@ def of_trained_on(
     )
     options = f"    {spelt_out(json.dumps(config.encoding.options, sort_keys=True))}\n\n    {spelt_out(str(command))}"
     sections = [
-        _front_of({**facts, "tags": ["posbench", "long-context", config.encoding.name]}),
+        _front("long-context", config.encoding.name, **base),
         f"# {_code(config.id)}\n\nThe {done}\n\n{options}",
         "The licence and the limits of the model that it began from hold for it, too.",
         *(
@@ -92,14 +93,8 @@ def _kind(stock: Stock) -> str:
     return f"its own class. **It needs `pip install 'posbench[hf]=={__version__}'` and `trust_remote_code=True`**"
 
 
-def _front(config: Config) -> str:
-    tags = ["posbench", "positional-encoding", config.encoding.name]
-    return _front_of({"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags})
-
-
-def _front_of(facts: dict[str, Any]) -> str:
-    import yaml
-
+def _front(*tags: str, **more: str) -> str:
+    facts = {"library_name": "transformers", "pipeline_tag": "text-generation", **more, "tags": ["posbench", *tags]}
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
@@ -198,8 +193,6 @@ def _text_of(config: Trains) -> str:
 
 def _shaping(config: Config) -> str:
     """The settings that shape the weights, as YAML; of a path only the last name: paths describe the machine."""
-    import yaml
-
     plain = {key: value for key, value in to_container(config).items() if key in _SHAPING}
     for key in ("path", "dataset", "tokenizer"):
         if plain["data"][key] is not None and PurePath(plain["data"][key]).is_absolute():
