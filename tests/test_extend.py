@@ -66,47 +66,48 @@ def transformers_rule(
     return inv_freq, attention_factor
 
 
+# Method, type in transformers, its options beside the factor, and theirs; lists have a number for each of 64 pairs.
+_LONG, _SHORT = [1 + 0.3 * pair for pair in range(64)], [1 + 0.01 * pair for pair in range(64)]
+RULES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("pi", "linear", {}, {}),
+    ("dynamic_ntk", "dynamic", {}, {}),
+    ("yarn", "yarn", {}, {}),
+    ("yarn", "yarn", {"alpha": 0.5, "beta": 4.0, "attention_factor": 1.1},
+     {"beta_slow": 0.5, "beta_fast": 4.0, "attention_factor": 1.1}),
+    ("llama3", "llama3", {}, {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    ("longrope", "longrope", {"long_factor": _LONG, "short_factor": _SHORT},
+     {"long_factor": _LONG, "short_factor": _SHORT}),
+]  # fmt: skip
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("factor", [1.0, 2.0, 5.5, 32.0])
 @pytest.mark.parametrize("train_length", [64, 500, 8192])
 @pytest.mark.parametrize(("head_dim", "base"), [(8, 1e4), (32, 1e4), (64, 5e5), (128, 1e4)])
-@pytest.mark.parametrize("method", ["pi", "dynamic_ntk", "yarn", "llama3", "longrope"])
+@pytest.mark.parametrize(("method", "kind", "options", "theirs"), RULES)
 def test_frequencies_are_those_of_transformers(
-    method: str, head_dim: int, base: float, train_length: int, factor: float
+    method: str,
+    kind: str,
+    options: dict[str, Any],
+    theirs: dict[str, Any],
+    head_dim: int,
+    base: float,
+    train_length: int,
+    factor: float,
 ) -> None:
     encoding = rope(head_dim, base, train_length)
-    length = 3 * train_length
-    kind, options, theirs = method, {}, {"factor": factor}
-    if method == "pi":
-        kind = "linear"
-    elif method == "dynamic_ntk":
-        kind = "dynamic"
-    elif method == "llama3":
-        theirs |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    elif method == "longrope":
-        factors: dict[str, Any] = {
-            "long_factor": [1 + 0.3 * pair for pair in range(head_dim // 2)],
-            "short_factor": [1 + 0.01 * pair for pair in range(head_dim // 2)],
-        }
-        options, theirs = factors, theirs | factors
-    for reached in (train_length, train_length + 1, length):
-        ours, ours_attention = spectrum(encoding, method, reached, factor=factor, **options)
-        expected, attention_factor = transformers_rule(kind, head_dim, base, train_length, reached, **theirs)
+    own, other = (
+        {name: value[: head_dim // 2] if isinstance(value, list) else value for name, value in given.items()}
+        for given in (options, theirs)
+    )
+    for reached in (train_length, train_length + 1, 3 * train_length):
+        ours, ours_attention = spectrum(encoding, method, reached, factor=factor, **own)
+        expected, attention_factor = transformers_rule(
+            kind, head_dim, base, train_length, reached, factor=factor, **other
+        )
         # They compute in fp32, relative error up to 1e-6 in the power; absolute 1e-6 beside it for frequencies near 1.
         torch.testing.assert_close(ours.float(), expected, atol=1e-6, rtol=1e-6)
         assert ours_attention == pytest.approx(attention_factor, rel=1e-12)
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 32.0), (0.5, 4.0), (1.0, 8.0)])
-def test_yarn_follows_transformers_for_other_ramps_and_temperatures(alpha: float, beta: float) -> None:
-    theirs = {"factor": 4.0, "beta_fast": beta, "beta_slow": alpha, "attention_factor": 1.1}
-    for train_length in (64, 1024):
-        ours, temperature = spectrum(
-            rope(64, 1e4, train_length), "yarn", train_length, factor=4, alpha=alpha, beta=beta, attention_factor=1.1
-        )
-        expected, _ = transformers_rule("yarn", 64, 1e4, train_length, train_length, **theirs)
-        torch.testing.assert_close(ours.float(), expected, atol=1e-6, rtol=1e-6)
-        assert temperature == 1.1
 
 
 def test_worked_frequencies() -> None:
@@ -155,13 +156,6 @@ def test_the_encoding_dynamic_ntk_is_rope_under_the_extension_of_that_name(lengt
     torch.testing.assert_close(encoding.angles(positions), extended_rope.angles(positions), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_llama3_is_ntk_by_parts_from_one_to_four_rotations(head_dim: int) -> None:
-    encoding = rope(head_dim, 5e5, 1024)
-    parts = spectrum(encoding, "ntk_by_parts", 8 * 1024, ramp="rotations", alpha=1, beta=4)
-    assert torch.equal(parts[0], spectrum(encoding, "llama3", 8 * 1024)[0]) and parts[1] == 1
-
-
 def test_the_rotations_ramp_counts_rotations_within_the_training_length() -> None:
     encoding = rope(64, train_length=1024)
     before = encoding.inv_freq(torch.device("cpu"))
@@ -194,15 +188,6 @@ def test_abf_is_rope_with_a_larger_base() -> None:
     after, facts = extended(RoPE(SHAPE), "abf", 40, L)
     assert torch.equal(attention_logits(after, q, k), attention_logits(RoPE(SHAPE, 500_000.0), q, k))
     assert facts["base"] == 500_000
-
-
-def test_pi_scores_at_stretched_positions_are_ropes_at_the_trained_ones() -> None:
-    q, k, _ = inputs(L)
-    after, _ = extended(RoPE(SHAPE), "pi", 4 * L, L)
-    positions = torch.arange(L)
-    torch.testing.assert_close(
-        attention_logits(after, q, k, positions=4 * positions), attention_logits(RoPE(SHAPE), q, k, positions=positions)
-    )
 
 
 def test_yarns_temperature_multiplies_logits_by_its_square() -> None:
@@ -339,13 +324,6 @@ def test_dynamic_far_pairs_meet_no_distance_that_training_did_not(length: int) -
     assert max(chunks(i, j) for i in range(length) for j in range(i + 1)) <= L - 1
 
 
-def test_rerope_is_continuous_at_its_window() -> None:
-    q, k, _ = inputs(12)
-    five, six = (attention_logits(extended(RoPE(SHAPE), "rerope", 12, L, window=w)[0], q, k) for w in (5, 6))
-    at_five = torch.ones(12, 12, dtype=torch.bool).tril() & (torch.arange(12)[:, None] - torch.arange(12) == 5)
-    torch.testing.assert_close(five[..., at_five], six[..., at_five], atol=2e-6, rtol=2e-6)
-
-
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("method", FAR_PAIRS)
 def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -> None:
@@ -375,13 +353,9 @@ def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> 
     torch.testing.assert_close(code, expected, atol=1e-5, rtol=1e-5)  # torch finds the place in fp32
     with pytest.raises(UserError, match="65"):
         after.embed(torch.zeros(1, 4 * L + 1, 16), torch.arange(4 * L + 1)[None])
-
-
-def test_a_table_stretched_by_nothing_is_the_table() -> None:
-    learned = encodings.build("learned", SHAPE)
-    after, _ = extended(learned, "interpolate", L, L)
+    same, _ = extended(learned, "interpolate", L, L)
     x, positions = torch.randn(2, L, 16), torch.arange(L)[None]
-    assert torch.equal(after.embed(x, positions), learned.embed(x, positions))
+    assert torch.equal(same.embed(x, positions), learned.embed(x, positions))
 
 
 def test_alibi_pi_divides_the_slopes() -> None:
@@ -457,15 +431,11 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     assert set(facts) >= {"dynamic"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_a_title_a_source_and_a_scheme(method: str) -> None:
-    assert 20 < len(METHODS[method].title) < 120 and "\n" not in METHODS[method].title
-    assert len(METHODS[method].source) > 20
-    assert any(method == supported for _, supported in EVERY)
-
-
-def test_schemes_name_known_methods_only() -> None:
-    assert {method for _, method in EVERY} <= METHODS.keys()
+def test_every_method_has_a_title_a_source_and_a_scheme_and_schemes_name_no_other() -> None:
+    for name, method in METHODS.items():
+        assert 20 < len(method.title) < 120 and "\n" not in method.title, name
+        assert len(method.source) > 20, name
+    assert {method for _, method in EVERY} == METHODS.keys()
     assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS]
     assert methods_of(encodings.build("none", SHAPE)) == []
 
@@ -491,16 +461,6 @@ def test_the_models_number_format_does_not_reach_the_frequencies() -> None:
     assert isinstance(after, Rotary)
     before = after.inv_freq(torch.device("cpu")).clone()
     assert torch.equal(after.to(torch.bfloat16).inv_freq(torch.device("cpu")), before)
-
-
-def test_longrope_switches_its_divisors_past_the_training_length() -> None:
-    options = {"factor": 4.0, "long_factor": [1.0, 2.0, 3.0, 4.0], "short_factor": [1.0, 1.0, 1.0, 1.5]}
-    before = rope(8).inv_freq(torch.device("cpu"))
-    short, at_short = spectrum(rope(8), "longrope", L, **options)
-    long, at_long = spectrum(rope(8), "longrope", L + 1, **options)
-    torch.testing.assert_close(before / short, torch.tensor(options["short_factor"], dtype=torch.float64))
-    torch.testing.assert_close(before / long, torch.tensor(options["long_factor"], dtype=torch.float64))
-    assert at_short == at_long == pytest.approx(math.sqrt(1 + math.log(4) / math.log(L)))
 
 
 def test_the_rotations_ramp_is_warned_about_once_and_only_where_no_pair_turns_often_enough(
