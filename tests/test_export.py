@@ -201,6 +201,7 @@ def test_every_encoding_goes_out_as_code(name: str, tiny_config: Config, tmp_pat
     assert [one.length for one in found][:3] == [1, 16, 24]
     ours = model_of(run, load_config(run), tokenizers.raw_bytes())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert theirs.get_input_embeddings() is theirs.model.tokens
     assert {k: v.tolist() for k, v in ours.named_buffers()} == {k: v.tolist() for k, v in theirs.model.named_buffers()}
     ids = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(2))
     told = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, "min_new_tokens": 4}

@@ -78,6 +78,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
     config_class = PosbenchConfig
     main_input_name = "input_ids"
     base_model_prefix = "model"
+    _input_embed_layer = "tokens"  # what `get_input_embeddings` returns
 
     def __init__(self, config: PosbenchConfig) -> None:
         super().__init__(config)
@@ -86,7 +87,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
-        """As of every model of transformers, which forgets tables that are no weights: they are computed again."""
+        """As of every model of transformers; tables that are no weights, which it leaves unset, are computed again."""
         loaded = super().from_pretrained(*args, **options)
         made: Any = loaded[0] if isinstance(loaded, tuple) else loaded
         tables = dict(_built(made.config).named_buffers())
@@ -99,12 +100,6 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Nothing: all weights come from the folder."""
-
-    def get_input_embeddings(self) -> Any:
-        return self.model.tokens
-
-    def set_input_embeddings(self, value: torch.nn.Module) -> None:
-        self.model.tokens = value
 
     def forward(
         self,
