@@ -66,8 +66,8 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure
 
     Args:
         runs: what `load` or `train` returned, run folders, study folders or globs.
-        reference: the encoding or label that the others are compared with: its windowed curve is drawn, and of many
-            schemes its own in every row. None: `rope`.
+        reference: the encoding or label that the others are compared with. Its windowed curve is drawn too. Many
+            schemes get a row for each family; its curve is in every row. None: `rope`.
 
     Raises:
         UserError: the runs may not be compared, since they differ in more than the encoding, the learning rate and the

@@ -76,19 +76,20 @@ class LoadedRun:
         """The run in a few values: `learned`, `nll_1x` .. and `rise_4x` .. (nats per token), `reach` and `uses`.
 
         The last two are lengths in tokens, and None for a run that has not learned. Of a run on a task: `learned`,
-        `steps_to_gate`, `accuracy_1x` ..
-        and `exact_match_1x` .. (shares).
+        `steps_to_gate`, `accuracy_1x` .. and `exact_match_1x` .. (shares).
         """
         return self.data.headline
 
     @property
     def learned(self) -> str | None:
-        """Whether it has learned: `yes`, `no` or `not resolved`; None where that is not known.
+        """Whether it has learned: `yes`, `no` or `not resolved`; None if that is not known.
 
-        Of text: nll at the training length is below that of the best n-gram model on the same targets,
-        by a 95 % interval over documents. Rows of earlier versions lack what pairs documents: there the two numbers
-        decide. Not known: nothing was evaluated, or by a version without that model, or the model was trained
-        elsewhere. Of a task: 99 % of the answers' tokens are right at every trained length.
+        Text: its nll at the training length is below that of the best n-gram model on the same targets, by a 95 %
+        interval over documents. Rows of earlier versions cannot be paired by document: there the two numbers decide.
+        Task: 99 % of the answers' tokens are right at every trained length.
+
+        It is not known if nothing was evaluated, if a version without n-gram models did, or if the model was trained
+        elsewhere.
         """
         found = self.headline["learned"]
         return None if found is None else str(found)

@@ -30,7 +30,7 @@ _MASK = re.compile(r".*\b(attn|attention)\.(bias|masked_bias)")
 # Where kinds that are not listed keep their training length.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx",
             "context_length")  # fmt: skip
-# What a model of several parts may say of its text part, outside of that part's own configuration.
+# Keys of a model of several parts that also hold for its text part.
 _SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
 TEXT_PART, _TEXT_TENSORS = "text_config", "language_model"
 

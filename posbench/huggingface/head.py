@@ -1,8 +1,8 @@
 """A model's own head, applied to hidden states in pieces.
 
-What makes logits of hidden states is the model's own program: a scale (Granite, Cohere), a cap (Gemma 2), or more. Here
-the part of the model that makes the hidden states is replaced by these, and the rest of its forward pass is run. If the
-last matrix is a plain linear layer, it is computed in fp32 in every precision of the model.
+Each kind of model has its own way from hidden states to logits: a scale (Granite, Cohere), a cap (Gemma 2), or more. So
+the model's own forward pass is run, and the part that makes the hidden states returns the given ones. If the last
+matrix is a plain linear layer, it is computed in fp32 in every precision of the model.
 """
 
 import contextlib

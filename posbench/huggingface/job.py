@@ -298,7 +298,7 @@ def check(checkpoint: Checkpoint, config: Any, settings: EvaluationConfig, train
 
 
 def encoding_of(position: str, config: Any, name: str | None = None) -> EncodingConfig:
-    """How a model knows where its tokens are, by its family and the library's configuration; called `name` if given."""
+    """A model's position encoding as a section of the configuration; its name is `name`, by default the position."""
     options = {"parameters": config.rope_parameters} if position == "rope" else {}
     return EncodingConfig(name or position, json.loads(json.dumps(options)))
 
@@ -379,7 +379,7 @@ def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray
 
 
 def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
-    """Write into `run.json` what is read and by what, and say it."""
+    """Write the text, the tokenizer and the model's size into `run.json`, and log them."""
     begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
     run.update(
         data={**tokens.record, "separator": {**begins, "first_in_every_window": reading.first}},
@@ -395,7 +395,7 @@ def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: Reading
 
 
 def _record_support(run: Run, subject: HuggingFaceModel) -> None:
-    """How sure the numbers of this kind of model are, and what is undefined for the model."""
+    """Record whether tests have verified this kind of model, and what is undefined for the model."""
     checkpoint, version = subject.checkpoint, package.transformers().__version__
     limits = subject.limits or limits_of(checkpoint, subject.config)
     level = "verified" if checkpoint.family.verified else "probed"

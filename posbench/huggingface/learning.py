@@ -1,4 +1,4 @@
-"""A model of transformers while it is trained on: its loss, what that takes of memory, and its weights as saved."""
+"""Training on of a model of transformers: its loss, the memory that it needs, and its weights rounded as saved."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ from posbench.huggingface.folder import Checkpoint
 from posbench.kernels.cross_entropy import cross_entropy
 
 _OF_WEIGHTS = 16  # bytes of a parameter: its value, its gradient and AdamW's two averages, in fp32
-_VECTORS = 14  # of the model's width that a block keeps of each token: norms, queries, keys, values, sums
+_VECTORS = 14  # of the model's width, which a block keeps per token for backward: norms, queries, keys, values, sums
 
 
 class Learning(nn.Module):

@@ -129,7 +129,7 @@ class _Probes:
         return found
 
     def _windows(self, plain: Tensor) -> str | None:
-        """Tokens beyond the reach of all layers are changed: with a narrow window the last logits must not see it."""
+        """With a narrow window, tokens beyond the reach of all layers must not change the last logits."""
         if getattr(self.subject.model, "_is_stateful", False):  # its state may fade below what the test below can see
             return f"transformers does not narrow all of {self.kind} by masks: no windows"
         reach = (_NARROW - 1) * self.layers
@@ -173,13 +173,13 @@ class _Probes:
 
 
 def _refuse_no_memory(error: Exception) -> None:
-    """Raise an error again that says that memory ran out: it tells nothing of the model."""
+    """Raise the error again if memory ran out, which tells nothing of the model."""
     if machine.is_out_of_memory(error):
         raise error
 
 
 class _Tables(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds tables of positions: what is looked up by 0, 1, 2 ... of an input of `length` tokens."""
+    """Finds tables of positions: tables whose rows 0, 1, 2 ... are looked up for an input of `length` tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ class Turns:
 
 
 def turns_of(config: Any, train_length: int) -> list[Turns]:
-    """A model's own RoPE as posbench's, by its library configuration, per kind of layer; plain ones only."""
+    """The rotation of each kind of layer by the library's configuration; kinds with stretched RoPE are left out."""
     return [
         Turns(_rope(config, parameters, train_length), layers)
         for layers, parameters in _parts(config)
@@ -79,7 +79,7 @@ class Extension:
 
 
 def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
-    """The largest error of a model's rotary modules, in cosines and sines of one step; `length` of the input."""
+    """The largest error of a model's rotary modules in cosines and sines of position 1; `length` of the input."""
     positions = torch.tensor([[1, length - 1]])
     found = [0.0]
     for rotary in modules(model):

@@ -1,4 +1,4 @@
-"""A model that was trained on, as a folder like the one that it came from; transformers loads it without posbench.
+"""Saving a model that was trained on: a folder like the one that it came from, which transformers loads by itself.
 
     config.json, generation_config.json       its configuration, with the new rotary parameters for transformers 4 and 5
     model.safetensors, or several with index  its weights: names, files and precision as before

@@ -155,7 +155,7 @@ def beyond_table(limits: Limits, kind: str, rows: int) -> Limits:
 
 
 def position_of(checkpoint: Checkpoint, config: Any) -> str:
-    """How a model knows where a token is: rope, learned or alibi; other, if it is a kind not listed without RoPE."""
+    """How a model encodes positions: rope, learned or alibi; other for kinds without RoPE that are not listed."""
     return checkpoint.family.position or ("rope" if getattr(config, "rope_parameters", None) else "other")
 
 
