@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -227,18 +226,26 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(shelf: Pat
     assert {p.data_ptr() for p in varied.subject.reading.parameters()} <= shared  # type: ignore[attr-defined]
 
 
+FOLLOWING = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope")  # they follow the length
+FIXED = ("dynamic_ntk:factor=3", "yarn:factor=8", "longrope:factor=4", "abf")
+
+
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("kind", ["gpt_neox", "qwen3", "smollm3", "gemma3_text"])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if folders.FAMILIES[kind].position == "rope"])
 def test_every_method_turns_as_it_is_defined_and_not_at_all_up_to_the_trained_length(shelf: Path, kind: str) -> None:
     model = subject(on(shelf, kind))
-    plain = model.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
+    short, long = model.nll(IDS[:, : LENGTH + 1], LENGTH, 0), model.nll(IDS, LONG, 0)
     turned = rope.turns_of(model.config, LENGTH)
     assert rope.agrees(model.model, turned, LONG)
-    for method in ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope"):
-        longer = model.varied(Variant(extension=method), LONG).subject
-        assert not rope.agrees(longer.reading, turned, LONG), method  # type: ignore[attr-defined]
-        trained = model.varied(Variant(extension=method), LENGTH).subject.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
-        assert np.abs(trained - plain).max() < 1e-5, method
+    for text in (*FOLLOWING, *FIXED):
+        longer = model.varied(Variant(extension=text), LONG).subject
+        assert isinstance(longer, HuggingFaceModel) and longer.extension is not None
+        assert np.abs(longer.nll(IDS, LONG, 0) - long).mean() > 1e-4, text
+        assert rope.agrees(longer.reading, longer.extension.turns, LONG), text
+        assert not rope.agrees(longer.reading, turned, LONG), text
+        if text in FOLLOWING:
+            trained = model.varied(Variant(extension=text), LENGTH).subject.nll(IDS[:, : LENGTH + 1], LENGTH, 0)
+            assert np.abs(trained - short).max() < 1e-5, text
 
 
 def test_the_base_of_layers_with_a_window_is_left_alone(shelf: Path) -> None:
@@ -589,18 +596,7 @@ def test_a_name_on_the_hub_without_network_is_one_line(
 def test_without_the_library_one_line_says_how_to_get_it(
     shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = on(shelf, "llama")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert posbench("evaluate", str(on(shelf, "llama"))) == 2
+    assert posbench("evaluate", str(folder)) == 2
     assert "pip install 'posbench[hf]'" in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_the_command_in_a_process_of_its_own(shelf: Path, tmp_path: Path) -> None:
-    """GPT-2 up to its table and past it: a row that says so, and the process lives."""
-    write_text(tmp_path / "text.txt")
-    command = [sys.executable, "-m", "posbench", "evaluate", str(on(shelf, "gpt2")), *EVALUATE, "length=48,96"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "gpt2 has a table of 48 positions" in done.stderr and "gpt2, learned: trained at 48 tokens" in done.stdout
-    (folder,) = (tmp_path / "outputs" / "models").iterdir()
-    rows = {(r["protocol"], r["length"]): r["status"] for r in read_jsonl(folder / "evaluation.jsonl")}
-    assert rows["fixed_target", 48] == "ok" and rows["fixed_target", 96] == "undefined"
