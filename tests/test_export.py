@@ -573,13 +573,3 @@ def test_strangers_names_on_the_card_are_data(tiny_config: Config, tmp_path: Pat
     shown = re.sub(r"`[^`\n]+`", "", re.sub(r"```python\n.*?```", "", shown, flags=re.S))
     assert not re.search(r"[<>`]|script|\[a\]", shown)
     assert r"| `x\|y'<b>` | 24 | 1 | 1.5000 |" in page and "someone" not in page
-
-
-def test_without_the_library_a_line_says_how_to_get_it(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written(tmp_path, configured(tiny_config, {"name": "rope"}))
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"pip install 'posbench\[hf\]'"):
-        export.export(run, tmp_path / "out")
-    assert os.listdir(tmp_path) == [run.name]
