@@ -379,27 +379,25 @@ def _encoded(tokens: Tokens, rows: int, texts: Sequence[str]) -> list[np.ndarray
 
 
 def record(run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig) -> None:
-    """Write the text, the tokenizer and the model's size into `run.json`, and log them."""
+    """Write into `run.json`, and log: the text, the tokenizer, the model's size, and how sure its numbers are.
+
+    `support` has whether tests have verified this kind of model, and what is undefined for the model.
+    """
+    checkpoint, version = subject.checkpoint, package.transformers().__version__
+    limits = subject.limits or limits_of(checkpoint, subject.config)
+    level = "verified" if checkpoint.family.verified else "probed"
     begins = {"id": reading.separator, "text": tokens.tokenizer.decode([reading.separator])}
+    total = sum(parameter.numel() for parameter in subject.model.parameters())
     run.update(
         data={**tokens.record, "separator": {**begins, "first_in_every_window": reading.first}},
         tokenizer_sha256=tokens.tokenizer.sha256,
-        parameters={**run.record["parameters"], "total": sum(p.numel() for p in subject.model.parameters())},
+        parameters={**run.record["parameters"], "total": total},
+        support={"level": level, "transformers": version, "undefined": limits.reasons()},
     )
     told = "token %d (%r) stands before each document%s"
     logger.info(told, begins["id"], begins["text"], " and first in every window" if reading.first else "")
     told = "%s parameters, saved in %s, evaluated in %s"
-    count = f"{run.record['parameters']['total']:,}"
-    logger.info(told, count, subject.checkpoint.weights.precision, subject.precision)
-    _record_support(run, subject)
-
-
-def _record_support(run: Run, subject: HuggingFaceModel) -> None:
-    """Record whether tests have verified this kind of model, and what is undefined for the model."""
-    checkpoint, version = subject.checkpoint, package.transformers().__version__
-    limits = subject.limits or limits_of(checkpoint, subject.config)
-    level = "verified" if checkpoint.family.verified else "probed"
-    run.update(support={"level": level, "transformers": version, "undefined": limits.reasons()})
+    logger.info(told, f"{total:,}", checkpoint.weights.precision, subject.precision)
     part = f", the text part of {checkpoint.whole}" if checkpoint.whole else ""
     logger.info("%s%s: %s with transformers %s", checkpoint.kind, part, level, version)
     for what, reason in limits.reasons().items():
