@@ -1,5 +1,6 @@
 """Tiny random models of every family that is evaluated, as transformers itself saves them, each with a tokenizer."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ def write_tokenizer(folder: Path, begins: int | None = None) -> None:
             single=f"w{begins} $A", special_tokens=[(f"w{begins}", begins)]
         )
     made.save(str(folder / "tokenizer.json"))
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    """Set keys of a model's configuration."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
 def write_text(path: Path, words: int = 9000) -> None:

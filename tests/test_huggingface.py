@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_models import LENGTH, MODELS, VOCABULARY, configuration, save, write_text
+from hf_models import LENGTH, MODELS, VOCABULARY, changed, configuration, save, write_text
 from safetensors.torch import load_file, save_file
 from support import posbench
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -322,11 +322,6 @@ def test_an_extension_has_the_frequencies_of_its_length_whatever_it_read_before(
 # -- what is wrong with a folder ---------------------------------------------------------------------------------------
 
 
-def changed(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
-
-
 def dropped(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -423,20 +418,26 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+def refused(
+    model: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, spoil: Callable[[Path], None], said: str
+) -> None:
+    """A spoilt copy of a model ends in one line."""
+    shutil.copytree(model, tmp_path / "model")
+    spoil(tmp_path / "model")
+    write_text(tmp_path / "text.txt", 1000)
+    monkeypatch.chdir(tmp_path)
+    command = ["data.path=text.txt", "runtime.cache=cache", "device=cpu"]
+    assert posbench("evaluate", "model", *command) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: ") and said in line and len(line) < 600
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(on(shelf, "llama"), folder)
-    spoil, said = WRONG[what]
-    spoil(folder)
-    write_text(tmp_path / "text.txt", 1000)
-    monkeypatch.chdir(tmp_path)
-    assert posbench("evaluate", "model", "data.path=text.txt", "runtime.cache=cache", "device=cpu") == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("error: ") and said in line
+    refused(on(shelf, "llama"), tmp_path, monkeypatch, capsys, *WRONG[what])
 
 
 def test_the_library_is_given_no_key_that_it_does_not_need(shelf: Path, tmp_path: Path) -> None:

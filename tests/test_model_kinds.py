@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_models import write_text, write_tokenizer
+from hf_models import changed, write_text, write_tokenizer
 from support import posbench
-from test_huggingface import EVALUATE, WRONG, changed
+from test_huggingface import EVALUATE, WRONG, refused
 
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.variants import Variant
@@ -308,19 +308,6 @@ def test_what_is_wrong_with_a_folder_is_said_of_any_kind(
 ) -> None:
     spoil, said = WRONG[what]
     refused(on(shelf, "granite"), tmp_path, monkeypatch, capsys, spoil, re.sub(r"21 tensors.*", "", said))
-
-
-def refused(
-    model: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, spoil: Callable[[Path], None], said: str
-) -> None:
-    shutil.copytree(model, tmp_path / "model")
-    spoil(tmp_path / "model")
-    write_text(tmp_path / "text.txt", 1000)
-    monkeypatch.chdir(tmp_path)
-    command = ["data.path=text.txt", "runtime.cache=cache", "device=cpu"]
-    assert posbench("evaluate", "model", *command) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("error: ") and said in line and len(line) < 600
 
 
 def test_probed_kinds_and_text_parts_are_not_trained_on(shelf: Path) -> None:

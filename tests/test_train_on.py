@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import LENGTH, MODELS, VOCABULARY, save, write_text
+from hf_models import LENGTH, MODELS, VOCABULARY, changed, save, write_text
 from safetensors.torch import load_file
 from support import TINY, each_once, posbench, snapshot
 from support import write_text as write_words
@@ -250,11 +250,6 @@ def test_memory_is_estimated_first_and_blocks_are_computed_again_where_it_is_sho
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def changed(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
 def test_what_cannot_be_begun_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
