@@ -14,7 +14,9 @@ import yaml
 from posbench import __version__
 from posbench.config.external import TrainedOn, Trains
 from posbench.config.schema import Config, to_container
+from posbench.data.tokenizer import SEPARATOR
 from posbench.huggingface.architectures import Stock
+from posbench.huggingface.package import transformers
 from posbench.huggingface.parity import Agreement
 from posbench.run_folder.rows import EvaluationRow
 from posbench.terminal.exits import spelt_out
@@ -29,8 +31,6 @@ def card(
     step: int,
     rows: Sequence[EvaluationRow],
     agreements: Sequence[Agreement],
-    separator: str,
-    written_with: str,
 ) -> str:
     """The page in Markdown.
 
@@ -38,8 +38,6 @@ def card(
         record: content of `run.json`.
         step: number of updates behind the weights.
         rows: evaluation rows of one split.
-        separator: the token that begins a document.
-        written_with: version of transformers.
     """
     length = config.training.train_length
     finished = "" if step >= config.training.steps else f" The training is not finished: {step} updates are done."
@@ -49,11 +47,11 @@ def card(
         _front("positional-encoding", config.encoding.name),
         f"# {_code(record.get('id'))}\n\nA small GPT with the positional encoding `{config.encoding.name}`, trained at "
         f"{length:,} tokens by posbench, as {_kind(stock)}.{finished}",
-        _use(config, stock, separator),
+        _use(config, stock),
         _limits(config, stock),
         _results(rows),
         _same(agreements),
-        _versions(stock, written_with),
+        _versions(stock),
         f"## Configuration\n\n{_indented(_shaping(config))}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -98,7 +96,7 @@ def _front(*tags: str, **more: str) -> str:
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
-def _use(config: Config, stock: Stock, separator: str) -> str:
+def _use(config: Config, stock: Stock) -> str:
     trust = ", trust_remote_code=True" if stock.code else ""
     longer = f", {stock.grows_by}={4 * config.training.train_length}" if stock.grows_by else ""
     about = f"  # the length of your longest input; default {config.training.train_length}" if longer else ""
@@ -122,7 +120,7 @@ ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]]
 logits = model(ids).logits
 ```
 
-In training {_code(separator)} began every document. The tokenizer does not add it, and reads the same characters in a
+In training {_code(SEPARATOR)} began every document. The tokenizer does not add it, and reads the same characters in a
 text as plain text: put its id first yourself, as above. Generation also ends at this id."""
 
 
@@ -169,7 +167,7 @@ def _same(agreements: Sequence[Agreement]) -> str:
     )
 
 
-def _versions(stock: Stock, written_with: str) -> str:
+def _versions(stock: Stock) -> str:
     if stock.code:
         earlier = f"It was compared in this version, with posbench {_code(__version__)}."
     elif stock.rope_type == "proportional":
@@ -181,7 +179,7 @@ def _versions(stock: Stock, written_with: str) -> str:
         earlier = "Exports of this kind have the same logits in 4.57.6 and in 5.23.0, in fp32 on a CPU."
     cache = "true: `generate()` has the same logits with a cache" if stock.cached else "false (see Limits)"
     return (
-        f"## Versions\n\nWritten with transformers {_code(written_with)}. {earlier} Other versions and "
+        f"## Versions\n\nWritten with transformers {_code(transformers().__version__)}. {earlier} Other versions and "
         f"other dtypes were not compared. `use_cache` is {cache}."
     )
 

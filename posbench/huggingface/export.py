@@ -73,15 +73,13 @@ def export(run: Path, folder: Path, code: bool = False) -> list[Agreement]:
         if code:
             files.write_new(new / modeling.FILE, modeling.file_of_the_folder())
         _write_tokenizer(new, tokenizer, length)
-        ends = [end for end in (made.longest, model.encoding.max_length) if end is not None]
-        wanted = [min([one, *ends]) for one in (1, parity.SHORT, length, 2 * length, 4 * length)]
+        wanted = [min(one, made.longest or one) for one in (1, parity.SHORT, length, 2 * length, 4 * length)]
         found = parity.compare(new, model, tokenizer.vocab_size, config.model.n_heads, wanted, made.grows_by)
         parity.refuse_other_ids(new, tokenizer)
         record, known = load_record(run), evaluation_rows(run)
         rows = newest_of_split(known, headline_split(known, config.evaluation.split))
         write_json(new / PARITY, _parity(record, config, made, trained.step, found))
-        page = card(config, record, made, trained.step, rows, found, SEPARATOR, transformers().__version__)
-        files.write_new(new / "README.md", page.encode())
+        files.write_new(new / "README.md", card(config, record, made, trained.step, rows, found).encode())
     return found
 
 
