@@ -35,7 +35,7 @@ class Layer:
     temperature: str | None = None
 
 
-def config_of(model: str, name: str, **options: Any) -> Any:
+def config_of(name: str, **options: Any) -> Any:
     return getattr(third_party("transformers"), name)(**SMALL, **options)
 
 
@@ -44,7 +44,7 @@ def code_of(model: str) -> Any:
 
 
 def smollm3() -> list[Layer]:
-    config = config_of("smollm3", "SmolLM3Config")
+    config = config_of("SmolLM3Config")
     made = [code_of("smollm3").SmolLM3Attention(config, layer) for layer in range(LAYERS)]
     base = config.rope_parameters["rope_theta"]
     return [Layer(base if one.use_rope else None, one.sliding_window is not None) for one in made]
@@ -52,14 +52,14 @@ def smollm3() -> list[Layer]:
 
 def cohere2() -> list[Layer]:
     """Its attention turns q and k where it has a window."""
-    config = config_of("cohere2", "Cohere2Config")
+    config = config_of("Cohere2Config")
     made = [code_of("cohere2").Cohere2Attention(config, layer) for layer in range(LAYERS)]
     base = config.rope_parameters["rope_theta"]
     return [Layer(base if one.sliding_window else None, one.sliding_window is not None) for one in made]
 
 
 def llama4() -> list[Layer]:
-    config = config_of("llama4", "Llama4TextConfig", head_dim=8)
+    config = config_of("Llama4TextConfig", head_dim=8)
     made = [code_of("llama4").Llama4TextAttention(config, layer) for layer in range(LAYERS)]
     base = config.rope_parameters["rope_theta"]
     assert all(one.attn_temperature_tuning and one.attn_scale == 0.1 for one in made)
@@ -82,13 +82,13 @@ def mistral_large4() -> list[Layer]:
 
 
 def gemma3() -> list[Layer]:
-    config = config_of("gemma3", "Gemma3TextConfig")
+    config = config_of("Gemma3TextConfig")
     bases = {kind: found["rope_theta"] for kind, found in config.rope_parameters.items()}
     return [Layer(bases[kind], kind == "sliding_attention") for kind in config.layer_types]
 
 
 def gemma4() -> list[Layer]:
-    config = config_of("gemma4", "Gemma4TextConfig")
+    config = config_of("Gemma4TextConfig")
     rope = config.rope_parameters
     return [
         Layer(
@@ -103,7 +103,7 @@ def gemma4() -> list[Layer]:
 
 def olmo3_gnope() -> list[Layer]:
     """OLMo-core's `no_global_rope` takes RoPE from the layers without a window."""
-    config = config_of("olmo3", "Olmo3Config")
+    config = config_of("Olmo3Config")
     base = config.rope_parameters["sliding_attention"]["rope_theta"]
     return [Layer(base, True) if kind == "sliding_attention" else Layer(None, False) for kind in config.layer_types]
 
@@ -144,7 +144,7 @@ def test_layers_do_what_those_of_the_released_model_do(preset: str) -> None:
 
 
 def test_the_temperature_of_llama_4_is_that_of_its_attention_where_it_has_no_positions() -> None:
-    config = config_of("llama4", "Llama4TextConfig", head_dim=8, floor_scale=4, attn_scale=0.5)
+    config = config_of("Llama4TextConfig", head_dim=8, floor_scale=4, attn_scale=0.5)
     attention = code_of("llama4").Llama4TextAttention(config, 3)
     attention.o_proj = torch.nn.Identity()
     x = schemes.random(2, 19, 32)
