@@ -13,7 +13,7 @@ from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.evaluation import curve
 from posbench.evaluation.headline import check_objective, headline_of, objective
-from posbench.evaluation.levels import Reach, reach, uses
+from posbench.evaluation.levels import reach, uses
 from posbench.report.comparison import load, summary
 from posbench.terminal import chart
 
@@ -156,17 +156,14 @@ def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
 
 
 def test_reach_is_the_last_length_before_the_first_that_fails() -> None:
-    assert reach({128: 0.01, 256: 0.05, 512: 0.2}, 64) == Reach(256, longest_measured=False)
-    assert reach({128: 0.2, 256: 0.01}, 64) == Reach(64, longest_measured=False)
+    assert reach({128: 0.01, 256: 0.05, 512: 0.2}, 64) == 256
+    assert reach({128: 0.2, 256: 0.01}, 64) == 64
+    assert reach({128: 0.01, 256: 0.02}, 64) == 256
 
 
 def test_reach_ends_where_a_scheme_is_undefined_or_not_a_number() -> None:
-    assert reach({128: 0.01, 256: None, 512: 0.0}, 64) == Reach(128, longest_measured=False)
-    assert reach({128: math.nan}, 64) == Reach(64, longest_measured=False)
-
-
-def test_reach_says_when_nothing_longer_was_measured() -> None:
-    assert reach({128: 0.01, 256: 0.02}, 64) == Reach(256, longest_measured=True)
+    assert reach({128: 0.01, 256: None, 512: 0.0}, 64) == 128
+    assert reach({128: math.nan}, 64) == 64
 
 
 # -- uses --------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Levels(Measure):
         upper = {length: _upper(contrast) for length, contrast in rises.items()}
         lost = {length: _upper(self.rise(PLAIN, length)) for length in shorter}
         known = nlls.get("nll_1x") is not None and may_claim(gate)
-        held = reach(upper, self.train_length).length if known and longer else None
+        held = reach(upper, self.train_length) if known and longer else None
         return {**named, **nlls, **risen, "reach": held, "uses": uses(lost, self.train_length) if known else None}
 
     @property
@@ -234,42 +234,38 @@ def weighted(parts: Sequence[tuple[float, Blocks | None]]) -> Blocks | None:
 # -- how far -----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """The longest context, in tokens, up to which a scheme holds."""
+def reach(upper: Mapping[int, float | None], train_length: int) -> int:
+    """The longest context, in tokens, up to which a scheme holds.
 
-    length: int
-    longest_measured: bool  # nothing longer was measured: it may hold further
-
-
-def reach(upper: Mapping[int, float | None], train_length: int, limit: float = REACH_LIMIT) -> Reach:
-    """The largest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `limit`, as all shorter ones.
+    It is the largest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `REACH_LIMIT`, as all
+    shorter ones.
 
     Args:
         upper: that bound for every measured length above the training length; None where the scheme is undefined.
     """
-    held = train_length
-    for length in sorted(upper):
-        bound = upper[length]
-        if bound is None or not bound <= limit:
-            return Reach(held, longest_measured=False)
-        held = length
-    return Reach(held, longest_measured=True)
+    return _last_within(upper, sorted(upper), REACH_LIMIT) or train_length
 
 
-def uses(upper: Mapping[int, float | None], train_length: int, limit: float = USES_LIMIT) -> int | None:
-    """The shortest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most `limit`, as of all up to L.
+def uses(upper: Mapping[int, float | None], train_length: int) -> int | None:
+    """The shortest context, in tokens, that costs a run no more than `USES_LIMIT`.
+
+    It is the smallest length whose upper one-sided 95 % bound of NLL(C) - NLL(L) is at most that, as all longer ones.
 
     Args:
         upper: that bound for every measured length below the training length L.
 
     Returns:
-        None if there is no such length.
+        None if no shorter length was measured.
     """
-    used = train_length if upper else None
-    for length in sorted(upper, reverse=True):
+    return (_last_within(upper, sorted(upper, reverse=True), USES_LIMIT) or train_length) if upper else None
+
+
+def _last_within(upper: Mapping[int, float | None], lengths: list[int], limit: float) -> int | None:
+    """The last of the lengths before the first whose bound is unknown or above the limit; None if that is the first."""
+    last = None
+    for length in lengths:
         bound = upper[length]
-        if bound is None or not bound <= limit:
+        if bound is None or not bound <= limit:  # a bound may be nan
             break
-        used = length
-    return used
+        last = length
+    return last
