@@ -41,36 +41,22 @@ class TrainedGPT:
     def nll(self, ids: Integers, scored: int, first: int) -> Floats:
         windows = machine.sent(torch.from_numpy(ids), self.device)
         inputs, targets = windows[:, :-1], windows[:, -scored:]
-        with machine.autocast(self.device, self.dtype):
-            hidden = self.model.hidden(
-                inputs,
-                self._positions(inputs, first),
-                last=scored if scored < inputs.shape[1] else None,
-                reading=self.reading,
-            )
+        hidden = self._hidden(inputs, first, scored)
         nll = nll_of(self.model.logits, hidden.float().flatten(0, 1), targets.flatten())
         return nll.view(-1, scored).cpu().double().numpy()  # MPS has no fp64
 
     @torch.inference_mode()
     def ranked(self, ids: Integers, candidates: Integers, first: int) -> Ranked:
         inputs = machine.sent(torch.from_numpy(ids[:, :-1]), self.device)
-        answer = candidates.shape[1]
-        with machine.autocast(self.device, self.dtype):
-            hidden = self.model.hidden(
-                inputs,
-                self._positions(inputs, first),
-                last=answer if answer < inputs.shape[1] else None,
-                reading=self.reading,
-            )
+        hidden = self._hidden(inputs, first, candidates.shape[1])
         return ranked_by(self.model.logits, hidden.float(), torch.from_numpy(candidates))
 
     @torch.inference_mode()
     def answers(self, ids: Integers, scored: Bools, first: int) -> Answers:
         problems = machine.sent(torch.from_numpy(ids), self.device)
         chosen = machine.sent(torch.from_numpy(np.flatnonzero(scored)), self.device)
-        with machine.autocast(self.device, self.dtype):
-            hidden = self.model.hidden(problems[:, :-1], self._positions(problems[:, :-1], first), reading=self.reading)
-        hidden, labels = hidden.flatten(0, 1)[chosen].float(), problems[:, 1:].flatten()[chosen]
+        hidden = self._hidden(problems[:, :-1], first, scored.shape[1]).flatten(0, 1)[chosen].float()
+        labels = problems[:, 1:].flatten()[chosen]
         pieces = [
             (F.cross_entropy(logits, right, reduction="none"), logits.argmax(-1) == right)
             for logits, right in _in_pieces(self.model.logits, hidden, labels)
@@ -96,6 +82,12 @@ class TrainedGPT:
     @property
     def _encoding(self) -> Encoding:
         return self.model.encoding if self.reading.encoding is None else self.reading.encoding
+
+    def _hidden(self, inputs: Tensor, first: int, last: int) -> Tensor:
+        """Hidden states (B, last, D) of the last tokens of windows (B, T), of which the first has that number."""
+        some = last if last < inputs.shape[1] else None
+        with machine.autocast(self.device, self.dtype):
+            return self.model.hidden(inputs, self._positions(inputs, first), last=some, reading=self.reading)
 
     def _positions(self, ids: Tensor, first: int) -> Tensor | None:
         """Positions (1, T) that are shifted; (B, T) of encodings with their own, each window's from its own stream."""
