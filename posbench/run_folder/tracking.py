@@ -93,10 +93,11 @@ def _mirror(config: Trains, run: Run) -> Mirror:
 class _InBackground(Mirror):
     """A mirror whose session lives in a background thread."""
 
-    def __init__(self, config: Trains, run: Run, name: str) -> None:
+    def __init__(self, config: Trains, run: Run, name: str, failed: str, repaired: str) -> None:
         self._config = config
         self._run = run
         self._name = name
+        self._failed, self._repaired = failed, repaired  # what is wrong, and what brings the rows there later
         self._metrics_file = run.folder / METRICS
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(_QUEUE_ROWS)
         self._facts: dict[str, Any] = {}
@@ -148,7 +149,7 @@ class _InBackground(Mirror):
             self._broken = True
             logger.warning(
                 "%s (%s): continuing without it; metrics are in %s, %s",
-                *(self._failed(), redact(reason), self._metrics_file, self._repaired()),
+                *(self._failed, redact(reason), self._metrics_file, self._repaired),
             )
 
     def _work(self, opened: Callable[[], Takes]) -> None:
@@ -166,14 +167,6 @@ class _InBackground(Mirror):
         finally:
             self._ended.set()
 
-    def _failed(self) -> str:
-        """What is wrong, as the beginning of a warning."""
-        raise NotImplementedError
-
-    def _repaired(self) -> str:
-        """What brings the rows there later, as its end."""
-        raise NotImplementedError
-
     def _abandon(self) -> None:
         """End what a session that did not end in time has left behind."""
 
@@ -183,7 +176,7 @@ class _InBackground(Mirror):
 
 class _AtWandb(_InBackground):
     def __init__(self, config: Trains, run: Run) -> None:
-        super().__init__(config, run, "W&B")
+        super().__init__(config, run, "W&B", "W&B is unreachable", "'posbench sync' sends them later")
         self._new = not run.record["attempts"]  # nothing of it can be at W&B
 
     def begin(self) -> None:
@@ -221,12 +214,6 @@ class _AtWandb(_InBackground):
             "finish": lambda item: session.finish(exit_code_of(item[0]), item[1]),
         }
 
-    def _failed(self) -> str:
-        return "W&B is unreachable"
-
-    def _repaired(self) -> str:
-        return "'posbench sync' sends them later"
-
     def _abandon(self) -> None:
         """End W&B's upload process: its exit hook waits for that without limit. What it stored can be synced later."""
         with contextlib.suppress(Exception):  # private names: at worst the hook stays
@@ -241,7 +228,9 @@ class _AtTracker(_InBackground):
     """The mirror at one of `trackers`. `run.json` names the trackers that have all rows."""
 
     def __init__(self, config: Trains, run: Run) -> None:
-        super().__init__(config, run, config.tracking.backend)
+        name = config.tracking.backend
+        repaired = f"'posbench sync {run.folder} tracking={name}' brings all of it there"
+        super().__init__(config, run, name, f"tracking={name} failed", repaired)
         self._replaced = False  # whether a row took the place of an earlier one: the tracker must be told all again
 
     def begin(self) -> None:
@@ -307,12 +296,6 @@ class _AtTracker(_InBackground):
     def _has_all(self) -> None:
         with contextlib.suppress(OSError, PosbenchError):  # else the next command tells the tracker all once more
             note(self._run, self._name, has_all=True)
-
-    def _failed(self) -> str:
-        return f"tracking={self._name} failed"
-
-    def _repaired(self) -> str:
-        return f"'posbench sync {self._run.folder} tracking={self._name}' brings all of it there"
 
 
 def note(run: Run, name: str, has_all: bool) -> None:
