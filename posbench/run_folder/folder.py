@@ -4,6 +4,7 @@
 `evaluation_blocks.jsonl` and `log.txt`. These are the truth; whatever else shows them mirrors them.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import shlex
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from posbench import files
@@ -23,7 +23,7 @@ from posbench.errors import UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
 from posbench.run_folder.jsonl import append, drop_half_line, number, plain, shortened
 from posbench.run_folder.lock import moved_aside, take
-from posbench.run_folder.log import LogFile, OneLine, heard
+from posbench.run_folder.log import LogFile, OneLine, heard_by
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
 from posbench.run_folder.redaction import redact, secret_keys
 from posbench.run_folder.rows import BlockRow, EvaluationRow, every_row, parted_blocks
@@ -43,9 +43,9 @@ class Run:
         self._trains = isinstance(config, Config)
         self._ids = ids  # an earlier name holds where it is the folder's or the record's
         self._command = None if command is None else redact(shlex.join(command))
-        self._lock = lock
+        self._held = contextlib.ExitStack()  # until `close`
+        self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
-        self._log_level = logging.NOTSET  # of the logger, before it was copied into a file
         self.record = self._first_record(config)
         self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
 
@@ -81,22 +81,13 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Release the folder."""
-        if self._log_file:
-            logger = logging.getLogger("posbench")
-            logger.removeHandler(self._log_file)
-            logger.setLevel(self._log_level)
-            self._log_file.close()
-            self._log_file = None
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._held.close()
+        self._log_file = None
 
     # -- run.json --------------------------------------------------------------------------------------------------
 
@@ -259,8 +250,7 @@ class Run:
         self._log_file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for record in earlier:
             self._log_file.handle(record)
-        self._log_level = logging.getLogger("posbench").level
-        heard().addHandler(self._log_file)
+        self._held.enter_context(heard_by(self._log_file))
 
     def note(self, text: str) -> None:
         """Log to `log.txt` only."""

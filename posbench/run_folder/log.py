@@ -29,19 +29,20 @@ class LogFile(logging.FileHandler):
 def kept() -> Iterator[list[logging.LogRecord]]:
     """Collect log records for the `log.txt` of a run that has no folder yet."""
     handler = logging.handlers.MemoryHandler(capacity=sys.maxsize, flushLevel=sys.maxsize)
-    level = logging.getLogger("posbench").level
-    logger = heard()
+    with heard_by(handler):
+        yield handler.buffer
+
+
+@contextlib.contextmanager
+def heard_by(handler: logging.Handler) -> Iterator[None]:
+    """Within it, posbench's log goes to a handler, too, from INFO on if no other level is set."""
+    logger = logging.getLogger("posbench")
+    level = logger.level
+    logger.setLevel(level or logging.INFO)
     logger.addHandler(handler)
     try:
-        yield handler.buffer
+        yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-
-
-def heard() -> logging.Logger:
-    """posbench's logger, at the level of the log file."""
-    logger = logging.getLogger("posbench")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    return logger
+        handler.close()
