@@ -190,7 +190,7 @@ def test_posbench_sync_sends_each_step_once_and_a_second_time_nothing(
     assert steps(served) == list(range(1, 11))
     assert (served.summary["nll_1x"], served.summary["status"]) == (1.0, "done")
     assert ": 10 rows of metrics and 2 of evaluation: http" in capsys.readouterr().out
-    assert {artifact.type for artifact in server.artifacts.values()} == {"run_table", "evaluation"}
+    assert set(server.artifacts.values()) == {"run_table", "evaluation"}
     lines = len(served.history)
     assert posbench("sync", str(tmp_path / "s" / "*")) == 0
     assert ": nothing new: http" in capsys.readouterr().out

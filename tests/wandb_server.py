@@ -60,15 +60,6 @@ class ServedRun:
         return next((v[name] for v in reversed(self.variables) if v.get(name) is not None), None)
 
 
-@dataclasses.dataclass
-class ServedArtifact:
-    name: str
-    type: str
-    run: str | None
-    files: list[str]
-    aliases: list[str]
-
-
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
@@ -77,11 +68,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.runs: dict[str, ServedRun] = {}
-        self.artifacts: dict[str, ServedArtifact] = {}  # by id, digest and all
-        self.uploads: dict[str, bytes] = {}
+        self.artifacts: dict[str, str] = {}  # type by id
         self.sweep = ""  # its YAML
         self.commands: list[dict[str, Any]] = []  # for an agent, one at each heartbeat; then it exits
-        self.requests: list[str] = []  # operations and paths
         self.unknown: list[str] = []  # that this server had no answer to
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -142,12 +131,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             asked = json.loads(body)
             operation = re.search(r"(?:query|mutation) (\w+)", asked["query"])
             name = operation[1] if operation else asked["query"]
-            server.requests.append(name)
             answer = _graphql(server, name, asked.get("variables") or {})
             if answer is None:
                 server.unknown.append(asked["query"])
             return {"data": answer or {}}
-        server.requests.append(self.path)
         if stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
             sent, run = json.loads(body), server.runs[stream[1]]
             for name, part in (sent.get("files") or {}).items():
@@ -158,8 +145,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return {"limits": {}}
         if upload := re.fullmatch(r"/upload/run/([^/]+)/(.+)", self.path):
             server.runs[upload[1]].files[upload[2]] = body
-        elif self.path.startswith("/upload/artifact/"):
-            server.uploads[self.path.removeprefix("/upload/artifact/")] = body
         return {}
 
 
@@ -205,11 +190,8 @@ def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, 
     if name == "ServerFeaturesQuery":
         return {"serverInfo": {"features": []}}
     if name == "CreateArtifact":
-        given, key = v["input"], f"artifact{len(server.artifacts)}"
-        aliases = [alias["alias"] for alias in given.get("aliases") or []]
-        server.artifacts[key] = ServedArtifact(
-            given["artifactCollectionName"], given["artifactTypeName"], given.get("runName"), [], aliases
-        )
+        key = f"artifact{len(server.artifacts)}"
+        server.artifacts[key] = v["input"]["artifactTypeName"]
         artifact = {"id": key, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": artifact}}
     if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
@@ -222,7 +204,6 @@ def _artifact_answer(server: Server, name: str, v: dict[str, Any]) -> dict[str, 
         edges = []
         for given in v["input"]["artifactFiles"]:
             key, file = given["artifactID"], given["name"]
-            server.artifacts[key].files.append(file)
             made = {"id": f"{key}/{file}", "name": file, "displayName": file, "storagePath": file, "uploadHeaders": []}
             made |= {"uploadUrl": f"{server.url}/upload/artifact/{key}/{file}", "uploadMultipartUrls": None}
             edges.append({"node": made | {"artifact": {"id": key}}})
