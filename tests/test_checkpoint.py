@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import pathlib
 import random
 import resource
 import shutil
@@ -19,6 +18,7 @@ import torch
 from disks import in_child, small_disk
 from support import snapshot
 
+import posbench
 from posbench import files
 from posbench.errors import RunFailed, UserError
 from posbench.run_folder import checkpoint
@@ -347,8 +347,7 @@ def test_stale_temporaries_go_and_foreign_files_stay(tmp_path: Path) -> None:
 
 
 def test_no_other_module_loads_pickles() -> None:
-    package = pathlib.Path(checkpoint.__file__).parent
-    for path in package.rglob("*.py"):
+    for path in Path(posbench.__file__).parent.rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
             pickled = "torch.load(" in line and "safetensors.torch.load(" not in line
             assert not pickled or "weights_only=True" in line, f"{path.name}: {line}"
