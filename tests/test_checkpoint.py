@@ -1,6 +1,5 @@
 """Checkpoints survive kills, damage and full disks, and are read without trust."""
 
-import builtins
 import errno
 import hashlib
 import json
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from disks import in_child, small_disk
+from faults import Boundaries
 from support import snapshot
 
 import posbench
@@ -238,32 +238,10 @@ def test_a_pickle_that_calls_a_function_is_refused(tmp_path: Path, flag: str, mo
 
 # -- kills and full disks ----------------------------------------------------------------------------------------------
 
-_CALLS = [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (builtins, "open")]
-
-
-def _dying(boundary: int, after: bool) -> None:
-    """Make this process kill itself at the n-th call that touches the disk, before or after it is done."""
-    count = 0
-    for module, name in _CALLS:
-        original = getattr(module, name)
-
-        def call(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-            nonlocal count
-            mine, count = count == boundary, count + 1
-            if mine and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if mine:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        setattr(module, name, call)
-
 
 @pytest.mark.full
-@pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_any_boundary_of_a_save_loses_no_earlier_checkpoint(tmp_path: Path, after: bool) -> None:
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+def test_a_kill_at_any_boundary_of_a_save_loses_no_earlier_checkpoint(tmp_path: Path, moment: str) -> None:
     killed = 0
     while True:
         folder = tmp_path / str(killed)
@@ -272,7 +250,7 @@ def test_a_kill_at_any_boundary_of_a_save_loses_no_earlier_checkpoint(tmp_path: 
             save(folder, step)
 
         def work(folder: Path = folder, boundary: int = killed) -> None:
-            _dying(boundary, after)
+            Boundaries(boundary, moment).install()
             save(folder, 3)
 
         status = in_child(work)
