@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from disks import start_child
+from support import write_words
 
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError
@@ -56,9 +57,7 @@ class Case:
     @classmethod
     def make(cls, config: Config, place: Path, **changes: dict[str, Any]) -> "Case":
         """Run a configuration with changes to its parts, on a text of random words, in a folder of that name."""
-        rng = random.Random(0)
-        words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-        (place / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+        write_words(place)
         parts = {"data": {"path": str(place / "text.txt")}, "runtime": {"cache": str(place / "cache")}}
         for name, changed in changes.items():
             parts[name] = parts.get(name, {}) | changed

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import subprocess
 import sys
 import zipfile
@@ -37,6 +38,13 @@ def write_text(folder: Path | str = ".") -> None:
     """The `text.txt` that it trains on."""
     words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
     Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
+
+
+def write_words(folder: Path) -> None:
+    """A `text.txt` of thirty words of random letters, in random order."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
+    (folder / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
 
 
 def installed(project: Path, site: Path) -> None:

@@ -8,7 +8,6 @@ import importlib
 import json
 import math
 import pathlib
-import random
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from support import write_words
 from torch import Tensor
 
 from posbench.config.overrides import Asked, apply
@@ -581,13 +581,10 @@ def test_options_of_a_method_that_the_scheme_lacks_are_checked_by_name_and_type(
 @pytest.fixture
 def trained(tiny_config: Config, tmp_path: pathlib.Path) -> tuple[Config, pathlib.Path]:
     """A finished run: its configuration and its folder."""
-    text = tmp_path / "text.txt"
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-    text.write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    write_words(tmp_path)
     config = dataclasses.replace(
         tiny_config,
-        data=dataclasses.replace(tiny_config.data, path=str(text)),
+        data=dataclasses.replace(tiny_config.data, path=str(tmp_path / "text.txt")),
         runtime=dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache")),
     )
     train(config, tmp_path / "run", ["test"])

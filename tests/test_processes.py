@@ -6,7 +6,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import re
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support import write_words
 
 import posbench.processes
 import posbench.training.train
@@ -52,9 +52,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: Path) -> Config:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-    (tmp_path / "text.txt").write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
+    write_words(tmp_path)
     return dataclasses.replace(
         tiny_config,
         data=dataclasses.replace(tiny_config.data, path=str(tmp_path / "text.txt")),
