@@ -256,16 +256,6 @@ def test_several_processes_evaluate_weights_to_the_bit_as_one_does(config: Confi
     assert [row.nll for row in evaluation_rows(tmp_path / "run")] == expected != []
 
 
-@pytest.mark.full
-def test_a_finished_run_is_evaluated_by_all(config: Config, tmp_path: Path) -> None:
-    trained(config, tmp_path / "run", 2)
-    train(config, tmp_path / "one", [])
-    expected = evaluation_rows(tmp_path / "run")
-    (tmp_path / "run/evaluation.jsonl").unlink()
-    assert trained(config, tmp_path / "run", 2) == [0]
-    assert [row.nll for row in evaluation_rows(tmp_path / "run")] == [row.nll for row in expected]
-
-
 @pytest.fixture
 def evaluated_by_one(config: Config, tmp_path: Path) -> tuple[Path, list[str], list[dict[str, Any]]]:
     """A finished run, settings for `posbench evaluate`, and the rows that one process adds."""
