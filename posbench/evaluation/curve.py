@@ -12,6 +12,8 @@ from posbench.evaluation import answer_curve, choices, intervals
 from posbench.evaluation.levels import USES_LIMIT, Levels
 from posbench.run_folder.folder import load_any_config
 from posbench.run_folder.rows import (
+    BlockRow,
+    BlocksKey,
     EvaluationRow,
     evaluation_blocks,
     evaluation_rows,
@@ -66,8 +68,10 @@ def print_curves(folder: Path, split: str | None = None) -> None:
 
 def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Console) -> Iterator[RenderableType]:
     """What is printed of a run on text below its table."""
+    blocks = evaluation_blocks(folder)
+    levels = Levels.with_blocks(blocks, config, rows)
     joined, plain = on_shared_targets(rows), not console.carries_unicode(out)
-    yield from [*_not_learned(folder, rows, config), *_used(folder, rows, config)]
+    yield from [*_not_learned(levels), *_used(levels)]
     yield from _not_joined(folder, rows[0].split if rows else "", joined)
     series = [
         chart.Series(name, _points(joined, name), signs[plain], style) for name, (*signs, style) in SERIES.items()
@@ -82,7 +86,7 @@ def _pieces(folder: Path, config: AnyConfig, rows: list[EvaluationRow], out: Con
         yield _answers_table(answered, out)
     if any(row.documents == "concat" for row in rows):
         yield "Documents were too short to be scored whole: windows run across them."
-    yield from _about_intervals(folder, rows)
+    yield from _about_intervals(rows, blocks)
 
 
 def title_of(config: AnyConfig) -> str:
@@ -103,9 +107,8 @@ def _not_finished(rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
     return [] if done >= steps else [f"Not finished: evaluated as it stood after step {done} of {steps}."]
 
 
-def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
+def _not_learned(levels: Levels) -> list[str]:
     """A warning for a run that does not beat the best n-gram model at its training length: its curve shows nothing."""
-    levels = Levels.of(folder, config, rows)
     said = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(levels.learned or "")
     if said is None or levels.at_one is None:
         return []
@@ -117,8 +120,8 @@ def _not_learned(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> 
     ]
 
 
-def _used(folder: Path, rows: list[EvaluationRow], config: AnyConfig) -> list[str]:
-    length, used = config.training.train_length, Levels.of(folder, config, rows).headline["uses"]
+def _used(levels: Levels) -> list[str]:
+    length, used = levels.train_length, levels.headline["uses"]
     if used is None:
         return []
     of_all = f"{used:g} of its {length}" if used != length else f"all of its {length}"
@@ -160,12 +163,12 @@ def _not_joined(folder: Path, split: str, joined: list[EvaluationRow]) -> list[s
     ]
 
 
-def _about_intervals(folder: Path, rows: list[EvaluationRow]) -> list[str]:
+def _about_intervals(rows: list[EvaluationRow], known: dict[BlocksKey, list[BlockRow]]) -> list[str]:
     """A line on what the intervals cover, with a warning if there are few units."""
     row = next((row for row in rows if row.measured and row.curve_name == "fixed_target"), None)
     if row is None:
         return []
-    blocks = [block for block in evaluation_blocks(folder).get(row.blocks_key, []) if block.n_tokens]
+    blocks = [block for block in known.get(row.blocks_key, []) if block.n_tokens]
     behind = intervals.documents_of(intervals.blocks_of(blocks)) if blocks else None
     if behind is None:
         return ["95 %: over blocks of unknown documents, which is too narrow; 'posbench evaluate' makes it anew."]
