@@ -247,18 +247,17 @@ def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
 
 def by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
     """(seeds, units) sums and (units,) tokens, and what a unit is: the documents, or segments of few of them."""
-    counts, documents = each[0].counts, each[0].documents
-    unit, kind = _units(documents, each[0].stretches) if documents is not None else _blocks(len(counts))
+    counts = each[0].counts
+    unit, kind = _units(each[0])
     *sums, tokens = (np.bincount(unit, values).astype(np.float64) for values in (*(one.sums for one in each), counts))
     return np.stack(sums), tokens, kind
 
 
-def _blocks(number: int) -> tuple[Integers, Units]:
-    return np.arange(number), "blocks"
-
-
-def _units(documents: Integers, stretches: Integers | None) -> tuple[Integers, Units]:
+def _units(text: Blocks) -> tuple[Integers, Units]:
     """The unit of each block, numbered from 0; blocks come in the order of the text."""
+    documents, stretches = text.documents, text.stretches
+    if documents is None:
+        return np.arange(len(text.counts)), "blocks"
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:
         return document, "documents"
