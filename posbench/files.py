@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}-.+")
 _OF_A_PROCESS, _HELD = "posbench-", ".held"  # a folder in the system's temporary one, and its lock
-_LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # at a lock that is waited for
-_LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # at one that is not: who asks whether it is held has it for a moment
+_LOOK_EVERY_SECONDS, _TELL_EVERY_SECONDS = 0.1, 60.0  # while a lock is waited for
+_LOOKS, _LOOK_AGAIN_SECONDS = 10, 0.01  # otherwise: probing a lock takes it for a moment, so try again briefly
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -254,10 +254,10 @@ def lock(path: Path, wait: bool = False) -> int:
     Some network file systems have no locks: there a warning is logged, and the descriptor holds nothing.
 
     Args:
-        wait: for whoever holds it, as long as it takes; who that is, is logged every minute.
+        wait: until its holder releases it; the holder is logged every minute.
 
     Raises:
-        BlockingIOError: another process holds it, and this one shall not wait for it.
+        BlockingIOError: another process holds it, and `wait` is false.
         UserError: it is a symbolic link, which is not followed, or no file.
         OSError: it cannot be opened.
     """

@@ -46,9 +46,10 @@ def current(device: torch.device) -> torch.device:
 
 
 def be_deterministic(device: torch.device, wanted: bool) -> None:
-    """On CUDA take only kernels that give the same bits twice, where torch has such; it warns of those it has not.
+    """Use deterministic CUDA kernels wherever torch has them; torch warns of the others.
 
-    Set before the first product there, since cuBLAS reads its workspace once. CPUs need no telling.
+    Call it before the first matrix product on CUDA, since cuBLAS reads its workspace setting once. On CPUs nothing
+    has to be set.
     """
     if device.type == "cuda":
         if wanted:
@@ -159,8 +160,8 @@ def set_threads(threads: int | None) -> int:
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed tensors for the next ones until the process ends.
 
-    As it comes, it gives the largest blocks back to the system at once, which then has to clear every page of them
-    again: a hundred thousand page faults in one step of a model of 12M parameters. Other C libraries are left alone.
+    By default glibc returns the largest blocks to the system at once, which then clears every page of them again: a
+    hundred thousand page faults in one step of a model of 12M parameters. Other C libraries are left alone.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -224,7 +225,7 @@ def oom_kills() -> int | None:
     return None
 
 
-# How libraries say it that have no exception of their own: the CPU's allocator, cuBLAS, cuDNN, MPS.
+# What libraries without an out-of-memory exception say: the CPU's allocator, cuBLAS, cuDNN, MPS.
 _NO_MEMORY = ("can't allocate memory", "_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
@@ -235,7 +236,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def out_of_memory_as_failure(hint: str) -> Iterator[None]:
-    """Turn what torch and Python say of no memory into the one line that a run ends with.
+    """Turn the out-of-memory errors of torch and Python into the one line that a run ends with.
 
     Args:
         hint: what may fit.

@@ -41,8 +41,8 @@ _WATCH_SECONDS = 1.0  # between looks at the store, by a thread
 _ALIVE_SECONDS = 5.0  # between heartbeats, which a thread sends
 _SILENT_SECONDS = 40.0  # without a heartbeat, after which rank 0 warns
 _END_SECONDS = 20.0  # within which a process ends once another has failed; a little more than W&B gets
-# Bytes of gradients that are sent at once while others are computed, by device: what a link between GPUs is busy with
-# for a millisecond. Elsewhere all go in the update's message, since cores that send compute nothing.
+# Bytes of gradients that are sent at once while others are computed, by device. A link between GPUs carries so many in
+# about a millisecond. On CPUs all go in the update's message, since a core that sends does not compute.
 _BUCKET_BYTES = {"cuda": 25 * 2**20}
 
 
@@ -65,7 +65,7 @@ class World:
         return self.received[0] if self.received else None
 
     def overlapping(self, parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[object]:
-        """Within it the backward pass runs that completes the gradients of an update, which may be sent already."""
+        """Run the last backward pass of an update within it: gradients may be sent while it computes others."""
         return contextlib.nullcontext()
 
     def add_up(self, parameters: list[nn.Parameter], loss: Tensor) -> tuple[Tensor, Tensor | None]:

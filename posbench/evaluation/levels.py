@@ -125,7 +125,7 @@ class Levels(Measure):
         """The sum of levels, each a weight, a kind and a length.
 
         Returns:
-            None if one is missing or has no value, or if target tokens or precisions differ.
+            None if a level is missing or has no value, or if their target tokens or precisions differ.
         """
         found = [(weight, self.at.get((kind, length))) for weight, kind, length in parts]
         levels = [(weight, level) for weight, level in found if level is not None and level.status == "ok"]

@@ -54,13 +54,14 @@ def score(
 
 
 def in_batches(world: World, count: int, length: int, batch_tokens: int, work: Callable[[slice], _Part]) -> list[_Part]:
-    """What `work` makes of all the windows, so many at a time as their tokens allow, in their order.
+    """The results of `work` for batches of windows, in their order.
 
     Args:
         world: the processes among which the batches are divided; all of them get all of the result.
-        count: of windows.
-        length: of a window, in tokens.
-        batch_tokens: in a batch, unless a single window has more.
+        count: number of windows.
+        length: tokens of a window.
+        batch_tokens: most tokens of a batch, unless a single window has more.
+        work: gets the numbers of a batch's windows.
     """
     per_batch = max(1, batch_tokens // length)
     return world.mapped(lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch))

@@ -1,6 +1,7 @@
 """Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain state, and their digests.
 
-Neither format notices damage by itself, so a manifest holds a sha256 of each file, and nothing is used unverified.
+Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of each file, and nothing is used
+unverified.
 A checkpoint is written to a temporary folder and renamed: it exists as a whole or not at all. All bytes are made in
 memory first, so the bytes that are hashed are those written. Training waits for a copy of the tensors alone: a
 `Writer` does the rest beside it.

@@ -69,7 +69,7 @@ def is_at_wandb(config: Trains) -> bool:
 
 @contextlib.contextmanager
 def mirror(config: Trains, run: Run) -> Iterator[Mirror]:
-    """The mirror that `config.tracking` names. However the run ends, its tracker is told the status."""
+    """The mirror that `config.tracking` names. However the run ends, its tracker gets the status."""
     found = _mirror(config, run)
     try:
         yield found
@@ -231,7 +231,7 @@ class _AtTracker(_InBackground):
         name = config.tracking.backend
         repaired = f"'posbench sync {run.folder} tracking={name}' brings all of it there"
         super().__init__(config, run, name, f"tracking={name} failed", repaired)
-        self._replaced = False  # whether a row took the place of an earlier one: the tracker must be told all again
+        self._replaced = False  # whether a row replaced an earlier one: the tracker must get all rows again
 
     def begin(self) -> None:
         if self.begun:

@@ -100,7 +100,8 @@ def exit_code_of(record: Mapping[str, Any]) -> int:
 class Session:
     """Opens the W&B run at once; every method may raise whatever the client raises.
 
-    Its mode is what the user asked for just now, or None: what configuration and environment say.
+    Args:
+        mode: what the user asked for just now; None: configuration and environment decide.
     """
 
     def __init__(self, config: Trains, target: Target, mode: Literal["online", "offline"] | None = None) -> None:

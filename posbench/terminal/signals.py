@@ -10,8 +10,8 @@ from types import FrameType
 
 from posbench.errors import Stopped
 
-# Signals that end a process by default; handlers and ignored signals (nohup, a launcher) stay in force.
 _GRACE_SECONDS = 60.0  # time to save after the parent has gone
+# Signals that end a process by default; handlers and ignored signals (nohup, a launcher) stay in force.
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
