@@ -59,6 +59,12 @@ def _run(arguments: list[str]) -> None:
 
 _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
+Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
 _KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
 _OF_A_SWEEP = (
@@ -86,7 +92,7 @@ def _options(
 
 @app.command(epilog=_KEYS)
 def train(
-    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
+    overrides: Overrides = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="Run every combination: encoding=rope,alibi seed=0,1.")
     ] = False,
@@ -99,7 +105,7 @@ def train(
         ),
     ] = None,
     resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: fill in ${references}.")] = False,
-    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+    config_dir: ConfigDir = None,
     restart: Annotated[bool, typer.Option("--restart", help="Move an existing run aside and start again.")] = False,
 ) -> None:
     """Train a model and evaluate how far it holds. Repeat the command to continue or complete the run.
@@ -177,9 +183,9 @@ def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
 
 @app.command(epilog=_KEYS)
 def prepare(
-    overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)] = None,
+    overrides: Overrides = None,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes that encode text (one per core).")] = None,
-    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Turn a run's text into tokens, without training.
 
@@ -207,11 +213,9 @@ def prepare(
 @app.command(epilog=f"{_OF_A_SWEEP}\n\n{_KEYS}")
 def sweep(
     overrides: Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.sweep)] = None,
-    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
-    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
-    ] = False,
+    n_jobs: Jobs = None,
+    config_dir: ConfigDir = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Compare: run every combination of values, then report.
 
@@ -233,11 +237,9 @@ def reproduce(
             metavar="CLAIM|all|key=value", help=f"Claims, then {_OVERRIDES}", autocompletion=complete.reproduce
         ),
     ] = None,
-    n_jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")] = None,
-    config_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
-    ] = False,
+    n_jobs: Jobs = None,
+    config_dir: ConfigDir = None,
+    dry_run: DryRun = False,
     check: Annotated[
         bool, typer.Option("--check", help="Instead: do kept rows say of all claims what docs/claims.md says?")
     ] = False,
