@@ -1,17 +1,19 @@
 """What several test files need: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
 
+import contextlib
 import itertools
 import os
 import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from posbench import installed as posbench_installed
 from posbench.cli.app import main
 from posbench.config.overrides import full_key
 
@@ -53,6 +55,32 @@ def installed(project: Path, site: Path) -> None:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
     zipfile.ZipFile(next(out.glob("*.whl"))).extractall(site)
+
+
+@contextlib.contextmanager
+def encoding_installed(site: Path, name: str, code: str, module: str = "") -> Iterator[None]:
+    """An encoding that is installed in a folder, for as long as it is entered: the entry point and its code.
+
+    Args:
+        name: of the encoding; its class has the same, capitalised.
+        module: where the class is, unless in a module of the encoding's name.
+    """
+    module = module or name
+    record, source = site / f"{name}-1.0.dist-info", site / f"{module.replace('.', '/')}.py"
+    for folder in (record, source.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    (record / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text(f"[posbench.encodings]\n{name} = {module}:{name.capitalize()}\n")
+    source.write_text(code)
+    if source.parent != site:
+        (source.parent / "__init__.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        posbench_installed.points.cache_clear()
+        yield
+    posbench_installed.points.cache_clear()
+    for one in {name, module}:
+        sys.modules.pop(one, None)
 
 
 def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:

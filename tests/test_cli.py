@@ -370,6 +370,7 @@ class Wrapper(Encoding):
         inner: str = "alibi",
         inner_options: dict[str, Any] | None = None,
         layers: list[dict[str, Any]] | None = None,
+        unlisted: int = 1,
     ) -> None:
         super().__init__(shape)
         self.inner = encodings.build(inner, shape, inner_options)
@@ -377,20 +378,13 @@ class Wrapper(Encoding):
 
 
 @pytest.fixture
-def wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def wrapper(tmp_path: Path) -> Iterator[str]:
     """An installed encoding with nested options, and the folder of its YAML."""
-    (tmp_path / "site/wrapper-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site/wrapper-1.0.dist-info/METADATA").write_text("Name: wrapper\nVersion: 1.0\n")
-    points = "[posbench.encodings]\nwrapper = wrapper:Wrapper\n"
-    (tmp_path / "site/wrapper-1.0.dist-info/entry_points.txt").write_text(points)
-    (tmp_path / "site/wrapper.py").write_text(WRAPPER)
     (tmp_path / "own/encoding").mkdir(parents=True)
     yaml_text = "name: wrapper\ninner: alibi\ninner_options: null\nlayers: null\n"
     (tmp_path / "own/encoding/wrapper.yaml").write_text(yaml_text)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    installed.points.cache_clear()
-    yield str(tmp_path / "own")
-    installed.points.cache_clear()
+    with support.encoding_installed(tmp_path / "site", "wrapper", WRAPPER):
+        yield str(tmp_path / "own")
 
 
 @pytest.mark.full
@@ -414,6 +408,7 @@ def test_options_of_a_wrapped_encoding_need_no_sign(wrapper: str, capsys: pytest
         "encoding.inner_options.bse=500": "'rope' has no option 'bse'",
         "encoding.iner_options.base=500": "'wrapper' has no option 'iner_options'",
         "encoding.inner.base=500": "encoding.inner is {'base': 500} for 'wrapper'",
+        "encoding.unlisted=2": "takes unlisted, but its YAML does not list it: write +encoding.unlisted=...",
     }.items():
         assert posbench("train", "--config-dir", wrapper, *chosen, wrong) == 2
         assert message in error_line(capsys)
@@ -427,24 +422,14 @@ def test_an_installed_encoding_without_its_yaml_is_told_where_it_is_looked_for(
 
 
 @pytest.fixture
-def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def brought(tmp_path: Path) -> Iterator[Path]:
     """The YAML that an installed encoding's package brings; nothing may import the package to find it."""
-    (tmp_path / "site/brought-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site/brought-1.0.dist-info/METADATA").write_text("Name: brought\nVersion: 1.0\n")
-    points = "[posbench.encodings]\nbrought = brought.inside:Brought\n"
-    (tmp_path / "site/brought-1.0.dist-info/entry_points.txt").write_text(points)
     path = tmp_path / "site/brought/posbench_configs/encoding/brought.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("name: brought\nslopes: [1, 1, 1, 1]\n")
-    (tmp_path / "site/brought/__init__.py").touch()
     code = "from posbench.encodings.alibi import ALiBi\n\n\nclass Brought(ALiBi):\n    pass\n"
-    (tmp_path / "site/brought/inside.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    installed.points.cache_clear()
-    yield path
-    installed.points.cache_clear()
-    for name in ("brought", "brought.inside"):
-        sys.modules.pop(name, None)
+    with support.encoding_installed(tmp_path / "site", "brought", code, module="brought.inside"):
+        yield path
 
 
 @pytest.mark.full
@@ -1006,33 +991,6 @@ def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() 
     refused = process("-m", "posbench.launch.job", "saved.yaml")
     assert refused.returncode == 2
     assert refused.stderr == "error: saved.yaml: 'hydra' is not allowed in a saved file, which is data only\n"
-
-
-@pytest.mark.full
-def test_an_installed_scheme_runs_from_its_own_yaml(tmp_path: Path) -> None:
-    package = tmp_path / "site"
-    (package / "mine-1.0.dist-info").mkdir(parents=True)
-    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[posbench.encodings]\nmine = mine:Mine\n")
-    (package / "mine.py").write_text(
-        '"""Mine.\n\nSource: me.\n"""\n'
-        "from posbench.encodings.base import Encoding, Shape\n\n\n"
-        "class Mine(Encoding):\n"
-        "    def __init__(self, shape: Shape, strength: float = 1.0, hidden: int = 1) -> None:\n"
-        "        super().__init__(shape)\n"
-        "        self.strength = strength\n\n"
-        "    def distance_bias(self, distance, layer):\n"
-        "        return (-self.strength * distance.float()).expand(self.shape.n_heads, *distance.shape)\n"
-    )
-    (tmp_path / "extra" / "encoding").mkdir(parents=True)
-    (tmp_path / "extra" / "encoding" / "mine.yaml").write_text("name: mine\nstrength: 1.0\n")
-    command = ["-m", "posbench", "train", "--config-dir", "extra", "encoding=mine", *TINY, "data.path=text.txt"]
-    done = process(*command, "encoding.strength=0.5", PYTHONPATH=str(package))
-    assert done.returncode == 0, done.stderr
-    (name,) = runs()
-    assert load_saved(Path("outputs/demo") / name / "config.yaml").encoding.options == {"strength": 0.5}
-    unlisted = process(*command, "encoding.hidden=2", PYTHONPATH=str(package))
-    assert unlisted.stderr == "error: 'mine' takes hidden, but its YAML does not list it: write +encoding.hidden=...\n"
 
 
 # -- output that nobody reads ------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ import torch
 from fake_study import Truth, configured, write_run
 from omegaconf import OmegaConf
 from rich.console import Console
-from support import each_once, snapshot, write_text
+from support import each_once, encoding_installed, snapshot, write_text
 from tiny_sweep import TINY, one_by_one, result, until
 
 import posbench.report
-from posbench import installed, machine
+from posbench import machine
 from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder, run_id, run_ids
 from posbench.config.schema import Config
@@ -343,18 +343,11 @@ class Crash(Encoding):
 @pytest.fixture
 def crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An installed scheme that dies by a signal, with its YAML; returns the folder for --config-dir."""
-    package = tmp_path / "packages"
-    (package / "crash-1.0.dist-info").mkdir(parents=True)
-    (package / "crash-1.0.dist-info/METADATA").write_text("Name: crash\nVersion: 1.0\n")
-    (package / "crash-1.0.dist-info/entry_points.txt").write_text("[posbench.encodings]\ncrash = crash:Crash\n")
-    (package / "crash.py").write_text(CRASH)
     (tmp_path / "configs/encoding").mkdir(parents=True)
     (tmp_path / "configs/encoding/crash.yaml").write_text("name: crash\nsignal_number: 0\n")
-    monkeypatch.syspath_prepend(str(package))
-    monkeypatch.setenv("PYTHONPATH", str(package), prepend=os.pathsep)
-    installed.points.cache_clear()
-    yield tmp_path / "configs"
-    installed.points.cache_clear()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
+    with encoding_installed(tmp_path / "packages", "crash", CRASH):
+        yield tmp_path / "configs"
 
 
 @pytest.mark.full
