@@ -440,50 +440,53 @@ def test_an_installed_packages_yaml_is_data_only(brought: Path, capsys: pytest.C
     assert "is not allowed, a configuration is data only" in error_line(capsys)
 
 
-def test_list_describes_every_encoding_data_set_and_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["encodings"]] == encodings.names()
     for row in shown["encodings"]:
         assert row["title"] and row["beyond"] and row["source"] and row["checked_against"], row["name"]
     rows = {row["name"]: row for row in shown["encodings"]}
-    assert (rows["none"]["acts"], rows["none"]["parameters"], rows["none"]["max_length"]) == ("nowhere", 0, None)
-    assert (rows["learned"]["acts"], rows["learned"]["parameters"], rows["learned"]["max_length"]) == (
-        "input",
-        8192,
-        64,
-    )
+    numbers = {name: tuple(rows[name][key] for key in ("acts", "parameters", "max_length")) for name in rows}
+    assert numbers["none"] == ("nowhere", 0, None) and numbers["learned"] == ("input", 8192, 64)
     assert (rows["rope"]["acts"], rows["alibi"]["acts"]) == ("queries and keys", "scores")
     where = {name: tuple(rows[name][key] for key in ("kernels", "cache", "architectures")) for name in rows}
     assert where["rope"] == ("any", "yes", "Llama, GPT-NeoX") and where["alibi"] == ("with a bias", "yes", "MPT")
     assert where["fox"][1] == "with x" and where["randomized"][1] == where["canon"][1] == "no"
     assert where["stick_breaking"] == ("own", "yes", "posbench's class")
+    assert [rows[name]["length_dependent"] for name in ("minmax", "longrope", "rope")] == [True, True, False]
+    assert (rows["rope"]["paper"], rows["index"]["paper"]) == ("arXiv:2104.09864", None)
+    assert "<R(m) q, R(n) k>" in rows["rope"]["document"] and "Source:" not in rows["rope"]["document"]
+    assert rows["rope"]["options"] == {"base": 10000.0, "layout": "interleaved"}
+    assert "yarn" in rows["rope"]["extensions"]
+    assert [row["name"] for row in shown["probes"]] == probes.names()
+    assert next(row["options"] for row in shown["probes"] if row["name"] == "shuffle") == {"keep": None}
+    assert [row["name"] for row in shown["tasks"]] == [f"task/{name}" for name in tasks.names()]
+    assert all(row["title"] and row["source"] and row["deviates"] and row["options"] for row in shown["tasks"])
+    (row,) = (row for row in shown["tasks"] if row["name"] == "task/passkey")
+    assert "Mohtashami" in row["source"] and "f3  f0  key" in row["document"] and row["options"]["depth"] is None
     assert {"builtin", "text"} <= {row["name"] for row in shown["data"]}
     assert {"demo", "small", "gpt124m"} <= {row["name"] for row in shown["experiments"]}
 
 
 def test_list_is_plain_aligned_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list") == 0
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    lines = out.splitlines()
     assert lines[0] == "encodings:" and "data:" in lines and "experiments:" in lines
     assert not any("\x1b" in line for line in lines)
-    heads = (
-        "name",
-        "acts on",
-        "params (demo)",
-        "attention kernels",
-        "KV cache",
-        "exports to",
-        "paper",
-        "what it is",
-        "beyond the training length",
-        "checked against",
-    )
-    assert [word for word in re.split(r"\s{2,}", lines[1]) if word] == list(heads)
+    assert [word for word in re.split(r"\s{2,}", lines[1]) if word] == [
+        "name", "acts on", "params (demo)", "attention kernels", "KV cache", "exports to", "paper", "what it is",
+        "beyond the training length", "checked against",
+    ]  # fmt: skip
     rope, cope = (next(line for line in lines if line.split()[:1] == [name]) for name in ("rope", "cope"))
     assert rope.index("Rotary") == cope.index("Contextual") == lines[1].index("what it is")
     end = lines[1].index("params (demo)") + len("params (demo)")
     assert cope[:end].endswith(" 8,192") and rope[:end].endswith(" 0")  # numbers to the right
+    dependent = {row["name"] for row in listing.listing(["encodings"])["encodings"] if row["length_dependent"]}
+    assert {line.split()[0] for line in lines if "A longer input changes" in line} == dependent
+    listed_tasks = out.partition("\ntasks:\n")[2].partition("\ndata:\n")[0].splitlines()
+    assert [line.split()[0] for line in listed_tasks[1:]] == [f"task/{name}" for name in tasks.names()]
 
 
 @pytest.mark.sample(3)
@@ -505,16 +508,10 @@ def test_list_fits_a_terminal_and_says_what_it_left_out(
         assert sum(line.startswith("       ") for line in body) <= 6
 
 
-def test_list_has_sections_and_all_of_each_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_has_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench("list", "Task", "sweeps", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert list(told) == ["tasks", "sweeps"] and "six" in {row["name"] for row in told["sweeps"]}
-    assert posbench("list", "encodings", "--json") == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
-    rope, index = rows["rope"], rows["index"]
-    assert (rope["paper"], index["paper"]) == ("arXiv:2104.09864", None)
-    assert "<R(m) q, R(n) k>" in rope["document"] and "Source:" not in rope["document"]
-    assert rope["options"] == {"base": 10000.0, "layout": "interleaved"} and "yarn" in rope["extensions"]
 
 
 @pytest.mark.parametrize("name", ["rope", "bipe", "longrope", "layered/gemma3", "task/passkey"])
@@ -537,29 +534,6 @@ def test_show_text_of_what_is_no_encoding_is_an_error(capsys: pytest.CaptureFixt
     assert "unknown encoding 'rop': did you mean 'rope'?" in error_line(capsys)
     assert posbench("show", "rope", "--text", "--png", "a.png") == 2
     assert "--text draws no picture" in error_line(capsys)
-
-
-def test_list_says_which_encodings_depend_on_the_length_of_the_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert posbench("list", "--json") == 0
-    told = {row["name"]: row["length_dependent"] for row in json.loads(capsys.readouterr().out)["encodings"]}
-    assert (told["minmax"], told["longrope"], told["rope"]) == (True, True, False)
-    assert posbench("list") == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "A longer input changes" in line]
-    assert {line.split()[0] for line in lines} == {name for name, depends in told.items() if depends}
-
-
-def test_list_has_the_probes_and_the_tasks_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    assert posbench("list", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in told["probes"]] == probes.names()
-    assert next(row["options"] for row in told["probes"] if row["name"] == "shuffle") == {"keep": None}
-    assert [row["name"] for row in told["tasks"]] == [f"task/{name}" for name in tasks.names()]
-    assert all(row["title"] and row["source"] and row["deviates"] and row["options"] for row in told["tasks"])
-    (row,) = (row for row in told["tasks"] if row["name"] == "task/passkey")
-    assert "Mohtashami" in row["source"] and "f3  f0  key" in row["document"] and row["options"]["depth"] is None
-    assert posbench("list") == 0
-    said = capsys.readouterr().out.partition("\ntasks:\n")[2].partition("\ndata:\n")[0].splitlines()
-    assert [line.split()[0] for line in said[1:]] == [row["name"] for row in told["tasks"]]
 
 
 def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:
