@@ -764,34 +764,6 @@ def test_interpolations_name_keys_only(resolver: str) -> None:
     assert "only other keys may be interpolated" in refused(f'data.path="{resolver}"')
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "name: rope\n_target_: os.system\n",
-        'name: rope\ninner: [{a: {"_tar\\x67et_": os.system}}]\n',
-        "name: rope\nx: &a {_partial_: true}\n",
-    ],
-)
-def test_callables_in_a_users_yaml_are_refused_before_composing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "encoding").mkdir()
-    (tmp_path / "encoding" / "mine.yaml").write_text(text)
-    assert "is not allowed, a configuration is data only" in refused("seed=1", config_dir=tmp_path)
-    assert "is not allowed" in refused(f"hydra.searchpath=[file://{tmp_path}]")
-
-
-def test_environment_in_a_users_yaml_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tracking").mkdir()
-    (tmp_path / "tracking" / "mine.yaml").write_text("defaults: [wandb]\nproject: ${oc.env:HOME}\n")
-    assert "'${oc.env:HOME}' is not allowed, only other keys may be" in refused("tracking=mine", config_dir=tmp_path)
-
-
-@pytest.mark.parametrize("text", ["name: [rope\n", "name: rope\n\tx: 1\n", "- 1\n", "just text", ""])
-def test_a_broken_user_yaml_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "encoding").mkdir()
-    (tmp_path / "encoding" / "mine.yaml").write_text(text)
-    refused("encoding=mine", config_dir=tmp_path)
-
-
 # -- saved configurations, also from strangers -------------------------------------------------------------------------
 
 
