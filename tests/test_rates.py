@@ -68,11 +68,6 @@ def test_each_scheme_is_told_its_rate_and_whether_it_was_the_best_of_its_grid(te
     }
 
 
-def test_a_study_without_a_record_says_that_nothing_was_tuned(template: Config, tmp_path: Path) -> None:
-    write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
-    assert shown(tmp_path, {}) == {"rope": ["0.003", "not tuned", "", "", ""]}
-
-
 def test_trials_at_other_settings_say_nothing_of_a_scheme(template: Config, tmp_path: Path) -> None:
     config = configured(template, "rope", 0)
     write_run(tmp_path, config, SCHEMES["rope"])
@@ -133,6 +128,6 @@ def test_an_nll_that_is_no_number_is_a_failed_trial(template: Config, tmp_path: 
 def test_a_record_that_is_none_stops_no_report(template: Config, tmp_path: Path, text: str) -> None:
     write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
     assert shown(tmp_path, text)["rope"][1] == "not tuned"
-    for content in ({"schemes": "rope"}, {"schemes": [[], None, {"tried": {"id": 1}}]}):
+    for content in ({}, {"schemes": "rope"}, {"schemes": [[], None, {"tried": {"id": 1}}]}):
         assert shown(tmp_path, content)["rope"][1] == "not tuned"
     assert rates.trials({"tried": None}) == []

@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -134,12 +133,15 @@ def test_options_of_one_scheme_stay_with_it_and_shared_axes_multiply() -> None:
     assert sorted({base for base in bases if base}) == [64, 1000, 10000, 500000]
 
 
-def test_a_word_and_the_key_it_stands_for_are_one_override_of_a_sweep_file(tmp_path: Path) -> None:
-    write_sweep(tmp_path, "mine", "sets: [encoding=rope]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n")
+def test_a_sweep_file_of_the_users_own_folder_gives_way_to_what_is_typed(tmp_path: Path) -> None:
+    """A word and the key that it stands for are one override."""
+    text = "sets: [encoding=rope encoding.base=64, encoding=none]\nshared: ['evaluation.protocols=[sliding]', seed=3]\n"
+    write_choice(tmp_path, "sweep/mine", text)
     sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
-    assert sets == [["seed=3", "protocol=fixed_target,nonoverlap", "encoding=rope"]]
-    (job,) = plans.resolve(sets, tmp_path)
-    assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
+    shared = ["seed=3", "protocol=fixed_target,nonoverlap"]
+    assert sets == [[*shared, "encoding=rope", "encoding.base=64"], [*shared, "encoding=none"]]
+    for job in plans.resolve(sets, tmp_path):
+        assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
 
 
 def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
@@ -156,17 +158,10 @@ def test_a_sweep_finds_runs_by_their_old_names(overrides: list[str], tmp_path: P
     assert job.id == job.folder.name == old and states.is_finished(job)
 
 
-def test_a_sweep_file_may_come_from_the_users_own_folder(tmp_path: Path) -> None:
-    write_sweep(tmp_path, "mine", "sets:\n  - encoding=rope encoding.base=64\n  - encoding=none\nshared: [seed=3]\n")
-    assert plans.read_sets("mine", ["study=x"], tmp_path) == [
-        ["seed=3", "study=x", "encoding=rope", "encoding.base=64"],
-        ["seed=3", "study=x", "encoding=none"],
-    ]
-
-
-def write_sweep(folder: Path, name: str, text: str) -> None:
-    (folder / "sweep").mkdir(exist_ok=True)
-    (folder / "sweep" / f"{name}.yaml").write_text(text, encoding="utf-8")
+def write_choice(folder: Path, choice: str, text: str) -> None:
+    path = folder / f"{choice}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +206,7 @@ def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message:
     ],
 )
 def test_a_sweep_file_of_another_form_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    write_sweep(tmp_path, "mine", text)
+    write_choice(tmp_path, "sweep/mine", text)
     with pytest.raises(UserError) as caught:
         plans.read_sets("mine", [], tmp_path)
     assert message in str(caught.value)
@@ -356,7 +351,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
 ) -> None:
     sets = ["encoding=rope", "encoding=alibi training.learning_rate=1e30"]
     sets += [f"encoding=crash encoding.signal_number={int(signal.SIGSEGV)},{int(signal.SIGKILL)}"]
-    write_sweep(crash, "faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
+    write_choice(crash, "sweep/faults", "sets:\n" + "".join(f"  - {line}\n" for line in sets))
     with pytest.raises(PosbenchError) as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=crash)
     rope, diverging, segfault, killed = plans.resolve(plans.read_sets("faults", overrides, crash), crash)
@@ -538,6 +533,11 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
     assert (stopped.name, states.status(job).name) == ("stopped", "stopped")
 
 
+def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:
+    changed = dataclasses.replace(todo[0].config.runtime, **runtime)
+    return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
+
+
 @pytest.mark.parametrize(
     ("cores", "n_jobs", "configured", "asked_for", "processes", "threads"),
     [
@@ -564,22 +564,10 @@ def test_threads_are_divided_among_the_processes(
     asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
     monkeypatch.setattr(machine, "cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
-    todo = [
-        dataclasses.replace(
-            job,
-            config=dataclasses.replace(job.config, runtime=dataclasses.replace(job.config.runtime, threads=configured)),
-        )
-        for job in several
-    ]
-    sweep.execute(todo, n_jobs, [])
+    sweep.execute(with_runtime(several, threads=configured), n_jobs, [])
     ((jobs_run, slots),) = asked
     assert len(slots) == processes
     assert {job.config.runtime.threads for job in jobs_run} == {threads}
-
-
-def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:
-    changed = dataclasses.replace(todo[0].config.runtime, **runtime)
-    return [dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=changed)) for c in todo]
 
 
 def test_each_gpu_gets_a_process_of_its_own(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,10 +580,7 @@ def test_each_gpu_gets_a_process_of_its_own(several: list[Plan], monkeypatch: py
 
 def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    runtime = dataclasses.replace(several[0].config.runtime, device="auto")
-    one, other, third = (
-        dataclasses.replace(c, config=dataclasses.replace(c.config, runtime=runtime)) for c in several[:3]
-    )
+    one, other, third, _ = with_runtime(several, device="auto")
     one.output.parent.mkdir(parents=True, exist_ok=True)
     first, second = {"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}
     with cluster._gpu(one) as taken:
@@ -608,8 +593,7 @@ def test_jobs_of_a_launcher_take_the_gpus_in_turn(several: list[Plan], monkeypat
             assert taken == second
     with cluster._gpu(third) as taken:
         assert taken == first
-    on_cpu = dataclasses.replace(one, config=dataclasses.replace(one.config, runtime=several[0].config.runtime))
-    with cluster._gpu(on_cpu) as taken:
+    with cluster._gpu(several[0]) as taken:  # on the CPU
         assert taken == {}
 
 
@@ -707,10 +691,10 @@ def runs_in(study: Path) -> set[str]:
 def test_what_tuning_wrote_gives_the_same_runs_again(overrides: list[str], tmp_path: Path) -> None:
     sweep.sweep(["encoding=rope,alibi", "seed=1", "tune=true", "tune_grid=0.01,1", *overrides])
     tuned, again = tmp_path / "outputs/demo", tmp_path / "outputs/again"
-    mine = tmp_path / "mine"
-    (mine / "rates").mkdir(parents=True)
-    shutil.copy(tuned / "rates.yaml", mine / "rates/tiny.yaml")
-    sweep.sweep(["encoding=alibi,rope", "seed=1", "rates=tiny", "study=again", *overrides], config_dir=mine)
+    write_choice(tmp_path / "mine", "rates/tiny", (tuned / "rates.yaml").read_text(encoding="utf-8"))
+    sweep.sweep(
+        ["encoding=alibi,rope", "seed=1", "rates=tiny", "study=again", *overrides], config_dir=tmp_path / "mine"
+    )
     assert runs_in(again) == runs_in(tuned) and len(runs_in(again)) == 2
     single, _ = compose.single(["encoding=rope", "seed=1", "training.learning_rate=0.006", *overrides])
     assert run_id(single) in runs_in(again)
@@ -731,11 +715,6 @@ def test_a_scheme_tuned_later_stands_beside_those_of_before_and_a_wider_grid_tak
     assert [(row["encoding"], len(row["tried"])) for row in record["schemes"]] == [("alibi", 1), ("rope", 3)]
 
 
-def write_rates(folder: Path, text: str) -> None:
-    (folder / "rates").mkdir()
-    (folder / "rates/mine.yaml").write_text(text, encoding="utf-8")
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -753,7 +732,7 @@ def write_rates(folder: Path, text: str) -> None:
     ],
 )
 def test_learning_rates_of_another_form_are_one_line(tmp_path: Path, text: str, message: str) -> None:
-    write_rates(tmp_path, text)
+    write_choice(tmp_path, "rates/mine", text)
     with pytest.raises(UserError) as caught:
         sweep.sweep(["encoding=rope", "rates=mine", "tracking=none"], config_dir=tmp_path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -763,7 +742,8 @@ def test_learning_rates_of_another_form_are_one_line(tmp_path: Path, text: str, 
 def test_rates_from_other_settings_are_used_with_a_warning_and_count_as_untuned(
     overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_rates(tmp_path, "schemes: [{encoding: rope, chosen: 2, tried: [{id: rope-s0-00000000, learning_rate: 2}]}]\n")
+    text = "schemes: [{encoding: rope, chosen: 2, tried: [{id: rope-s0-00000000, learning_rate: 2}]}]\n"
+    write_choice(tmp_path, "rates/mine", text)
     todo = plans.resolve([["encoding=rope", "encoding.base=64,99", *overrides]])
     assert [job.config.training.learning_rate for job in rates.reused(todo, "mine", tmp_path)] == [2.0, 2.0]
     assert "rates=mine was tuned at other settings than these, for rope" in caplog.text
