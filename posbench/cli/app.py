@@ -129,24 +129,18 @@ def train(
     from posbench.config import compose
     from posbench.launch import job, plans
 
-    options = ["--config-dir", str(config_dir)] if config_dir else []
-    if cfg:
-        configs = compose.check(overrides, config_dir)
-        options += ["--cfg", cfg, *(["--resolve"] if resolve else [])]
-        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)])
-    elif multirun:
-        from posbench.data.tokens import prepare_all
-        from posbench.terminal import console
-
-        configs = compose.check(overrides, config_dir, multirun)
-        console.log_to_terminal()
-        prepare_all(configs)
-        _multirun([*options, *compose.for_hydra(overrides, configs, config_dir)], configs[0], restart)
-    elif plan := plans.resolve_one(overrides, config_dir):
+    if not (cfg or multirun) and (plan := plans.resolve_one(overrides, config_dir)):
         job.run(plan, restart)
+        return
+    configs = compose.check(overrides, config_dir, multirun)
+    options = ["--config-dir", str(config_dir)] if config_dir else []
+    options += ["--cfg", cfg] if cfg else []
+    options += ["--resolve"] if resolve else []
+    options += compose.for_hydra(overrides, configs, config_dir)
+    if multirun:
+        _multirun(options, configs, restart)
     else:
-        configs = compose.check(overrides, config_dir)
-        job.run_with_hydra([*options, *compose.for_hydra(overrides, configs, config_dir)], restart)
+        job.run_with_hydra(options, restart)
 
 
 def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path | None) -> None:
@@ -161,11 +155,16 @@ def _train_on(model: str, overrides: list[str], restart: bool, config_dir: Path 
     curve.print_curves(elsewhere.train_model(model, overrides, restart, config_dir))
 
 
-def _multirun(arguments: list[str], first: "Config", restart: bool) -> None:
+def _multirun(arguments: list[str], configs: "list[Config]", restart: bool) -> None:
     """Run all combinations; at the end name the failed ones and the best one of a sweeper."""
+    from posbench.data.tokens import prepare_all
     from posbench.launch import job
+    from posbench.terminal import console
 
-    outputs, began = Path(first.runtime.outputs), time.time()
+    console.log_to_terminal()
+    prepare_all(configs)
+    first, began = configs[0], time.time()
+    outputs = Path(first.runtime.outputs)
     outputs.mkdir(parents=True, exist_ok=True)
     failures = outputs.absolute() / f".failures-{secrets.token_hex(8)}"
     os.environ[job.FAILURES] = str(failures)

@@ -14,7 +14,6 @@ from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, full
 from posbench.config.settings import settings
 from posbench.config.shipped import GROUPS, choices, configs_dir, nested
 
-_LAUNCHERS = {"submitit_local": "submitit", "submitit_slurm": "submitit"}  # and its plugin
 _BREAKS = "=:"  # bash splits words at these
 
 
@@ -115,7 +114,7 @@ def _values(key: str) -> list[str]:
     if key in (*GROUPS, "sweep", "rates"):
         return list(_choices(key))
     if key == "hydra/launcher":
-        return [name for name, plugin in _LAUNCHERS.items() if _installed(f"hydra_plugins.hydra_{plugin}_launcher")]
+        return ["submitit_local", "submitit_slurm"] if _installed("hydra_plugins.hydra_submitit_launcher") else []
     full = full_key(key)
     if full == "evaluation.tasks":
         from posbench.evaluation import probes
