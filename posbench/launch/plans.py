@@ -124,18 +124,17 @@ def read_sets(name: str | None, overrides: list[str], config_dir: Path | None = 
         refuse_all_but_settings(config_dir)
     path = chosen("sweep", name, config_dir)
     sets, shared = _parts(path)
-    for one in sets:
-        refuse_twice((_key(override) for override in [*shared, *one]), f"{path}: ")
     given = {_key(override) for override in overrides}
     for one in sets:
-        for clash in (override for override in one if _key(override) in given):
+        refuse_twice((_key(override) for override in [*shared, *one]), f"{path}: ")
+        if clash := next((override for override in one if _key(override) in given), None):
             raise UserError(
                 f"sweep={name} has its own '{clash}': leave {_key(clash)} out, or copy {path} and change it"
             )
-    for override in (override for one in [*sets, shared] for override in one if _key(override).startswith("hydra")):
-        raise UserError(f"{path} has '{override}': Hydra's own part is set on the command line only")
-    for override in (override for one in [*sets, shared] for override in one):
-        refuse_elsewhere_typed(override, _key(override), path)
+        for override in [*shared, *one]:
+            if _key(override).startswith("hydra"):
+                raise UserError(f"{path} has '{override}': Hydra's own part is set on the command line only")
+            refuse_elsewhere_typed(override, _key(override), path)
     kept = [override for override in shared if _key(override) not in given]
     return [[*kept, *overrides, *one] for one in sets]
 

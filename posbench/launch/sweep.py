@@ -202,7 +202,7 @@ def _recorded(todo: list[Plan], command: str, show: pool.Show) -> pool.Show:
 
 def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status]) -> None:
     """All jobs that sweeps of this study asked for; of earlier sweeps, those that left a run folder."""
-    own = {job.id: _row(job, status[job.id]) | {"command": redact(command)} for job in todo}
+    own = {job.id: _row(job, status[job.id], command) for job in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
     earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
@@ -210,15 +210,14 @@ def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _row(job: Plan, status: Status) -> dict[str, Any]:
-    message = None if status.message is None else redact(status.message)
-    overrides = [redact(override) for override in job.overrides]
+def _row(job: Plan, status: Status, command: str) -> dict[str, Any]:
     return {
         "id": job.id,
-        "overrides": overrides,
+        "overrides": [redact(override) for override in job.overrides],
         "status": status.name,
         "reason": status.reason,
-        "message": message,
+        "message": None if status.message is None else redact(status.message),
+        "command": redact(command),
     }
 
 
