@@ -27,6 +27,7 @@ from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
 from posbench.launch import job, plans
+from posbench.run_folder.folder import load_record
 from posbench.run_folder.rows import evaluation_rows
 from posbench.show import places
 from posbench.terminal import exits
@@ -69,6 +70,12 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 def runs(study: str = "demo") -> list[str]:
     return sorted(path.name for path in (Path("outputs") / study).iterdir() if path.is_dir())
+
+
+def the_run(study: str = "demo") -> Path:
+    """The folder of the only run in a study."""
+    (name,) = runs(study)
+    return Path("outputs") / study / name
 
 
 def unread(*arguments: str, closed: bool = False) -> tuple[int, str]:
@@ -575,14 +582,14 @@ def test_doctor_reports_and_keeps_secrets(
 
 def test_train_writes_the_run_folder_of_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("encoding=alibi") == 0
-    (name,) = runs()
-    config = load_saved(Path("outputs/demo") / name / "config.yaml")
-    assert name == run_id(config) and name.startswith("alibi-s0-")
-    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    folder = the_run()
+    config = load_saved(folder / "config.yaml")
+    assert folder.name == run_id(config) and folder.name.startswith("alibi-s0-")
+    record = load_record(folder)
     assert record["status"] == "done" and record["command"].startswith("posbench train tracking=none")
     assert not list(Path("outputs").rglob(".hydra")) and not list(Path("outputs").rglob("*.log"))
     assert train("encoding=alibi") == 0  # the same command is the same run
-    assert runs() == [name]
+    assert the_run() == folder
 
 
 @pytest.mark.full
@@ -607,8 +614,7 @@ def test_a_single_run_is_composed_once_and_told_by_arguments_alone(monkeypatch: 
     assert len(calls) == 1
     set_since = {key for key in os.environ if os.environ[key] != before.get(key)}
     assert not {key for key in set_since if key.startswith(("POSBENCH", "HYDRA"))}
-    record = json.loads((Path("outputs/demo") / runs()[0] / "run.json").read_text())
-    assert record["command"] == " ".join(["posbench train", *TINY, "data.path=text.txt"]).replace(
+    assert load_record(the_run())["command"] == " ".join(["posbench train", *TINY, "data.path=text.txt"]).replace(
         "evaluation.ratios=[1,2]", "'evaluation.ratios=[1,2]'"
     )
 
@@ -639,7 +645,7 @@ def test_hydra_starts_a_single_run_only_where_more_than_a_folder_is_asked_of_it(
 @pytest.mark.full
 def test_what_is_asked_of_hydra_in_a_single_run_is_done() -> None:
     assert train("hydra.output_subdir=asked", "hydra.job.chdir=true", f"data.path={Path('text.txt').absolute()}") == 0
-    assert (Path("outputs/demo") / runs()[0] / "asked" / "overrides.yaml").exists()
+    assert (the_run() / "asked" / "overrides.yaml").exists()
 
 
 @pytest.mark.full
@@ -664,7 +670,7 @@ def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: py
     done = process(*command, "data.path=text.txt")
     assert done.returncode == 0, done.stderr
     (name,) = runs()
-    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    record = load_record(the_run())
     assert (record["data"]["name"], record["data"]["documents"]["test"]) == ("text", 8)
     assert train() == 0 and train(f"data.path={Path('text.txt').absolute()}") == 0 and runs() == [name]
     assert posbench("train", "-m", *alone, "data.path=./text.txt") == 0 and runs() == [name]
@@ -734,8 +740,7 @@ def test_a_mistake_in_the_text_leaves_nothing_behind(override: str, capsys: pyte
 
 def test_the_log_of_a_run_begins_with_what_was_said_of_its_text() -> None:
     assert train() == 0
-    (name,) = runs()
-    assert "preparing the tokens of data 'text'" in (Path("outputs/demo") / name / "log.txt").read_text()
+    assert "preparing the tokens of data 'text'" in (the_run() / "log.txt").read_text()
 
 
 @pytest.mark.full
@@ -743,7 +748,7 @@ def test_a_failing_run_of_a_multirun_does_not_stop_the_others(capsys: pytest.Cap
     assert train("-m", "encoding=none,rope", "training.learning_rate=1e35,1e-3") == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: 2 runs failed: ")
-    records = {name: json.loads((Path("outputs/demo") / name / "run.json").read_text()) for name in runs()}
+    records = {name: load_record(Path("outputs/demo") / name) for name in runs()}
     assert sorted(record["status"] for record in records.values()) == ["done", "done", "failed", "failed"]
     for name, record in records.items():
         assert (name in last) == (record["status"] == "failed")
@@ -784,15 +789,13 @@ def test_a_signal_ends_a_multirun_at_once_and_the_run_is_saved(number: signal.Si
         rest = running.stderr.read()
         assert running.wait(timeout=60) == code
     assert rest.splitlines()[-1].startswith("error: stopped by")
-    (name,) = runs()
-    record = json.loads((Path("outputs/demo") / name / "run.json").read_text())
+    record = load_record(the_run())
     assert (record["status"], record["reason"]) == ("stopped", "signal")
 
 
 def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
-    (name,) = runs()
-    folder = f"outputs/demo/{name}"
+    folder = str(the_run())
     assert posbench("evaluate", folder, "length=24,64", "protocol=fixed_target", "windowed=false") == 0
     rows = [json.loads(line) for line in (Path(folder) / "evaluation.jsonl").read_text().splitlines()]
     assert {16, 24, 32, 64} == {row["length"] for row in rows if row["protocol"] == "fixed_target"}
@@ -843,10 +846,9 @@ def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.
 @pytest.mark.full
 def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> None:
     assert train() == 0
-    (first,) = Path("outputs/demo").iterdir()
-    shutil.copy(first / "tokenizer.json", "own.json")
+    shutil.copy(the_run() / "tokenizer.json", "own.json")
     assert train("data.tokenizer=own.json", "study=own") == 0
-    (folder,) = Path("outputs/own").iterdir()
+    folder = the_run("own")
     Path("own.json").unlink()
     assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
     assert 48 in {row.length for row in evaluation_rows(folder)}
@@ -856,8 +858,7 @@ def test_a_run_is_evaluated_with_its_own_copy_of_a_tokenizer_that_is_gone() -> N
 def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("seed=0,1", "-m", "runtime.checkpoint_every_steps=1") == 0
     cleaned, unfinished = (Path("outputs/demo") / name for name in runs())
-    record = json.loads((unfinished / "run.json").read_text())
-    (unfinished / "run.json").write_text(json.dumps(record | {"status": "stopped"}))
+    (unfinished / "run.json").write_text(json.dumps(load_record(unfinished) | {"status": "stopped"}))
     kept, weights = support.snapshot(unfinished / "checkpoint"), support.snapshot(cleaned / "checkpoint")
     capsys.readouterr()
     assert posbench("clean", "outputs/demo") == 0
@@ -873,7 +874,7 @@ def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFix
 
 def test_a_run_cleans_itself_and_the_same_command_again_completes_it() -> None:
     assert train("runtime.clean=true") == 0
-    (folder,) = Path("outputs/demo").iterdir()
+    folder = the_run()
     assert not list(folder.rglob("optimizer.pt"))
     assert train("ratio=1,2,4") == 0
     assert 64 in {row.length for row in evaluation_rows(folder)}
@@ -885,9 +886,9 @@ def test_an_evaluation_has_a_precision_of_its_own() -> None:
 
     given = ["training.precision=fp32", "protocol=fixed_target", "windowed=false"]
     assert train(*given, "precision=bf16") == 0
-    (folder,) = Path("outputs/demo").iterdir()
+    folder = the_run()
     assert dtypes(folder) == {"bf16"}
-    assert json.loads((folder / "run.json").read_text())["attempts"][0]["dtype"] == "fp32"
+    assert load_record(folder)["attempts"][0]["dtype"] == "fp32"
     assert posbench("evaluate", str(folder), "precision=fp32") == 0
     assert dtypes(folder) == {"fp32"}
     assert train(*given, "precision=bf16") == 0 and runs() == [folder.name]  # it makes no other run
@@ -914,7 +915,7 @@ def test_a_mistyped_evaluation_ends_with_exit_code_2_and_no_row(capsys: pytest.C
         assert message in error_line(capsys)
         assert not list(Path().glob("outputs/*/*/run.json"))  # nothing was begun
     assert train() == 0
-    (folder,) = Path("outputs/demo").iterdir()
+    folder = the_run()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     for override, message in MISTYPED.items():
@@ -928,7 +929,7 @@ def test_a_mistyped_evaluation_ends_with_exit_code_2_and_no_row(capsys: pytest.C
 
 def test_an_extension_that_a_scheme_has_not_is_a_row_and_no_error() -> None:
     assert train("encoding=learned", "evaluation.extensions=[yarn]") == 0
-    (folder,) = Path("outputs/demo").iterdir()
+    folder = the_run()
     rows = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
     assert {row["status"] for row in rows if row["extension"] == "yarn"} == {"undefined"}
 
@@ -936,13 +937,12 @@ def test_an_extension_that_a_scheme_has_not_is_a_row_and_no_error() -> None:
 @pytest.mark.full
 def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() -> None:
     assert train() == 0
-    (name,) = runs()
-    shutil.copy(Path("outputs/demo") / name / "config.yaml", "saved.yaml")
+    shutil.copy(the_run() / "config.yaml", "saved.yaml")
     done = process("-X", "importtime", "-m", "posbench.launch.job", "saved.yaml", "--run-dir", "again")
     assert done.returncode == 0, done.stderr
     assert "torch.optim" in done.stderr and not {"hydra.main", "torch._dynamo"} & set(done.stderr.split())
     again = Path("again/checkpoint/step-00000002/model.safetensors").read_bytes()
-    assert again == (Path("outputs/demo") / name / "checkpoint/step-00000002/model.safetensors").read_bytes()
+    assert again == (the_run() / "checkpoint/step-00000002/model.safetensors").read_bytes()
     Path("saved.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}\n")
     refused = process("-m", "posbench.launch.job", "saved.yaml")
     assert refused.returncode == 2
@@ -957,7 +957,7 @@ def test_a_saved_configuration_runs_without_hydra_and_without_torchs_compiler() 
 def test_output_that_nobody_reads_stops_no_work(closed: bool) -> None:
     code, said = unread("train", "-m", *TINY, "data.path=text.txt", "seed=0,1", closed=closed)
     assert (code, len(runs())) == (0, 2), said
-    assert {json.loads((Path("outputs/demo") / run / "run.json").read_text())["status"] for run in runs()} == {"done"}
+    assert {load_record(Path("outputs/demo") / run)["status"] for run in runs()} == {"done"}
     code, said = unread("report", "outputs/demo", closed=closed)
     assert code == 0 and Path("outputs/demo/report/index.html").is_file(), said
     shutil.rmtree("outputs/demo/report")
@@ -970,8 +970,7 @@ def test_output_that_nobody_reads_stops_no_work(closed: bool) -> None:
 def test_a_log_that_nobody_reads_stops_no_work() -> None:
     command = f"'{sys.executable}' -m posbench train {' '.join(TINY)} data.path=text.txt 2>&1 >/dev/null | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, timeout=120)
-    (run,) = runs()
-    assert json.loads((Path("outputs/demo") / run / "run.json").read_text())["status"] == "done"
+    assert load_record(the_run())["status"] == "done"
 
 
 # -- what may not be written -------------------------------------------------------------------------------------------
