@@ -26,7 +26,7 @@ from posbench.config.settings import settings
 from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
-from posbench.launch import job, plans
+from posbench.launch import job, plans, states
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.rows import evaluation_rows
 from posbench.show import places
@@ -173,15 +173,6 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "train data=task/copy data.vocab": ["data.vocab_size=", "data.vocab_size=2048"],
         "train --cfg j": ["job"],
         "sweep sweep=s": ["sweep=six"],
-        "sweep sw": [
-            "sweep=catalogue",
-            "sweep=compare",
-            "sweep=extend",
-            "sweep=ladder",
-            "sweep=rope_base",
-            "sweep=six",
-            "sweep=tasks",
-        ],
         "sweep tune=": ["tune=true", "tune=false"],
         "evaluate outputs/": ["outputs/study"],
         "evaluate outputs/study/": ["outputs/study/rope-s0-0"],
@@ -189,7 +180,6 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
         "evaluate RUN task=": [f"task={name}" for name in probes.names()],
         "evaluate RUN extension=y": ["extension=yarn"],
         "report out": ["outputs/study"],
-        "clean out": ["outputs/study"],
         "sync out": ["outputs/study"],
         "sync RUN tracking.mode=": ["tracking.mode=auto", "tracking.mode=online", "tracking.mode=offline"],
         "show out": ["outputs/study"],
@@ -659,6 +649,8 @@ def test_a_run_under_its_old_name_is_continued_there() -> None:
     for again in (train(), train("-m"), posbench("evaluate", f"outputs/demo/{old}")):
         assert again == 0 and runs() == [old]
     assert process("-m", "posbench.launch.job", f"outputs/demo/{old}/config.yaml").returncode == 0 and runs() == [old]
+    (of_sweep,) = plans.resolve([[*TINY, "data.path=text.txt"]])
+    assert of_sweep.id == of_sweep.folder.name == old and states.is_finished(of_sweep)
     assert len(json.loads(record.read_text())["attempts"]) == 4
     assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == sorted([old, new])
 

@@ -239,13 +239,9 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["race=true", "experiment=tasks", "data=task/copy"], "race=true is for text"),
     ],
 )
-def test_a_race_that_cannot_be_is_one_line(arguments: list[str], message: str, overrides: list[str]) -> None:
-    own = [] if any(word.startswith("encoding=") for word in arguments) else ["encoding=rope,alibi"]
-    given = "training.batch_size=4,8" in arguments
-    rest = [word for word in overrides if not (given and "batch_size" in word)]
-    rest = [] if "data=task/copy" in arguments else rest
+def test_a_race_that_cannot_be_is_one_line(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        sweep.sweep([*own, *rest, *arguments], dry_run=True)
+        sweep.sweep(support.each_once(["encoding=rope,alibi", *arguments]), dry_run=True)
     assert message in str(caught.value)
 
 

@@ -165,17 +165,10 @@ def test_a_limit_of_the_process_counts(tiny_config: Config) -> None:
 )
 def test_train_answers_at_once(override: str, told: str, tmp_path: pathlib.Path) -> None:
     support.write_text(tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "posbench",
-        "train",
-        *support.each_once([*support.TINY, "data.path=text.txt", override]),
-    ]
-    usage = [*command, "training.tokens=128", "runtime.cache=cache"]
-    done = subprocess.run(
-        usage, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    given = [*support.TINY, "data.path=text.txt", "training.tokens=128", "runtime.cache=cache", override]
+    command = [sys.executable, "-m", "posbench", "train", *support.each_once(given)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "cache").exists()
 

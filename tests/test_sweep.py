@@ -25,7 +25,7 @@ from tiny_sweep import TINY, one_by_one, result, until
 import posbench.report
 from posbench import machine
 from posbench.config import compose, plain_yaml
-from posbench.config.identity import run_folder, run_id, run_ids
+from posbench.config.identity import run_folder, run_id
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import PosbenchError, UserError
@@ -147,15 +147,6 @@ def test_a_sweep_file_of_the_users_own_folder_gives_way_to_what_is_typed(tmp_pat
 def test_one_run_in_two_folders_is_refused(overrides: list[str]) -> None:
     with pytest.raises(UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are one run"):
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
-
-
-def test_a_sweep_finds_runs_by_their_old_names(overrides: list[str], tmp_path: Path) -> None:
-    (job,) = plans.resolve([["encoding=rope", *overrides]])
-    new, old = run_ids(job.config)
-    assert job.id == new
-    train(job.config, tmp_path / "outputs/demo" / old, ["posbench", "train"])
-    (job,) = plans.resolve([["encoding=rope", *overrides]])
-    assert job.id == job.folder.name == old and states.is_finished(job)
 
 
 def write_choice(folder: Path, choice: str, text: str) -> None:
