@@ -103,7 +103,7 @@ class TrainedElsewhere:
             "data": text,
             "train_length": self.training.train_length,
         }
-        return f"{self.model.name}-{_digest(shaping)}"
+        return f"{self.model.name}-{digest(shaping)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +141,15 @@ class TrainedOn:
         shaping["model"] = self.model.sha256
         for name in ("tokenizer", "vocab_size"):  # the model's own
             del shaping["data"][name]
-        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{_digest(shaping)}"
+        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
 
 Trains = Config | TrainedOn  # what training and its records know
 AnyConfig = Config | TrainedElsewhere | TrainedOn
 
 
-def _digest(shaping: dict[str, Any]) -> str:
+def digest(shaping: dict[str, Any]) -> str:
+    """The 8 hex digits at the end of an id, of all that numbers follow from."""
     text = json.dumps(shaping, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

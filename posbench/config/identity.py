@@ -1,7 +1,6 @@
 """Which run a configuration is: a name that survives new keys, and the folder it goes by."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.external import AnyConfig
+from posbench.config.external import AnyConfig, digest
 from posbench.config.history import without_neutral
 from posbench.config.schema import SAVED, Config, to_container
 from posbench.errors import UserError
@@ -34,8 +33,7 @@ def run_id(config: Config, version: int = VERSIONS[0], former: bool = False) -> 
     left_out = NOT_IDENTITY if version > 1 else tuple(name for name in NOT_IDENTITY if name != "study")
     shaping = without_neutral(to_container(config), inner=not former)
     identity = {key: _one_number(value) for key, value in shaping.items() if key not in left_out}
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return f"{config.encoding.name}-s{config.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{config.encoding.name}-s{config.seed}-{digest(identity)}"
 
 
 def run_ids(config: AnyConfig) -> tuple[str, ...]:

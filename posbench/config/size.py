@@ -83,9 +83,10 @@ def refuse_too_large(config: Config, device: str, purpose: Purpose) -> None:
     wanted: dict[str, Purpose] = {"cpu": "build"}  # where every model is made
     wanted[device] = purpose
     for where, what in wanted.items():
-        limit = machine.memory_limit(where)
-        for needed, of, keys in _needs(config, what) if limit else ():
-            if limit is not None and needed > limit[0]:
+        if (limit := machine.memory_limit(where)) is None:
+            continue
+        for needed, of, keys in _needs(config, what):
+            if needed > limit[0]:
                 raise UserError(
                     f"{of} needs at least {_gib(needed)} ({parameters(config, 0):,} parameters beside the tables), "
                     f"there are {_gib(limit[0])} ({limit[1]}): lower {keys}; {machine.MEMORY}=GIB sets another limit"
