@@ -5,7 +5,7 @@ import re
 from posbench.errors import UserError
 from posbench.options import LARGEST
 
-MOST_TOKENS = 10**15  # to be trained on; the largest trainings that are known saw some 10^13
+MOST_TOKENS = 10**15  # of a training; the largest known ones saw about 10^13
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also the name of a folder
 
 

@@ -64,7 +64,7 @@ class ReadingConfig:
     """What it reads beside the text."""
 
     separator: int  # id of the token before each document
-    first: bool  # whether that token also stands first in every window, in the place of what the text has there
+    first: bool  # whether that token also replaces the first one of every window
 
     def __post_init__(self) -> None:
         within(0, MOST, self, "reading", "separator")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Section = TypeVar("_Section")
 SAVED = "config.yaml"  # its file in a run folder
-MOST_THREADS = 1024  # of a CPU; OpenMP ends the process where the system does not give it as many
+MOST_THREADS = 1024  # of a CPU; OpenMP ends the process if the system refuses it so many
 MOST_LENGTHS = 256  # of an evaluation; each is a forward pass over the text
 MOST_VARIANTS = 64  # of an evaluation, each at every length
 LONGEST = 10**9  # training lengths

@@ -27,7 +27,7 @@ _UNSET |= {"tokenizer": "bpe", "vocab_size": 2048}
 
 
 def refuse_unread(data: DataConfig) -> None:
-    """Refuse keys that the chosen source does not read: a run is not to be about another text than its command says."""
+    """Refuse keys that the chosen source does not read, so that a run is about the text that its command names."""
     for name in (*_UNREAD[data.source], *(() if data.source == "task" else _OF_TASKS)):
         value = getattr(data, name)
         if value != _UNSET.get(name):

@@ -35,7 +35,7 @@ def check(config: Config) -> None:
 
 
 def remarks(config: Config) -> list[str]:
-    """What whoever trains an encoding on a task should know, a line each."""
+    """Warnings about training this encoding on a task, a line each."""
     encoding = config.encoding
     if config.data.task is None or encoding.name != "minmax" or encoding.options.get("norm", "batch") != "batch":
         return []

@@ -15,7 +15,7 @@ def names() -> list[str]:
 
 
 def refuse_missing(tracking: TrackingConfig) -> None:
-    """Refuse a tracker that there is not, or whose package is not installed. Imports no tracker."""
+    """Refuse an unknown tracker, and one whose package is not installed. Imports no tracker."""
     if tracking.backend not in names():
         raise unknown("tracker", tracking.backend, names())
     if tracking.backend == "tensorboard" and not _has_files(importlib.util.find_spec("tensorboard")):

@@ -212,7 +212,7 @@ class _Work:
 
 @contextlib.contextmanager
 def _gpu(job: Plan) -> Iterator[dict[str, str]]:
-    """What confines a job to the GPUs it needs, to such that no job beside it here has while there are any."""
+    """Environment variables that confine a job to its GPUs, free ones if there are any: jobs here lock theirs."""
     runtime = job.config.runtime
     slots = pool.gpus(runtime.processes or 1) if runtime.device in ("auto", "cuda") else [{}]
     number = zlib.crc32(job.id.encode()) % len(slots)

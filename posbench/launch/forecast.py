@@ -48,7 +48,7 @@ class Cost:
 def forecast(todo: list[Plan], threads: int) -> list[Cost]:
     """The cost of every plan. Plans that differ in their seed only are one kind, measured once.
 
-    Kinds that differ in what is compared only, such as the encoding, have one size.
+    Kinds that differ only in what is compared, such as the encoding, have one size.
 
     Args:
         threads: CPU threads of each run, unless its configuration sets them.
@@ -160,7 +160,7 @@ def _evaluation(config: Config, model: GPT) -> float:
 
 def _seconds(step: Callable[[], object]) -> float:
     """The shortest time of a call: what a busy machine disturbs least. A first call compiles and is not counted."""
-    # Of one thread on a CPU the processor's time counts, which other processes hardly change.
+    # With one CPU thread the processor's time is measured: other processes hardly change it.
     clock = time.process_time if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter
     times: list[float] = []
     step()

@@ -47,7 +47,7 @@ def run(plan: Plan, restart: bool = False) -> None:
 def run_with_hydra(arguments: list[str], restart: bool = False) -> None:
     """Hand a checked command line to Hydra, which calls `main` once, or once per combination with --multirun.
 
-    Raises whatever Hydra raises; its own printing of errors is switched off.
+    Hydra raises its errors instead of printing them.
     """
     import hydra
 

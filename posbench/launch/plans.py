@@ -1,4 +1,4 @@
-"""Plans: what a command line asks for, checked and resolved. Whoever runs a plan need not check it again.
+"""Plans: what a command line asks for, checked and resolved. A plan needs no further check before it is run.
 
 The first mistake in a command line is a UserError of one line.
 Only what depends on the machine that trains, such as its memory, is checked there.
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def output(self) -> Path:
-        """What its process prints if a sweep runs it."""
+        """The file for what its process prints, if a sweep runs it."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"
 
     def at(self, config: Config, overrides: Iterable[str], study: Path) -> "Plan":

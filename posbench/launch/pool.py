@@ -108,7 +108,7 @@ def _startable(todo: list[Plan], status: dict[str, Status], looked: dict[str, fl
 
 
 def gpus(each: int = 1) -> list[dict[str, str]]:
-    """Environments that confine jobs to their own GPUs, so many each: one for every job that fits."""
+    """Environments that confine jobs to `each` GPUs of their own: one for every job that fits."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -158,7 +158,7 @@ def run_job(plan: Plan, environment: Mapping[str, str], rank: int = 0) -> int:
     """Run a plan in this process, which prints into the plan's file. Returns the exit code.
 
     Args:
-        rank: which of several processes it is that a scheduler has for the run; only the first has the run folder.
+        rank: this process's, if a scheduler started several for the run; only rank 0 has the run folder.
     """
     from posbench.launch import job
 

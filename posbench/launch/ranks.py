@@ -215,7 +215,7 @@ def _output(place: Path, rank: int) -> Path:
 
 
 def _last_words(others: "dict[int, subprocess.Popen[bytes]]", place: Path) -> str | None:
-    """Of the processes that have ended although they should not, the first one's."""
+    """Why the first process failed, of those that did; None if none did."""
     for rank, process in others.items():
         who = f"rank {rank} of {len(others) + 1}"
         if process.poll() is not None and process.returncode < 0:
