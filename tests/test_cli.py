@@ -285,20 +285,21 @@ def test_control_characters_in_an_error_are_spelt_out(capsys: pytest.CaptureFixt
     assert "\x1b" not in line and "\u202e" not in line
 
 
-def test_an_unforeseen_error_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("two\nlines"), 1, "error: ValueError: two lines (posbench --debug shows where)"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+    ],
+)
+def test_what_is_no_error_of_posbench_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+) -> None:
     def broken() -> None:
-        raise ValueError("two\nlines")
+        raise error
 
-    assert exits.run(broken) == 1
-    assert error_line(capsys) == "error: ValueError: two lines (posbench --debug shows where)"
-
-
-def test_an_interrupt_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    assert exits.run(interrupted) == 130
-    assert error_line(capsys) == "error: interrupted"
+    assert exits.run(broken) == code
+    assert error_line(capsys) == said
 
 
 @pytest.mark.full
@@ -810,27 +811,23 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.full
-def test_evaluate_takes_several_runs_a_study_and_a_glob(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_takes_several_runs_and_one_that_fails_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert train("seed=0,1", "-m") == 0
-    names = runs()
+    broken, whole = (Path("outputs/demo") / name for name in runs())
     lengths = iter([48, 64, 80])
-    for named in (["outputs/demo"], ["outputs/demo/rope-s*"], [f"outputs/demo/{name}" for name in names]):
+    for named in (["outputs/demo"], ["outputs/demo/rope-s*"], [str(broken), str(whole)]):
         length = next(lengths)
         assert posbench("evaluate", *named, f"length={length}", "protocol=fixed_target", "windowed=false") == 0
-        for name in names:
-            assert length in {row.length for row in evaluation_rows(Path("outputs/demo") / name)}
+        for folder in (broken, whole):
+            assert length in {row.length for row in evaluation_rows(folder)}
     capsys.readouterr()
     assert posbench("evaluate", "outputs/demo", "length=0") == 2
     assert "length is 0: expected lengths in tokens" in error_line(capsys)
-
-
-@pytest.mark.full
-def test_a_run_that_cannot_be_evaluated_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("seed=0,1", "-m") == 0
-    broken, whole = (Path("outputs/demo") / name for name in runs())
     shutil.rmtree(broken / "checkpoint")
-    assert posbench("evaluate", "outputs/demo", "length=48", "windowed=false") == 1
-    assert 48 in {row.length for row in evaluation_rows(whole)}
+    assert posbench("evaluate", "outputs/demo", "length=96", "windowed=false") == 1
+    assert 96 in {row.length for row in evaluation_rows(whole)}
     why, last = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "has no checkpoint" in why and last == f"error: 1 of 2 runs not evaluated: {broken}"
 
