@@ -66,8 +66,8 @@ def show(sections: list[str], as_json: bool) -> None:
             _print_lines(entries)
 
 
-def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each section, by default of all. Raises UserError if there is no such section."""
+def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each section, of all if none is named. Raises UserError if there is no such section."""
     there: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "encodings": lambda: [describe(name) for name in encodings.names()],
         "patterns of layers": lambda: [
@@ -83,13 +83,13 @@ def listing(sections: list[str] | None = None) -> dict[str, list[dict[str, Any]]
         "claims": lambda: _first_comments("claim"),
     }
     by_word = {name.partition(" ")[0].rstrip("s"): name for name in there}
-    for section in sections or []:
-        if section.lower().rstrip("s") not in by_word:
+    asked = [by_word.get(section.lower().rstrip("s")) for section in sections]
+    for section, found in zip(sections, asked, strict=True):
+        if found is None:
             words = ", ".join(name.partition(" ")[0] for name in there)
             of_one = f": 'posbench show {section} --text' describes one encoding"
             near = of_one if section in encodings.names() else f" (there are {words})"
             raise UserError(f"list has no section '{section}'{near}")
-    asked = [by_word[section.lower().rstrip("s")] for section in sections or []]
     return {name: rows() for name, rows in there.items() if name in (asked or there)}
 
 
