@@ -126,6 +126,13 @@ def test_help_of_evaluate_lists_its_settings_and_the_extensions(capsys: pytest.C
     assert {"protocol", "length", "device", "yarn", "interpolate"} <= set(re.findall(r"\w+", shown))
 
 
+def test_help_of_list_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert posbench("list", "nothing") == 2
+    sections = error_line(capsys).partition("(there are ")[2].rstrip(")").split(", ")
+    assert posbench("list", "--help") == 0
+    assert set(sections) <= set(re.findall(r"\w+", capsys.readouterr().out)) and len(sections) == 10
+
+
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert posbench() == 0
     assert "Commands:" in capsys.readouterr().out

@@ -419,8 +419,8 @@ def list_(
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="encodings, patterns (of layers), extensions, probes, tasks, data, experiments, models or sweeps; "
-            "default: all."
+            help="encodings, patterns (of layers), extensions, probes, tasks, data, experiments, models, sweeps or "
+            "claims; default: all."
         ),
     ] = None,
     as_json: AsJson = False,
