@@ -30,7 +30,7 @@ from support import write_words
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError
 from posbench.launch import job
-from posbench.launch.evaluation import evaluate_runs
+from posbench.launch.job import evaluate_runs
 from posbench.launch.plans import Plan
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import load_config, load_record

@@ -286,9 +286,9 @@ def evaluate(
         return
     or_a_model = "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
     folders, overrides = _runs_and_overrides("evaluate", words, or_a_model)
-    from posbench.launch import evaluation
+    from posbench.launch import job
 
-    evaluation.evaluate_runs(folders, overrides)
+    job.evaluate_runs(folders, overrides)
 
 
 def _all_settings(words: list[str], models: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run a plan in this process.
+"""Run a plan in this process, or evaluate finished runs.
 
 Hydra calls `main` for each run of a multirun. `python -m posbench.launch.job CONFIG` is for torchrun and the like.
 """
@@ -16,8 +16,9 @@ from posbench.config.identity import run_folder
 from posbench.config.schema import SAVED, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
-from posbench.errors import Stopped, UserError
+from posbench.errors import PosbenchError, Stopped, UserError
 from posbench.launch.plans import Plan, plan
+from posbench.run_folder.folder import load_config
 from posbench.terminal import exits
 
 # Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
@@ -39,6 +40,39 @@ def run(plan: Plan, restart: bool = False) -> None:
     machine.keep_freed_memory()
     if train_together(plan, restart):
         curve.print_curves(plan.folder, plan.config.evaluation.split)
+
+
+def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
+    """Evaluate finished runs one after the other and print their curves. A run that fails does not stop the others.
+
+    Args:
+        overrides: settings as they are typed, the same for all.
+
+    Raises:
+        UserError: a setting that one of the runs cannot meet; nothing was evaluated.
+        PosbenchError: some runs were not evaluated; with a single one, its own error.
+    """
+    from posbench import machine
+    from posbench.config.overrides import apply
+    from posbench.evaluation import curve
+    from posbench.launch.ranks import evaluate_together
+    from posbench.terminal import console
+
+    asked = {folder: apply(load_config(folder), overrides) for folder in folders}
+    console.log_to_terminal()
+    machine.keep_freed_memory()
+    failed = []
+    for folder, one in asked.items():
+        try:
+            evaluate_together(folder, one)
+            curve.print_curves(folder, one.settings.split)
+        except PosbenchError as error:
+            if len(asked) == 1 or isinstance(error, Stopped):
+                raise
+            exits.report(error)
+            failed.append(str(folder))
+    if failed:
+        raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
 
 
 # -- by Hydra ----------------------------------------------------------------------------------------------------------
