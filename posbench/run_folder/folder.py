@@ -236,7 +236,8 @@ class Run:
             logger.warning("%s: %s lines were double, damaged or of no row: dropped", self.folder / BLOCKS, dropped)
             files.write(self.folder / BLOCKS, blocks)
         if lacking := len(every_row(self.folder)) - len(rows):
-            logger.warning("%s rows of %s lack blocks: computed again where asked for", lacking, self.folder / EVALUATION)
+            told = "%s rows of %s lack blocks: computed again where asked for"
+            logger.warning(told, lacking, self.folder / EVALUATION)
         return rows
 
     def log_evaluation(self, row: EvaluationRow, blocks: Iterable[BlockRow]) -> None:
