@@ -191,20 +191,8 @@ def dense_rows(distance: Tensor, where: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     """Output and the gradients of a fixed weighting of it."""
     out = function(*inputs)
-    return [out.detach(), *torch.autograd.grad(out, inputs, weight_of(out))]
-
-
-def weight_of(out: Tensor) -> Tensor:
-    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-
-
-def slope(function: Callable[..., Tensor], inputs: list[Tensor], at: int, direction: Tensor) -> float:
-    """How that weighting of the output changes as one of the inputs goes in a direction: a central difference."""
-    out = []
-    for step in (1e-5, -1e-5):
-        moved = [x.detach() + step * direction if place == at else x.detach() for place, x in enumerate(inputs)]
-        out.append(function(*moved))
-    return float(((out[0] - out[1]) * weight_of(out[0])).sum() / 2e-5)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [out.detach(), *torch.autograd.grad(out, inputs, weight.to(out.dtype))]
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -294,37 +282,17 @@ def test_the_fused_kernel_gives_what_tiles_give_where_no_probabilities_are_kept(
     assert bool(fused) == (size[-2] == size[-1])
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_agree_with_finite_differences(
-    monkeypatch: pytest.MonkeyPatch, kind: str, kept: bool, window: int | None
-) -> None:
-    small_tiles(monkeypatch, rows=3, scores=40)
-    if not kept:
-        monkeypatch.setattr(tiles, "KEPT_BYTES", 0)
-    case = Case(kind, (2, 3, 8, 2, 3), torch.float64, window)
-    _, *found = gradients(case.fast, case.inputs)
-    for at, (name, gradient) in enumerate(zip(names(case)[1:], found, strict=True)):
-        for _ in range(3):
-            direction = torch.randn_like(gradient)
-            expected = slope(case.fast, case.inputs, at, direction)
-            scale = float(gradient.norm() * direction.norm())
-            assert float((gradient * direction).sum()) == pytest.approx(expected, 0.0, 1e-8 * max(1.0, scale)), name
-
-
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("rows", "scores"), [(256, 2**30), (16, 700), (7, 1), (1, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_scores_are_cut_up_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, kind: str, rows: int, scores: int
 ) -> None:
-    case = Case(kind, (5, 3, 41, 8, 8), torch.float32)
+    case = Case(kind, (5, 3, 41, 8, 8), torch.float64)
     expected = gradients(case.exact, case.inputs)
     small_tiles(monkeypatch, rows, scores)
     for name, x, y in zip(names(case), gradients(case.fast, case.inputs), expected, strict=True):
-        assert error(x, y) < 1e-5, name
+        assert error(x, y) < 1e-12, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -460,11 +428,6 @@ def test_on_an_accelerator_blocks_are_larger_and_more_is_kept(monkeypatch: pytes
 
 SHAPE = Shape(d_model=24, n_heads=3, n_layers=2, train_length=32)
 LENGTH = 45  # beyond train_length, where FIRE's rows begin to differ
-FAST: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}), ("rope", {}), ("alibi", {}), ("t5", {"max_distance": 32}), ("fox", {}), ("shaw", {}),
-    ("shaw", {"values": False}), ("shaw", {"max_distance": 60}), ("shaw", {"max_distance": 1}),
-    ("fire", {}), ("fire", {"threshold": 100}), ("fire", {"threshold": 1}),
-]  # fmt: skip
 
 
 def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -472,34 +435,28 @@ def layer_inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, x
 
 
-@pytest.mark.parametrize("rows", [256, 10])
-@pytest.mark.parametrize(("name", "options"), FAST, ids=str)
-def test_consecutive_positions_give_what_the_hooks_define(
-    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], rows: int
-) -> None:
-    small_tiles(monkeypatch, rows, 2**20)
-    assert_equals_its_hooks(name, options)
-
-
-@pytest.mark.parametrize("rows", [256, 10])
-@pytest.mark.parametrize("options", [{}, {"threshold": 100}, {"threshold": 1}], ids=str)
-def test_a_fire_too_large_to_be_laid_out_gives_what_its_hooks_define(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], rows: int
+# What no case of the contract meets: a table beyond the input, one of one distance, biases made for blocks of rows.
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shaw", {"max_distance": 60}),
+        ("shaw", {"max_distance": 1}),
+        ("fire", {}),
+        ("fire", {"threshold": 100}),
+        ("fire", {"threshold": 1}),
+    ],
+    ids=str,
+)
+def test_what_a_scheme_declares_gives_what_its_hooks_define(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(fire, "LAID_OUT", 2 * 3 * LENGTH**2 - 1)
     monkeypatch.setattr(fire, "LaidOut", None)
-    small_tiles(monkeypatch, rows, 2**20)
-    assert_equals_its_hooks("fire", options)
-
-
-def assert_equals_its_hooks(name: str, options: dict[str, Any]) -> None:
+    small_tiles(monkeypatch, 10, 2**20)
     encoding = schemes.build(name, options, SHAPE)
     q, k, v, x = layer_inputs()
-    positions = torch.arange(LENGTH)[None]
-    learned = list(encoding.parameters())
-
-    inputs = [q, k, v, x, *learned]
-    fast = attention(encoding, q, k, v, x, positions, 1, consecutive=True)
+    inputs = [q, k, v, x, *encoding.parameters()]
+    fast = attention(encoding, q, k, v, x, torch.arange(LENGTH)[None], 1, consecutive=True)
     exact = attention_output(encoding, q, k, v, x, 1)
     assert error(fast, exact) < 1e-5
     weight = schemes.random(*fast.shape, seed=4)
@@ -507,17 +464,6 @@ def assert_equals_its_hooks(name: str, options: dict[str, Any]) -> None:
     expected = torch.autograd.grad(exact, inputs, weight, materialize_grads=True, allow_unused=True)
     for x, y in zip(actual, expected, strict=True):
         assert error(x, y) < 1e-5
-
-
-@pytest.mark.parametrize(("name", "options"), FAST[2:], ids=str)
-def test_positions_with_gaps_take_no_form_that_counts_tokens(name: str, options: dict[str, Any]) -> None:
-    encoding = schemes.build(name, options, SHAPE)
-    q, k, v, x = layer_inputs()
-    positions = schemes.positions_of("gaps", 2, LENGTH, 200)
-    expected = attention_output(encoding, q, k, v, x, 1, positions)
-    assert error(attention(encoding, q, k, v, x, positions, 1), expected) < 1e-5
-    if name in ("alibi", "t5") or options == {"max_distance": 60}:  # the forms for consecutive positions are wrong here
-        assert error(attention(encoding, q, k, v, x, positions, 1, consecutive=True), expected) > 1e-3
 
 
 @pytest.mark.parametrize("last", [None, 39])
@@ -579,19 +525,6 @@ def test_on_cpus_the_fused_kernel_serves_where_nothing_is_added_and_it_is_faster
             patch.setattr(dispatch, "FUSED_GRADIENTS_FROM", LENGTH)
             assert tiled("none", torch.bfloat16, train=True, amx=amx) != amx
             assert tiled("alibi", torch.bfloat16, train=True, amx=amx)
-
-
-@pytest.mark.parametrize(("name", "options"), FAST, ids=str)
-def test_bf16_autocast_keeps_the_dtype_and_stays_close_to_fp32(name: str, options: dict[str, Any]) -> None:
-    encoding = schemes.build(name, options, SHAPE)
-    q, k, v, x = layer_inputs()
-    expected = attention_output(encoding, q, k, v, x, 0)
-    with torch.autocast("cpu", torch.bfloat16):
-        half = [tensor.bfloat16() for tensor in (q, k, v)]
-        out = attention(encoding, *half, x, torch.arange(LENGTH)[None], 0, consecutive=True)
-    assert out.dtype == torch.bfloat16
-    # Learned parameters drawn at unit size make logits of ten and more, whose bf16 products are off by some 0.03.
-    assert error(out, expected) < 0.03
 
 
 @pytest.mark.parametrize("name", ["fire", "fox", "shaw"])
