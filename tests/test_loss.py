@@ -12,7 +12,6 @@ from posbench.kernels import cross_entropy as module
 from posbench.kernels import library, native
 from posbench.kernels.cross_entropy import cross_entropy, linear_cross_entropy
 from posbench.kernels.fused import fusing
-from posbench.kernels.on_cuda import fused
 
 
 def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -170,24 +169,6 @@ def test_a_run_that_compiles_has_the_same_loss_and_gradient_from_one_graph(
     torch.testing.assert_close(fused_gradient, gradient, rtol=1e-5, atol=tolerance)
     assert float(extreme) == pytest.approx(1.5e4, rel=1e-2)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(function: Any, **_: Any) -> Any:
-        raise RuntimeError("no working compiler\nat all")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(module, "_is_worth_compiling", lambda _: True)
-    monkeypatch.setattr(module, "_fused_piece", fused(module._piece))
-    logits, labels = torch.randn(9, 50), torch.randint(50, (9,))
-    for _ in range(2):
-        (found, gradient), (expected, exact) = both(logits, labels)
-        torch.testing.assert_close(found.double(), expected)
-        torch.testing.assert_close(gradient, exact)
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("posbench")]
-    assert told == ["_piece cannot be compiled here: no working compiler; it runs uncompiled"]
 
 
 # -- from the head on, as on CUDA --------------------------------------------------------------------------------------

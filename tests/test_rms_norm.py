@@ -25,11 +25,6 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], dtype: torch.dt
         torch.testing.assert_close(a, b, atol=20 * tolerance, rtol=20 * tolerance)
 
 
-def test_the_gradient_is_that_of_the_values() -> None:
-    norm = norm_of(6, torch.float64)
-    assert torch.autograd.gradcheck(norm, torch.randn(4, 6, dtype=torch.float64, requires_grad=True))
-
-
 def test_a_row_of_zeros_has_a_finite_gradient() -> None:
     x = torch.zeros(2, 5, requires_grad=True)
     norm_of(5, torch.float32)(x).sum().backward()

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import logging
 import math
 import pathlib
 import sys
@@ -21,7 +20,6 @@ from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy
-from posbench.kernels.fused import fusible, fusing
 from posbench.model.gpt import GPT, build
 from posbench.processes import World
 from posbench.training import journal
@@ -370,22 +368,6 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
 def test_what_the_compiler_makes_takes_the_same_step(tiny_config: Config, encoding: str, block: dict[str, str]) -> None:
     model = dataclasses.replace(tiny_config.model, **block)
     assert_steps_are_equal(dataclasses.replace(tiny_config, model=model, encoding=EncodingConfig(encoding, {})))
-
-
-def test_where_nothing_can_be_compiled_pieces_run_as_they_are_with_one_warning_each(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(function: Any, **_: Any) -> Any:
-        raise RuntimeError("no C++ compiler\nat all")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(logging.getLogger("posbench"), "propagate", True)
-    piece = fusible(dynamic=True)(torch.neg)
-    with fusing():
-        assert [float(piece(torch.tensor(x))) for x in (1.0, 2.0)] == [-1, -2]
-    assert [record.getMessage() for record in caplog.records] == [
-        "neg cannot be compiled here: no C++ compiler; it runs uncompiled"
-    ]
 
 
 def assert_steps_are_equal(config: Config) -> None:
