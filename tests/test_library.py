@@ -17,7 +17,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from posbench import files, machine
-from posbench.kernels import library, on_cuda
+from posbench.kernels import fused, library
 from posbench.kernels.native import takes
 from posbench.model.attention import dispatch
 from posbench.run_folder.folder import load_record
@@ -350,7 +350,7 @@ def test_what_torch_compiles_is_kept_privately_unless_told_where(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch itself sets it
     monkeypatch.setenv("TRITON_CACHE_DIR", "/where/the/user/says")
-    on_cuda.compiled(lambda x: x)
+    fused.compiled(lambda x: x)
     kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert kept.parent == tmp_path.resolve() / "posbench" / "compiled" and not kept.parent.stat().st_mode & 0o077
     assert os.environ["TRITON_CACHE_DIR"] == "/where/the/user/says"
@@ -362,7 +362,7 @@ def test_what_torch_compiles_is_kept_privately_unless_told_where(
 def test_a_folder_that_somebody_else_made_for_torch_is_not_used(tmp_path: Path) -> None:
     planted = tmp_path / f"torchinductor_{getpass.getuser()}"
     owned(planted, 0o777, STRANGER)
-    code = "import torch; from posbench.kernels.on_cuda import compiled; compiled(lambda x: x.sin() + 1)(torch.ones(3))"
+    code = "import torch; from posbench.kernels.fused import compiled; compiled(lambda x: x.sin() + 1)(torch.ones(3))"
     given = {"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"} | given
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=200)

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import cope, stick_breaking
 from posbench.encodings.base import Shape
-from posbench.kernels import on_cuda
+from posbench.kernels import fused
 from posbench.model.attention.dispatch import attention
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_rotation_in_one_kernel_is_multiplication_by_a_complex_number(
 
 def test_on_a_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", None)
-    assert on_cuda.fused_on_cuda(torch.neg)(torch.ones(())) == -1
+    assert fused.fused_on_cuda(torch.neg)(torch.ones(())) == -1
 
 
 def test_an_error_of_the_device_is_not_taken_for_one_of_the_compiler(
@@ -110,8 +110,8 @@ def test_an_error_of_the_device_is_not_taken_for_one_of_the_compiler(
         def raising(*_: Any) -> Any:
             raise error
 
-        monkeypatch.setattr(on_cuda, "compiled", lambda function, dynamic=None: raising)
-        return on_cuda.fused(plain)
+        monkeypatch.setattr(fused, "compiled", lambda function, dynamic=None: raising)
+        return fused.fused(plain)
 
     for error in (torch.AcceleratorError("device-side assert triggered"), torch.OutOfMemoryError("too much")):
         with pytest.raises(type(error)):

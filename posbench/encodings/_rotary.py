@@ -19,9 +19,8 @@ from torch import Tensor
 from posbench import machine
 from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
-from posbench.kernels.fused import fusible
+from posbench.kernels.fused import fused_on_cuda, fusible
 from posbench.kernels.native import turn_pairs, turns_pairs
-from posbench.kernels.on_cuda import fused_on_cuda
 
 Layout = Literal["half", "interleaved"]
 

@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from posbench.encodings.base import Encoding, Rows, Shape
 from posbench.kernels.bias import Counts
+from posbench.kernels.fused import fused_on_cuda
 from posbench.kernels.native import takes
-from posbench.kernels.on_cuda import fused_on_cuda
 
 
 class CoPE(Encoding):

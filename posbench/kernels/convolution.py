@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.on_cuda import fused_on_cuda
+from posbench.kernels.fused import fused_on_cuda
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.fused import fusible, is_fusing
+from posbench.kernels.fused import fused, fusible, is_fusing
 from posbench.kernels.library import built
 from posbench.kernels.native import pointer, reads
-from posbench.kernels.on_cuda import fused
 
 IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Line, Slopes, Table
-from posbench.kernels.on_cuda import compiled
+from posbench.kernels.fused import compiled
 from posbench.kernels.tiled import tiled_attention
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
-from posbench.kernels.fused import fused_if, fusible, gelu, is_fusing
+from posbench.kernels.fused import fusible, fusing, gelu, is_fusing
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import narrower
@@ -205,19 +205,19 @@ def _recomputed(block: Block, x: Tensor, attend: Callable[..., Tensor], position
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174.
     """
-    fusing = is_fusing()
+    compiled = is_fusing()
 
     def compute(x: Tensor) -> Tensor:
         # Tables of positions that layers share belong to the block that made them: each makes its own, both times. The
         # backward pass may run in a thread that does not know what is compiled.
         own = shared(positions, count_from_0(positions))
-        with fused_if(fusing):
+        with fusing(compiled):
             q, k, v, read = before(block, x)
             return out_of(block, x, attend(q, k, v, read, layer=layer, positions=own))
 
     # What is compiled saves its tensors at once, at its end: stopping at the last that is wanted would be inside of it.
     return checkpoint(  # type: ignore[no-any-return]
-        compute, x, use_reentrant=False, preserve_rng_state=False, early_stop=not fusing
+        compute, x, use_reentrant=False, preserve_rng_state=False, early_stop=not compiled
     )
 
 
