@@ -23,8 +23,7 @@ from posbench.kernels.cross_entropy import IGNORED, cross_entropy
 from posbench.model.gpt import GPT, build
 from posbench.processes import World
 from posbench.training import journal
-from posbench.training.compilation import is_compiled
-from posbench.training.step import Learner, LossScale, begin_update, learner_for, update
+from posbench.training.step import Learner, LossScale, begin_update, is_compiled, learner_for, update
 
 V, B, T = 50, 6, 16
 CPU = torch.device("cpu")

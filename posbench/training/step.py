@@ -1,9 +1,12 @@
-"""One update of the weights: learning rate, optimizer, gradients."""
+"""One update of the weights: learning rate, optimizer, gradients, and whether its pieces are compiled."""
 
 import contextlib
 import dataclasses
 import inspect
 import math
+import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,15 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
+from posbench.config import size
 from posbench.config.external import Trains
-from posbench.config.schema import TrainingConfig
+from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
 from posbench.kernels.fused import fusing
 from posbench.processes import World
 from posbench.randomness import generator
-from posbench.training.compilation import is_compiled
+
+# Operations in matrix products per CPU thread: minutes of training, which make up for the seconds of the start.
+PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -142,6 +148,29 @@ def learner_for(
         scale=LossScale(device) if dtype == torch.float16 else None,
         world=world,
     )
+
+
+def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
+    """Whether the compiler serves a run.
+
+    `auto` compiles what it was measured to make faster by more than its start takes (docs/performance.md): on CPUs with
+    a C++ compiler, blocks of RMSNorm and SwiGLU, if there are minutes to train. GPT blocks gained nothing, and on other
+    devices nothing was measured. It follows from the configuration and the machine, so a continued run does the same.
+
+    Args:
+        world: the processes that share the work; threads are as set in this one.
+    """
+    if not isinstance(config, Config):
+        return False  # a model of transformers runs as it is
+    asked, model = config.runtime.compile, config.model
+    if asked != "auto":
+        return asked
+    if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
+        return False
+    operations = 6 * size.parameters(config, size.vocabulary(config)) * config.training.tokens
+    if operations < PAYS_FROM * torch.get_num_threads() * world.size:
+        return False
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
 def _fused(model: nn.Module) -> Callable[..., Tensor]:

@@ -40,9 +40,16 @@ from posbench.run_folder.log import kept
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.wandb_session import Target, in_sweep
 from posbench.terminal.signals import ended_in_words, stop_signals
-from posbench.training.compilation import is_compiled
 from posbench.training.journal import Journal, RunJournal
-from posbench.training.step import Learner, Outcome, begin_update, learner_for, learning_rate, tell_progress
+from posbench.training.step import (
+    Learner,
+    Outcome,
+    begin_update,
+    is_compiled,
+    learner_for,
+    learning_rate,
+    tell_progress,
+)
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
