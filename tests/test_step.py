@@ -1,19 +1,15 @@
-"""One update: what is scored, how parts of a batch add up, and that wrappers of the model see all of it."""
+"""One update: what is scored, how parts of a batch add up, what is computed again, and what is compiled."""
 
 import copy
 import dataclasses
 import math
-import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import schemes
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from posbench.bench.timing import step_memory
 from posbench.config.schema import Config, EncodingConfig
@@ -236,57 +232,6 @@ def test_in_fp16_the_gradient_of_one_token_of_many_does_not_vanish() -> None:
     assert narrow.grad is not None and wide.grad is not None
     torch.testing.assert_close(narrow.grad.float(), wide.grad, atol=1e-7, rtol=5e-3)
     assert (wide.grad[:, 0] / 1024 < 6e-8).all()  # what fp16 would round to 0
-
-
-# -- what a wrapper sees -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_through_a_data_parallel_wrapper_training_is_the_same_to_the_bit(
-    tiny_config: Config, process_group: None, parts: int
-) -> None:
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    plain = learner(tiny_config, accumulation=parts)
-    wrapper = DistributedDataParallel(learner(tiny_config).model)
-    wrapper.register_forward_hook(count)
-    wrapped = learner_for(wrapper.module, tiny_config, CPU, torch.float32)
-    wrapped = dataclasses.replace(wrapped, forward=wrapper, training=plain.training)
-    (expected, ends), (found, end) = trained(plain), trained(wrapped)
-    assert found == expected and torch.equal(end, ends) and calls == 3 * parts
-
-
-def rank(number: int, config: Config, folder: pathlib.Path) -> None:
-    """One of two processes, on its half of every batch."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
-    alone = learner(config)
-    own = dataclasses.replace(alone, forward=DistributedDataParallel(alone.model))
-    for step in range(3):
-        update(own, batch(step).parts(2)[number], step, 1e-2)
-    torch.save(weights(own), folder / f"{number}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_end_with_the_weights_of_one(tiny_config: Config, tmp_path: pathlib.Path) -> None:
-    torch.multiprocessing.spawn(rank, (tiny_config, tmp_path), nprocs=2)
-    one, other = (torch.load(tmp_path / f"{number}.pt") for number in range(2))
-    _, expected = trained(learner(tiny_config))
-    assert torch.equal(one, other)
-    torch.testing.assert_close(one, expected, atol=1e-5, rtol=0)
 
 
 # -- blocks that are computed again --------------------------------------------------------------------------------

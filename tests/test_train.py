@@ -740,7 +740,7 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
     elif changed.startswith("native"):
         monkeypatch.setattr(native, "serves", lambda device: True)  # nothing of this run asks
     else:
-        monkeypatch.setattr(posbench.training.step, "_fused", lambda model: model)  # tested elsewhere, and slow
+        monkeypatch.setattr(posbench.training.step, "fusing", lambda _: contextlib.nullcontext())  # tested elsewhere
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     train(config, tmp_path / "run", [])
     assert f"continuing with {changed}: the weights will not be those of an uninterrupted run" in caplog.text

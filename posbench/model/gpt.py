@@ -71,7 +71,7 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """What a wrapper sees: training calls this and nothing else of the model.
+        """What training calls, and nothing else of the model.
 
         Args:
             ids: (B, T).

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -84,8 +84,8 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
 class Learner:
     """A model and all that its updates share."""
 
-    model: nn.Module
-    forward: Callable[..., Tensor]  # the model or its compiled form; called as `GPT.forward`
+    model: nn.Module  # called as `GPT.forward`
+    compiled: bool  # what lies between the model's kernels
     optimizer: torch.optim.Optimizer
     device: torch.device
     dtype: torch.dtype  # of matrix products
@@ -138,7 +138,7 @@ def learner_for(
     training, world = config.training, world or World()
     return Learner(
         model=model,
-        forward=_fused(model) if is_compiled(config, device, world) else model,
+        compiled=is_compiled(config, device, world),
         optimizer=optimizer_for(model, training),
         device=device,
         dtype=dtype,
@@ -171,16 +171,6 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     if operations < PAYS_FROM * torch.get_num_threads() * world.size:
         return False
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
-
-
-def _fused(model: nn.Module) -> Callable[..., Tensor]:
-    """The model, what lies between its kernels compiled."""
-
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
-        with fusing():
-            return model(*args, **kwargs)  # type: ignore[no-any-return]
-
-    return forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,9 +245,9 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     for part in parts:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = n_scored / part.n_scored if part.n_scored else math.inf
-        with machine.autocast(learner.device, learner.dtype):
+        with machine.autocast(learner.device, learner.dtype), fusing(learner.compiled):
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
-            loss = learner.forward(part.ids, part.labels, **given) / times
+            loss: Tensor = learner.model(part.ids, part.labels, **given) / times
         with world.overlapping(parameters) if part is parts[-1] else contextlib.nullcontext():
             (loss if learner.scale is None else loss * learner.scale.value).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
