@@ -70,12 +70,15 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     library._found.cache_clear()
 
 
-def fast(case: Case, *inputs: Tensor) -> Tensor:
-    q, k, v, *learned = inputs
-    sinks = learned.pop() if case.sunk else None
-    if case.kind in BIASES:
-        return native_attention(q, k, v, case.scale, BIASES[case.kind](*learned), case.window, sinks)
-    return native_banded_attention(q, k, v, case.scale, *learned, window=case.window)
+class Native(Case):
+    """A case whose fast form is the kernel in C++."""
+
+    def fast(self, *inputs: Tensor) -> Tensor:
+        q, k, v, *learned = inputs
+        sinks = learned.pop() if self.sunk else None
+        if self.kind in BIASES:
+            return native_attention(q, k, v, self.scale, BIASES[self.kind](*learned), self.window, sinks)
+        return native_banded_attention(q, k, v, self.scale, *learned, window=self.window)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -88,14 +91,14 @@ def fast(case: Case, *inputs: Tensor) -> Tensor:
 def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple[int, ...], window: int | None) -> None:
     if (kind, window) == ("banded", 1):  # of a single key's softmax the gradient is 0 but for the rounding of outputs
         window = 2
-    case = Case(kind, size, torch.bfloat16, window)
+    case = Native(kind, size, torch.bfloat16, window)
     assert takes(*case.qkv, BIASES[kind](*case.learned) if kind in BIASES else None)
     expected = gradients(case.exact, case.inputs)
-    found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
+    found = gradients(case.fast, case.inputs)
     for name, x, y in zip(names(case), found, expected, strict=True):
         assert error(x, y) < (BF16_BIAS if "learned" in name else BF16), name
     with torch.no_grad(), torch.autocast("cpu"):  # as a model calls it
-        assert torch.equal(fast(case, *case.inputs), found[0])
+        assert torch.equal(case.fast(*case.inputs), found[0])
 
 
 @pytest.mark.sample(3)
@@ -103,37 +106,12 @@ def test_values_and_gradients_are_those_of_the_definition(kind: str, size: tuple
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(SETTING, support.crossed([*BIASES], SIZES, [None, 2, 70], BUILDS), indirect=["build"])
 def test_so_they_are_beside_sinks(kind: str, size: tuple[int, ...], window: int | None) -> None:
-    case = Case(kind, size, torch.bfloat16, window, sunk=True)
+    case = Native(kind, size, torch.bfloat16, window, sunk=True)
     expected = gradients(case.exact, case.inputs)
-    found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
-    tiles = gradients(case.fast, case.inputs)  # whose sums may cancel as far
+    found = gradients(case.fast, case.inputs)
+    tiles = gradients(super(Native, case).fast, case.inputs)  # whose sums may cancel as far
     for name, x, y, z in zip(names(case), found, expected, tiles, strict=True):
         assert error(x, y) < (max(BF16_BIAS, 1.5 * error(z, y)) if "learned" in name else BF16), name
-
-
-@pytest.mark.sample(3)
-@needs_it
-@pytest.mark.parametrize("kind", KINDS)
-def test_neither_threads_nor_other_sequences_nor_later_tokens_change_a_bit(kind: str) -> None:
-    case = Case(kind, (5, 4, 1100, 32, 32), torch.bfloat16)
-    found = gradients(lambda *inputs: fast(case, *inputs), case.inputs)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        for name, x, y in zip(names(case), gradients(lambda *i: fast(case, *i), case.inputs), found, strict=True):
-            assert torch.equal(x, y), name
-    finally:
-        torch.set_num_threads(before)
-
-    def cut(x: Tensor, first: slice, length: int) -> Tensor:
-        for dim, size in enumerate(x.shape):
-            x = x.narrow(dim, 0, length) if size == 1100 else x
-        return x[first] if len(x) == 5 else x
-
-    alone = fast(case, *(cut(x, slice(2, 3), 1100) for x in case.inputs))
-    assert torch.equal(alone, found[0][2:3])
-    shorter = fast(case, *(cut(x, slice(None), 75) for x in case.inputs))
-    assert torch.equal(shorter, found[0][:, :, :75])
 
 
 @needs_it
@@ -342,20 +320,29 @@ def test_running_sums_over_keys_are_those_of_their_formulas(
         assert torch.equal(case.fast(*case.inputs), found[0])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @needs_it
-@pytest.mark.parametrize("kind", RUNNING)
-def test_they_change_no_bit_with_threads_other_sequences_or_later_tokens(kind: str) -> None:
-    case = Running(kind, (5, 4, 1100, 32, 32))
-    expected = gradients(case.fast, case.inputs)
+@pytest.mark.parametrize("kind", [*KINDS, *RUNNING])
+def test_neither_threads_nor_other_sequences_nor_later_tokens_change_a_bit(kind: str) -> None:
+    size = (5, 4, 1100, 32, 32)
+    case = Running(kind, size) if kind in RUNNING else Native(kind, size, torch.bfloat16)
+    found = gradients(case.fast, case.inputs)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert all(torch.equal(x, y) for x, y in zip(gradients(case.fast, case.inputs), expected, strict=True))
+        assert all(map(torch.equal, gradients(case.fast, case.inputs), found))
     finally:
         torch.set_num_threads(before)
-    cut = case.fast(*(x[2:3, :, :75] if x.dim() == 4 else x for x in case.inputs))
-    assert torch.equal(cut, expected[0][2:3, :, :75])
+
+    def cut(x: Tensor, first: slice, length: int) -> Tensor:
+        for dim, size in enumerate(x.shape):
+            x = x.narrow(dim, 0, length) if size == 1100 else x
+        return x[first] if len(x) == 5 else x
+
+    alone = case.fast(*(cut(x, slice(2, 3), 1100) for x in case.inputs))
+    assert torch.equal(alone, found[0][2:3])
+    shorter = case.fast(*(cut(x, slice(None), 75) for x in case.inputs))
+    assert torch.equal(shorter, found[0][:, :, :75])
 
 
 @needs_it
