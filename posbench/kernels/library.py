@@ -79,12 +79,10 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     options = [*_FLAGS, *(_FLAGS_AMX if "amx_bf16" in flags else [])]
     read = [path.read_bytes() for path in (*SOURCES, *_HEADERS)]
     named = hashlib.sha256(b"".join([repr(options).encode(), *read])).hexdigest()[:16]
-    folder = files.private_cache("kernels")
-    kept = folder / f"attention-{named}.lib"
+    kept = files.private_cache("kernels") / f"attention-{named}.lib"
     found = None
     try:
         found = _kept(kept)
-        _remove_leftovers(folder)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -159,15 +157,6 @@ def _opened(data: bytes) -> ctypes.CDLL:
         raise
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed builds left behind, unless a build is under way."""
-    if any(folder.glob(".tmp-*")):
-        with contextlib.suppress(OSError):  # BlockingIOError: a build is under way
-            held = files.lock(folder / ".lock")
-            files.remove_stale(folder)
-            os.close(held)
-
-
 # -- built -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +168,7 @@ def _build(kept: Path, compilers: list[list[str]], options: list[str]) -> ctypes
     failed: OSError | subprocess.SubprocessError | None = None
     held = files.lock(kept.parent / ".lock", wait=True)
     try:
-        files.remove_stale(kept.parent)
+        files.remove_stale(kept.parent)  # what killed builds left behind
         with contextlib.suppress(OSError):  # unless another process has built it meanwhile
             return _kept(kept)
         logger.info("building kernels (once for this machine, about 7 s)")

@@ -45,7 +45,7 @@ def attention_logits(
     check_inputs(encoding, q, k, k, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
         q, k = q.float(), k.float()
-        blocks = rows_of(encoding, q, k, k, _float(x), _positions(q, positions), layer, causal=causal, last=last)
+        blocks = rows_of(encoding, q, k, k, _float(x), by_sequence(positions, q), layer, causal=causal, last=last)
         return logits_of(encoding.at(layer)[0], next(iter(blocks)))
 
 
@@ -66,7 +66,7 @@ def attention_output(
     """
     check_inputs(encoding, q, k, v, x, layer, positions)
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v, x, positions = q.float(), k.float(), v.float(), _float(x), _positions(q, positions)
+        q, k, v, x, positions = q.float(), k.float(), v.float(), _float(x), by_sequence(positions, q)
         rows = next(iter(rows_of(encoding, q, k, v, x, positions, layer, causal=causal, last=last)))
         encoding, layer = encoding.at(layer)
         out = encoding.attend(logits_of(encoding, rows), rows)
@@ -218,7 +218,8 @@ def grouped(x: Tensor, q: Tensor) -> Tensor:
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def _positions(q: Tensor, positions: Tensor | None) -> Tensor:
+def by_sequence(positions: Tensor | None, q: Tensor) -> Tensor:
+    """Positions as (1|B, T); None = 0 .. T-1, of as many tokens as there are queries."""
     if positions is None:
         positions = torch.arange(q.shape[2], device=q.device)
     return positions if positions.dim() == 2 else positions[None]

@@ -8,7 +8,7 @@ from torch import Tensor
 from posbench.encodings.base import Encoding, shared
 from posbench.errors import UserError
 from posbench.model.attention import dispatch
-from posbench.model.attention.reference import check_inputs
+from posbench.model.attention.reference import by_sequence, check_inputs
 
 
 def attention(
@@ -58,10 +58,7 @@ def attention(
             f"'{encoding.name}' was cast to {cast}, in which its angles and biases are wrong: cast the model before "
             "the encoding is built"
         )
-    consecutive = positions is None
-    if positions is None:
-        positions = torch.arange(length, device=q.device)
-    positions = positions if positions.dim() == 2 else positions[None]
+    consecutive, positions = positions is None, by_sequence(positions, q)
     if not torch.compiler.is_compiling():
         positions = shared(positions, consecutive)
     half = torch.autocast(q.device.type, q.dtype) if _is_half(q) else contextlib.nullcontext()
