@@ -58,7 +58,7 @@ class Table(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Line(Table):
-    """One that falls in straight lines, of which nothing is learned (ALiBi): a kernel may do without the table."""
+    """A bias that falls linearly with distance and is not learned (ALiBi): a kernel may do without the table."""
 
     slopes: Tensor  # (H,) fp32: values are -slopes x distance
 
@@ -239,7 +239,7 @@ class Dense(Bias):
     # Distances (Tq, Tk), the queries' positions (Tq,) and the parameters to the bias (H, Tq, Tk), fp32.
     function: Callable[..., Tensor]
     parameters: tuple[Tensor, ...]  # what the function depends on and gradients go to
-    # Queries at positions below this number (a tensor) have a bias by distance alone; None = none have.
+    # The bias of queries below this position (a tensor) depends on the distance alone; None: that of no query does.
     uniform_below: Tensor | None = None
 
     @property

@@ -46,10 +46,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """`cross_entropy` of hidden @ weight.T, in the dtype of autocast if that is on.
 
-    Both products of the gradient are made with the logits of the same rows, and what comes from above is multiplied
-    into their small results: no pass over the logits is for that. Rows of zeros, whose logits nothing reads, round the
-    head up to a multiple of `ALIGNED`. So do the fused losses of Liger Kernel: Hsu et al. (2024), arXiv:2410.10989,
-    section 3.2.
+    Both products of the gradient are made while the logits of some rows exist. The gradient from above is multiplied
+    into their small results, which needs no pass over the logits. The head is padded by rows of zeros, whose logits
+    nothing reads, to a multiple of `ALIGNED`. The fused losses of Liger Kernel do the same: Hsu et al. (2024),
+    arXiv:2410.10989, section 3.2.
 
     Args:
         hidden: (N, D).

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callable[_P, _R]:
-    """The function as torch compiles it, with more graphs than it makes unasked before it leaves a function as it is.
+    """Compile a function by torch, which may make more graphs of it than torch's own limit of 8.
 
     Args:
         dynamic: one graph for all shapes, or one for each of a few; None: one for the first, another for all others.
@@ -38,7 +38,7 @@ def compiled(function: Callable[_P, _R], dynamic: bool | None = None) -> Callabl
 
 
 def _keep_privately() -> None:
-    """Have torch and Triton keep what they compile in a folder that only this user can write to, unless told where.
+    """Keep what torch and Triton compile in a folder that only this user can write to, unless a variable names one.
 
     By default they take a folder of /tmp with the user's name, whoever made it, and load code from it. Precompiled
     headers are always kept there, so they are switched off.

@@ -24,8 +24,9 @@ from posbench.kernels.library import binary, built
 LANES, BLOCK = 16, 32
 KINKS, LINES = 32, 48  # between straight lines, and numbers that slopes or intercepts of these take
 MARGIN = 128  # keys of the largest block: it reads a table that far beyond its beginning, and a block beyond its end
-# A bias that sequences share has its gradient summed by head and group of sequences. There are at least this many of
-# them, if there are sequences enough, so that threads have something to do each; and no more for more threads.
+# The gradient of a bias that sequences share is summed by head and group of sequences. There are at least this many
+# sums, if there are enough sequences, so that every thread has work. Results do not depend on the number of threads,
+# for neither does the number of sums.
 GROUPS = 16
 
 
@@ -277,7 +278,7 @@ class _Laid:
 
     @classmethod
     def out(cls, bias: Bias, length: int, by_key: bool) -> "_Laid":
-        """For rows of queries, or rows of keys."""
+        """Lay a bias out for a pass whose rows are queries (forwards), or keys (backwards, `by_key`)."""
         if isinstance(bias, _Running):
             return cls._running(bias.kind, *bias.tensors)
         if not bias.tensors:
@@ -330,7 +331,7 @@ class _Laid:
         return added
 
     def sums(self, groups: int, sizes: "Sizes") -> Tensor:
-        """To begin with; those of pairs of a single sequence are not added to, but written."""
+        """Memory for sums: zeros, or unwritten where the kernel writes a number per pair (groups of one sequence)."""
         if self.vectors is not None:
             return torch.zeros(groups, sizes.heads, *self.vectors.shape)
         assert self.values is not None  # something is added
@@ -338,7 +339,7 @@ class _Laid:
         return made(groups, *self.values.shape[1:])
 
     def own(self, sums: Tensor, bias: Bias, sizes: "Sizes") -> tuple[Tensor, ...]:
-        """Of sums (..., H, *), those of the bias's own numbers."""
+        """Gradients of the bias's own numbers, without padding, from sums (..., H, *)."""
         length = sizes.length
         if isinstance(bias, _Vectors):
             of_keys, of_values = sums.sum(0)[:, -len(bias.tensors[0]) :]

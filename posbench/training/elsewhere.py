@@ -1,6 +1,6 @@
 """Training on a model of transformers, `posbench train start=FOLDER`: from a folder or the hub to a folder of results.
 
-What its authors do not tell cannot be taken from it. Where nothing is typed,
+A model's folder does not say how it was trained. Settings that are not typed are:
 
     learning_rate    2e-5, as Chen et al. (2023) and Peng et al. (2023) have it for PI and YaRN
     batches          single sequences, so many to an update that there are about 400 updates (those of YaRN)

@@ -53,7 +53,7 @@ from posbench.training.step import (
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = "a smaller training.batch_size, with more training.accumulation, or runtime.checkpointing=true"
-# Updates that are launched before the host reads the one before them, by device: it prepares the next meanwhile.
+# Updates that may be unread when another is launched, by device: the host prepares the next while one is computed.
 _AHEAD = {"cuda": 1}
 
 
