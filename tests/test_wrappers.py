@@ -1,29 +1,24 @@
-"""Encodings around others, layers that differ, and hooks on values: the same model on every path that computes it."""
+"""Encodings around others and layers that differ: the same model on every path that computes it."""
 
 import dataclasses
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import schemes
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench import encodings
 from posbench.config import history
 from posbench.config.schema import Config
-from posbench.encodings._wrapper import Wrapper
-from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.base import Shape
 from posbench.encodings.extend.methods import extended, methods_of
 from posbench.errors import Undefined, UserError
 from posbench.model.attention import dispatch
 from posbench.model.attention.dispatch import attention
-from posbench.model.attention.reference import attention_logits, attention_output, logits_of, rows_of
+from posbench.model.attention.reference import attention_logits, attention_output
 from posbench.model.gpt import build
-from posbench.show import codes, panels
-from posbench.show.schemes import Scheme
 from posbench.training.step import tell_progress
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
@@ -32,7 +27,7 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}  # fp32 sums in another order
 MIXED = [
     {"name": "rope", "window": 5},
     {"name": "fox", "window": 7},
-    {"name": "t5", "max_distance": 32},
+    {"name": "deberta"},  # its logits have a size of their own
     {"name": "shaw"},
 ]
 
@@ -47,25 +42,20 @@ def counting(length: int = LENGTH) -> Tensor:
     return torch.arange(length)[None]
 
 
-def by_rows(encoding: Encoding, layer: int, block: int | None, window: int | None, last: int | None = None) -> Tensor:
-    q, k, v, x = inputs()
-    own, _ = encoding.at(layer)
-    blocks = rows_of(encoding, q, k, v, x, counting(), layer, window=window, block=block, last=last)
-    out = torch.cat([own.attend(logits_of(own, rows), rows) for rows in blocks], dim=2)
-    return own.map_outputs(out, x[:, -out.shape[2] :], counting()[:, -out.shape[2] :], layer)
-
-
 # -- layered -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_of_layered_is_its_encoding_under_its_window() -> None:
     layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
-    q, k, v, x = inputs()
-    alone = schemes.build("fox", {}, dataclasses.replace(SHAPE, n_layers=1))
-    alone.load_state_dict({key: value for key, value in layered.inners[1].state_dict().items()})
-    plain = attention(alone, q, k, v, x, counting(), 0, window=7, consecutive=True)
-    assert torch.equal(attention(layered, q, k, v, x, counting(), 1, consecutive=True), plain)
-    assert not torch.allclose(plain, attention(alone, q, k, v, x, counting(), 0, consecutive=True), **CLOSE)
+    for layer, entry in enumerate(MIXED):
+        alone = schemes.build(entry["name"], {}, dataclasses.replace(SHAPE, n_layers=1))
+        alone.load_state_dict(layered.inners[layer].state_dict())
+        free, narrow = (
+            attention(alone, *inputs(), counting(), 0, window, consecutive=True)
+            for window in (None, entry.get("window"))
+        )
+        assert torch.equal(attention(layered, *inputs(), counting(), layer, consecutive=True), narrow)
+        assert torch.allclose(free, narrow, **CLOSE) != ("window" in entry)
 
 
 @pytest.mark.parametrize("layer", range(4))
@@ -79,14 +69,15 @@ def test_every_path_computes_the_same_layer(layer: int, which: dict[str, Any]) -
         torch.testing.assert_close(fast, attention_output(layered, q, k, v, x, layer), **CLOSE)
 
 
-def test_layers_keep_the_cheap_form_of_their_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrappers_keep_the_cheap_form_of_their_encodings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
-    q, k, v, x = inputs()
-    layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
-    for layer in range(SHAPE.n_layers):
-        attention(layered, q, k, v, x, counting(), layer, consecutive=True)
+    sharpened = [("temperature", {"inner": inner}) for inner in ("none", "rope", "alibi", "fox", "shaw")]
+    for name, options in (("layered", {"layers": MIXED}), *sharpened):
+        encoding = schemes.build(name, options, SHAPE)
+        for layer in range(SHAPE.n_layers):
+            attention(encoding, *inputs(), counting(), layer, consecutive=True)
     jumping = schemes.positions_of("gaps", 2, LENGTH, 64)
-    attention(schemes.build("randomized", {}, SHAPE), q, k, v, x, jumping, 0)
+    attention(schemes.build("randomized", {}, SHAPE), *inputs(), jumping, 0)
 
 
 def test_a_model_of_equal_layers_is_the_model_of_their_encoding(tiny_config: Config) -> None:
@@ -128,33 +119,6 @@ def test_layered_ends_where_the_first_of_its_layers_ends() -> None:
         attention(layered, q, k, v, x, counting(), 0)
 
 
-class Scaled(Encoding):
-    """Another size of the logits than the default."""
-
-    @property
-    def logit_scale(self) -> float:
-        return 0.1
-
-
-class OwnScale(Wrapper):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.adopt([Scaled(shape), encodings.build("none", shape)])
-
-    def at(self, layer: int) -> tuple[Encoding, int]:
-        return self.inner_encodings[layer % 2].at(layer // 2)
-
-
-def test_the_size_of_the_logits_is_the_layers_own() -> None:
-    q, k, v, x = inputs()
-    encoding = OwnScale(SHAPE)
-    for layer, scale in enumerate((0.1, 8**-0.5)):
-        expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        torch.testing.assert_close(attention(encoding, q, k, v, x, counting(), layer), expected, **CLOSE)
-        logits = (q @ k.mT * scale).tril()
-        torch.testing.assert_close(attention_logits(encoding, q, k, layer=layer).tril().nan_to_num(), logits, **CLOSE)
-
-
 # -- temperature -------------------------------------------------------------------------------------------------------
 
 
@@ -169,13 +133,6 @@ def test_a_temperature_in_some_layers_only_is_under_their_windows_and_leaves_the
         for consecutive in (True, False):
             ours = attention(layered, q, k, v, x, counting(), layer, consecutive=consecutive)
             torch.testing.assert_close(ours, expected, **CLOSE)
-
-
-def test_a_temperature_keeps_the_cheap_form_of_its_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_by_rows", lambda *_: pytest.fail("row blocks where a kernel would do"))
-    for inner in ("none", "rope", "alibi", "fox", "shaw"):
-        temperature = schemes.build("temperature", {"inner": inner}, SHAPE)
-        attention(temperature, *inputs(), counting(), 0, consecutive=True)
 
 
 def test_an_extension_stretches_what_a_temperature_stands_around() -> None:
@@ -265,17 +222,6 @@ def test_a_learned_sink_keeps_the_cheap_form_of_its_encoding(inner: str, monkeyp
         torch.testing.assert_close(cheap[key], expected, atol=2e-5 * scale, rtol=1e-4, msg=lambda text, k=key: k + text)
 
 
-def test_a_learned_sink_that_nobody_hears_of_is_its_encoding_and_an_open_one_takes_all() -> None:
-    sinks, rope = encodings.build("learned_sinks", SHAPE), encodings.build("rope", SHAPE)
-    for level, share in ((-100.0, 1.0), (100.0, 0.0)):
-        with torch.no_grad():
-            sinks.sinks.fill_(level)
-        expected = share * attention(rope, *inputs(), counting(), 0)
-        for consecutive in (False, True):
-            ours = attention(sinks, *inputs(), counting(), 0, consecutive=consecutive)
-            torch.testing.assert_close(ours, expected, **CLOSE)
-
-
 @pytest.mark.parametrize("inner", ["shaw", "stick_breaking"])
 def test_a_learned_sink_refuses_what_has_no_plain_softmax(inner: str) -> None:
     with pytest.raises(UserError, match=f"encoding.inner is '{inner}', which replaces the softmax"):
@@ -311,7 +257,7 @@ def test_as_many_positions_as_tokens_are_the_encoding_itself(tiny_config: Config
 
 def test_a_wrapper_goes_around_a_wrapper() -> None:
     encoding = encodings.build("randomized", SHAPE, {"inner": "layered", "inner_options": {"layers": MIXED}})
-    assert [type(encoding.at(layer)[0]).__name__ for layer in range(4)] == ["RoPE", "FoX", "T5Bias", "Shaw"]
+    assert [type(encoding.at(layer)[0]).__name__ for layer in range(4)] == ["RoPE", "FoX", "DeBERTa", "Shaw"]
     assert encoding.at(0)[0].window == 5 and {"positions", "rotate", "additions"} <= encoding.hooks
 
 
@@ -544,86 +490,6 @@ def test_a_wrong_option_is_named_by_its_full_key(name: str, options: dict[str, A
     assert str(error.value).startswith(sentence) and "\n" not in str(error.value)
 
 
-# -- hooks on values and outputs ---------------------------------------------------------------------------------------
-
-
-class ConvolvedValues(Encoding):
-    """A causal convolution over three values: a window must not cut it."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.taps = nn.Parameter(schemes.random(shape.n_layers, 3, seed=8))
-
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        padded = F.pad(v, (0, 0, 2, 0))
-        return sum(self.taps[layer, i] * padded[:, :, i : i + v.shape[2]] for i in range(3))  # type: ignore[return-value]
-
-
-class TurnedValues(encodings.load("rope")):  # type: ignore[misc]
-    """Values rotated at the key and turned back at the query: they arrive turned by their distance."""
-
-    def map_values(self, v: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        return self.turned(v, positions)
-
-    def map_outputs(self, out: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Tensor:
-        return self.turned(out, -positions)
-
-
-@pytest.mark.parametrize("kind", [ConvolvedValues, TurnedValues])
-@pytest.mark.parametrize("window", [None, 1, 6])
-def test_what_acts_on_values_is_the_same_in_row_blocks_under_a_window_and_at_evaluation(
-    kind: type[Encoding], window: int | None
-) -> None:
-    encoding = kind(SHAPE)
-    q, k, v, x = inputs()
-    whole = by_rows(encoding, 1, None, window)
-    torch.testing.assert_close(by_rows(encoding, 1, 7, window), whole, **CLOSE)
-    for consecutive in (False, True):
-        out = attention(encoding, q, k, v, x, counting(), 1, window, consecutive=consecutive)
-        torch.testing.assert_close(out, whole, **CLOSE)
-        last = attention(encoding, q, k, v, x, counting(), 1, window, consecutive=consecutive, last=4)
-        torch.testing.assert_close(last, whole[:, :, -4:], **CLOSE)
-    if window is None:
-        torch.testing.assert_close(attention_output(encoding, q, k, v, x, 1), whole, **CLOSE)
-
-
-def test_convolved_values_are_attention_over_the_convolved_values() -> None:
-    encoding = ConvolvedValues(SHAPE)
-    q, k, v, x = inputs()
-    taps = encoding.taps[0, :, None, None].expand(-1, 2 * 4 * 8, -1)
-    flat = v.transpose(2, 3).reshape(1, -1, LENGTH)
-    convolved = F.conv1d(F.pad(flat, (2, 0)), taps.permute(1, 2, 0), groups=2 * 4 * 8).view(2, 4, 8, LENGTH).mT
-    expected = F.scaled_dot_product_attention(q, k, convolved, is_causal=True)
-    torch.testing.assert_close(attention(encoding, q, k, v, x, counting(), 0), expected, **CLOSE)
-
-
-def test_turned_values_arrive_turned_by_their_distance() -> None:
-    encoding = TurnedValues(SHAPE)
-    q, k, v, x = inputs(6)
-    weights = attention_logits(encoding, q, k).softmax(-1)
-    expected = torch.zeros_like(v)
-    for i in range(6):
-        for j in range(i + 1):
-            expected[:, :, i] += weights[:, :, i, j, None] * encoding.turned(v, torch.full((1, 6), j - i))[:, :, j]
-    torch.testing.assert_close(attention(encoding, q, k, v, x, counting(6), 0), expected, **CLOSE)
-
-
-def test_hooks_on_values_reach_a_layer_of_a_wrapper_and_its_gradients() -> None:
-    class Around(Wrapper):
-        pass
-
-    encoding = Around(SHAPE)
-    encoding.adopt([ConvolvedValues(SHAPE)])
-    q, k, v, x = inputs()
-    gradients = []
-    for consecutive in (False, True):
-        encoding.zero_grad()
-        attention(encoding, q, k, v, x, counting(), 2, 6, consecutive=consecutive).square().sum().backward()
-        gradients.append(encoding.inner_encodings[0].taps.grad.clone())
-    assert gradients[0][2].abs().sum() > 0 and not gradients[0][[0, 1, 3]].any()
-    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-3, rtol=1e-4)
-
-
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
@@ -699,22 +565,6 @@ def test_a_stretched_xpos_keeps_its_decay_and_a_stretched_yarn_its_temperature()
     assert after.attention_factor == pytest.approx(yarn.attention_factor * facts["attention_factor"])
 
 
-class LearnedFrequencies(encodings.load("rope")):  # type: ignore[misc]
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.frequencies = nn.Parameter(torch.rand(shape.head_dim // 2, dtype=torch.float64))
-
-    def inv_freq(self, device: torch.device) -> Tensor:
-        return self.frequencies if self.stretched is None else super().inv_freq(device)
-
-
-def test_learned_frequencies_are_those_that_are_stretched() -> None:
-    trained = LearnedFrequencies(SHAPE)
-    after, _ = extended(trained, "pi", 128, 32)
-    torch.testing.assert_close(after.inv_freq(torch.device("cpu")), trained.frequencies / 4)
-    assert after.frequencies is trained.frequencies and trained.stretched is None
-
-
 @pytest.mark.parametrize("method", ["rerope", "self_extend", "dual_chunk"])
 def test_far_pairs_of_a_partial_rotary_encoding_leave_its_still_channels_alone(method: str) -> None:
     trained = schemes.build("partial_rope", {"fraction": 0.5}, SHAPE)
@@ -747,51 +597,7 @@ def test_randomized_positions_need_no_stretching_within_their_range() -> None:
     assert torch.equal(within.at(0)[0].inv_freq(torch.device("cpu")), trained.at(0)[0].inv_freq(torch.device("cpu")))
 
 
-# -- pictures and properties -------------------------------------------------------------------------------------------
-
-
-class Decoupled(Encoding):
-    """What rotate is given here depends on the number of heads and on the layer's input."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.mix = nn.Parameter(schemes.random(shape.n_heads, shape.d_model, shape.head_dim, seed=4) * 0.1)
-
-    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        assert x is not None
-        return q, k + torch.einsum("btd,hde->bhte", x, self.mix)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("build", [Decoupled, lambda shape: encodings.build("layered", shape, {"layers": MIXED[::-1]})])
-def test_pictures_are_drawn_of_what_reads_heads_and_inputs_and_of_a_wrappers_first_layer(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codes, "build", lambda name, shape, options: build(shape))
-    picture = panels.picture(Scheme("invented"))
-    drawn = [
-        panel.values if isinstance(panel, panels.Heatmap) else [*panel.series.values()] for panel in picture.panels
-    ]
-    assert np.isfinite(np.asarray(drawn[-1])).any()  # mean attention, which every encoding has
-    assert ("first layer: shaw" in picture.subtitle) == (build is not Decoupled)
-
-
 # -- dape --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("per_layer", [True, False])
-@pytest.mark.parametrize("inner", ["kerple_log", "fire", "fox"])
-def test_dape_whose_network_says_nothing_is_the_encoding_inside(inner: str, per_layer: bool) -> None:
-    dape = schemes.build("dape", {"inner": inner, "per_layer": per_layer}, SHAPE)
-    with torch.no_grad():
-        for key, parameter in dape.named_parameters():
-            if key.startswith("networks.") and ".2." in key:
-                parameter.zero_()
-    assert dape.hooks == {"prepare", "scores"}  # and nothing at the input or in positions
-    q, k, v, x = inputs()
-    alone, layer = (dape.inners[2], 0) if per_layer else (dape.inners[0], 2)
-    expected = attention(alone, q, k, v, x, counting(), layer)
-    torch.testing.assert_close(attention(dape, q, k, v, x, counting(), 2, consecutive=True), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["dape", "dape_v2"])
