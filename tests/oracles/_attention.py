@@ -1,4 +1,4 @@
-"""What an oracle says of a layer, put together to the layer's output by plain softmax attention under a window."""
+"""Plain softmax attention on what an oracle says of a layer, and what stands for another project's projections."""
 
 import torch
 
@@ -14,3 +14,14 @@ def output_of(found, q, k, v, causal, window=None):
         hidden = (gap < 0) | (gap >= window) if window else gap < 0
         logits = logits.masked_fill(hidden, -torch.inf)
     return logits.softmax(-1) @ v
+
+
+class Take(torch.nn.Module):
+    """Some channels of one wide input, in the place of a projection."""
+
+    def __init__(self, start, stop):
+        super().__init__()
+        self.start, self.stop = start, stop
+
+    def forward(self, x):
+        return x[..., self.start : self.stop].contiguous()

@@ -4,10 +4,17 @@ import importlib
 
 from oracles import _attention
 
+_ROPE = {"base": 10000.0, "layout": "interleaved"}
+# Of the options that the oracles read.
 _DEFAULTS = {
-    "rope": {"base": 10000.0, "layout": "interleaved"},
     "none": {},
+    "rope": _ROPE,
+    "sinusoidal": {**_ROPE, "combine": "add", "scale": "token"},
+    "learned": {},
     "alibi": {"slopes": None},
+    "t5": {"num_buckets": 32, "max_distance": 128},
+    "kerple_log": {},
+    "fire": {"threshold": "quarter"},
     "fox": {"gate_bias": 0.0},
     "shaw": {},
 }
@@ -23,9 +30,10 @@ def parameter_count(shape, options):
     return learned(shape, known(options)) if learned else 0
 
 
-def found(parameters, shape, options, q, k, v, x, positions, layer, causal):
-    """What the inner oracle says, given its own parameters."""
-    own = {key.removeprefix("inners.0."): value for key, value in parameters.items() if key.startswith("inners.0.")}
+def found(parameters, shape, options, q, k, v, x, positions, layer, causal, at=0):
+    """What the oracle of the inner encoding number `at` says, given its own parameters."""
+    prefix = f"inners.{at}."
+    own = {key.removeprefix(prefix): value for key, value in parameters.items() if key.startswith(prefix)}
     oracle = importlib.import_module(f"oracles.{options['inner']}")
     return oracle.reference(own, shape, known(options), q, k, v, x, positions, layer, causal)
 

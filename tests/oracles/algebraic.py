@@ -2,6 +2,8 @@
 
 import torch
 
+from oracles._skew import generator
+
 CASES = [{}, {"decay": 1.0}]
 DTYPE = torch.float64
 GRAPH_BREAKS = "looks at the positions' values, to know how many binary digits they have"
@@ -13,15 +15,7 @@ def parameter_count(shape, options):
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
     width = shape.head_dim
-    step = []
-    for head in range(shape.n_heads):
-        generator, left = torch.zeros(width, width, dtype=q.dtype), iter(parameters["above"][0, head, 0])
-        for i in range(width):
-            for j in range(i + 1, width):
-                unit = torch.zeros_like(generator)
-                unit[i, j], unit[j, i] = 1, -1
-                generator = generator + unit * next(left)
-        step.append(torch.linalg.matrix_exp(generator))
+    step = [torch.linalg.matrix_exp(generator(entries, width)) for entries in parameters["above"][0, :, 0]]
     rows = positions.expand(len(q), -1)
     maps = torch.stack(
         [torch.stack([torch.stack([torch.linalg.matrix_power(w, int(n)) for n in row]) for w in step]) for row in rows]

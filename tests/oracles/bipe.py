@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import rope
+from oracles import _inner, grape_a
 
 VOCABULARY = ("a", ".", "b", "\n", " .", "b.", "\n\n", "!")
 CASES = [{}, {"separators": ["!", "\n\n"]}, {"inner": "alibi"}, {"inner": "alibi", "alibi_factor": 2.0}]
@@ -29,16 +29,7 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal, 
                 segment, place = segment + 1, 0
     told = {"positions": torch.tensor(segments), "embedded": torch.stack(embedded).view(x.shape)}
     if options["inner"] == "rope":
-        return told | rope.reference({}, shape, {"base": 10000.0, "layout": "interleaved"}, q, k, v, x, positions,
-                                     layer, causal)  # fmt: skip
-    slopes = [options["alibi_factor"] * slope for slope in SLOPES[shape.n_heads]]
+        return told | _inner.found(parameters, shape, options, q, k, v, x, positions, layer, causal)
+    slopes = [options["alibi_factor"] * slope for slope in grape_a.alibi(shape.n_heads)]
     rows = [[[[-slope * abs(i - j) for j in row] for i in row] for slope in slopes] for row in positions.tolist()]
     return told | {"bias": torch.tensor(rows)}
-
-
-SLOPES = {  # by the number of heads: powers of two, and those between them where heads are no power of two
-    1: [2.0**-8],
-    4: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8],
-    6: [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3],
-    12: [2.0**-n for n in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5],
-}

@@ -1,11 +1,11 @@
 """Plain loops: the network run at every pair, on the bias that the oracle of the encoding inside gives."""
 
 import dataclasses
-import importlib
 
 import torch
 
-_DEFAULTS = {"kerple_log": {}, "alibi": {"slopes": None}, "fire": {"threshold": "quarter"}, "fox": {"gate_bias": 0.0}}
+from oracles import _inner
+
 DTYPE = torch.float64  # a leaky ReLU takes the other side of its bend for what fp32 rounds
 
 CASES = [
@@ -25,13 +25,9 @@ def parameter_count(shape, options):
 
 
 def inner_count(shape, options):
-    inner = importlib.import_module(f"oracles.{options['inner']}")
-    if not hasattr(inner, "parameter_count"):
-        return 0
     if not options["per_layer"]:
-        return inner.parameter_count(shape, options["inner_options"])
-    one = dataclasses.replace(shape, n_layers=1)
-    return shape.n_layers * inner.parameter_count(one, options["inner_options"])
+        return _inner.parameter_count(shape, options)
+    return shape.n_layers * _inner.parameter_count(dataclasses.replace(shape, n_layers=1), options)
 
 
 def reads_positions(options):
@@ -40,12 +36,8 @@ def reads_positions(options):
 
 def inner_bias(parameters, shape, options, q, k, v, x, positions, layer, causal):
     """The bias of the encoding inside, broadcastable to (B, H, T, T)."""
-    inner = importlib.import_module(f"oracles.{options['inner']}")
-    inside = f"inners.{layer}." if options["per_layer"] else "inners.0."
-    own = {key.removeprefix(inside): value for key, value in parameters.items() if key.startswith(inside)}
-    given = _DEFAULTS[options["inner"]] | options["inner_options"]
-    own_layer = 0 if options["per_layer"] else layer
-    bias = inner.reference(own, shape, given, q, k, v, x, positions, own_layer, causal)["bias"]
+    at, own_layer = (layer, 0) if options["per_layer"] else (0, layer)
+    bias = _inner.found(parameters, shape, options, q, k, v, x, positions, own_layer, causal, at)["bias"]
     if options["inner"] in ("alibi", "fox"):  # their oracles leave a constant per row open: theirs is 0 at the query
         bias = bias - bias.expand(*bias.shape[:-2], *q.shape[2:3] * 2).diagonal(dim1=-2, dim2=-1)[..., None]
     return bias

@@ -2,8 +2,7 @@
 
 import torch
 
-from oracles.dape import inner_bias, inner_count
-from oracles.dape import reads_positions as reads_positions
+from oracles.dape import inner_bias, inner_count, reads_positions
 
 CASES = [{}, {"inner": "alibi", "hidden": 5}, {"inner": "fox", "kernel": 5, "hidden": 4}]
 PARTLY_UNUSED = "what shifts whole rows, the last constants"

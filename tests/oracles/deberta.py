@@ -3,6 +3,7 @@
 import torch
 
 from oracles import third_party
+from oracles._attention import Take
 
 CASES = [{"max_distance": 4}, {"max_distance": 20, "num_buckets": 8}, {}]
 PARTLY_UNUSED = "rows of the future, and of distances beyond the input"
@@ -30,7 +31,9 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         hidden_dropout_prob=0.0,
     )
     attention = module.DisentangledSelfAttention(config).eval()
-    attention.query_proj, attention.key_proj, attention.value_proj = (Take(n * width, width) for n in range(3))
+    attention.query_proj, attention.key_proj, attention.value_proj = (
+        Take(n * width, (n + 1) * width) for n in range(3)
+    )
     # The bias of pos_key_proj moves whole rows; the paper has none, and neither here.
     named = {
         "pos_key_proj.weight": parameters["keys"][layer].flatten(0, 1),
@@ -54,12 +57,3 @@ def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         }
         weights.append(torch.func.functional_call(attention, named, kwargs=given)[1])
     return {"probabilities": torch.cat(weights)}
-
-
-class Take(torch.nn.Module):
-    def __init__(self, start, width):
-        super().__init__()
-        self.part = slice(start, start + width)
-
-    def forward(self, x):
-        return x[..., self.part]

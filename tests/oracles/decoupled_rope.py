@@ -5,8 +5,6 @@ import torch
 from oracles import third_party
 from oracles._transformers import TOLERANCE
 
-__all__ = ["TOLERANCE"]
-
 CASES = [
     {},
     {"turning": 6, "layout": "half", "base": 500.0},

@@ -4,8 +4,6 @@ import torch
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [
     {"original_length": lambda shape: 3 * shape.train_length // 4},
     {"original_length": 16, "layout": "half", "factor": 2.0, "base": 500.0},

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles.kerple_log import by_pairs, held, parameter_count  # noqa: F401
+from oracles.kerple_log import by_pairs, held, parameter_count
 
 CASES = [{}]
 DTYPE = torch.float64

@@ -5,8 +5,6 @@ import inspect
 from oracles import third_party
 from oracles._transformers import TOLERANCE, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "base": 500.0}]
 
 

@@ -2,8 +2,6 @@
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "base": 500.0, "low_freq_factor": 0.5, "high_freq_factor": 3.0}]
 
 

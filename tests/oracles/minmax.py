@@ -2,8 +2,6 @@
 
 from oracles.index import embedded, parameter_count
 
-__all__ = ["parameter_count"]
-
 CASES = [{}, {"norm": "length", "scale": 1.0}, {"direction": "learned", "scale": 2.0}, {"combine": "concat"}]
 
 

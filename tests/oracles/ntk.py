@@ -3,8 +3,6 @@
 from oracles import third_party
 from oracles._transformers import TOLERANCE, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "factor": 2.5, "base": 500.0}]
 
 

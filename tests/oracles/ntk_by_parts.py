@@ -2,8 +2,6 @@
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [
     {},
     {"layout": "half", "factor": 16.0, "base": 500.0, "alpha": 0.5, "beta": 4.0},

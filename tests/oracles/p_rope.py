@@ -2,8 +2,6 @@
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "fraction": 0.25}, {"fraction": 0.0}, {"fraction": 1.0, "base": 500.0}]
 
 

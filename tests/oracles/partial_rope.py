@@ -5,8 +5,6 @@ import torch
 from oracles import third_party
 from oracles._transformers import TOLERANCE, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "fraction": 0.5}, {"fraction": 0.75, "base": 500.0}, {"fraction": 1.0}]
 
 

@@ -2,8 +2,6 @@
 
 from oracles._transformers import TOLERANCE, frequencies, rotated
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"layout": "half", "factor": 2.5, "base": 500.0}]
 
 

@@ -5,8 +5,6 @@ import torch
 from oracles import third_party
 from oracles._transformers import TOLERANCE
 
-__all__ = ["TOLERANCE"]
-
 CASES = [{}, {"base": 500.0, "phase_init": "uniform"}]
 PARTLY_UNUSED = "phases that have left their bounds, where clamping ends the gradient"
 

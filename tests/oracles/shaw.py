@@ -3,6 +3,7 @@
 import torch
 
 from oracles import third_party
+from oracles._attention import Take
 
 CASES = [{"max_distance": 4}, {"max_distance": 4, "values": False}, {}]
 PARTLY_UNUSED = "rows of the future, and of distances beyond the input"
@@ -52,15 +53,6 @@ def probabilities(parameters, shape, options, q, k, positions, layer, causal):
     named = {"distance_embedding.weight": parameters["keys"][layer]}
     kwargs = {"hidden_states": both, "attention_mask": mask, "output_attentions": True}
     return torch.func.functional_call(attention, named, kwargs=kwargs)[1]
-
-
-class Take(torch.nn.Module):
-    def __init__(self, start, stop):
-        super().__init__()
-        self.start, self.stop = start, stop
-
-    def forward(self, x):
-        return x[..., self.start : self.stop].contiguous()
 
 
 def relative(positions, furthest):

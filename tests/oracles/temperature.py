@@ -1,14 +1,11 @@
 """transformers' scales where it has them, else plain loops, on the queries of the inner encoding's oracle."""
 
-import importlib
 import math
 
 import torch
 
-from oracles import third_party
-from oracles._attention import output_of
+from oracles import _attention, _inner, third_party
 
-_DEFAULTS = {"rope": {"base": 10000.0, "layout": "interleaved"}, "none": {}, "alibi": {"slopes": None}}
 CASES = [
     {},
     {"rule": "mistral_large4"},
@@ -29,12 +26,10 @@ def reads_positions(options):
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-    inner = importlib.import_module(f"oracles.{options['inner']}")
-    known = _DEFAULTS[options["inner"]] | options["inner_options"]
-    found = inner.reference({}, shape, known, q, k, v, x, positions, layer, causal)
+    found = _inner.found(parameters, shape, options, q, k, v, x, positions, layer, causal)
     found["q"] = sharpened(found.get("q", q), parameters, shape, options, layer)
     found.pop("output", None)
-    return {"output": output_of(found, q, k, v, causal)}
+    return {"output": _attention.output_of(found, q, k, v, causal)}
 
 
 def sharpened(q, parameters, shape, options, layer):
