@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import fire as oracle_of_fire
 from oracles import third_party, third_party_file
 from torch import Tensor, nn
 
@@ -29,6 +30,12 @@ def build(name: str, shape: Shape = SHAPE, **options: Any) -> Any:
 def layer_inputs(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = torch.randn(3, 2, SHAPE.n_heads, length, SHAPE.head_dim)
     return q, k, v, torch.randn(2, length, SHAPE.d_model)
+
+
+def assert_gradients_equal(ours: Tensor, theirs: Tensor, leaves: list[Tensor], rtol: float) -> None:
+    gradients = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in (ours, theirs))
+    for actual, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=rtol)
 
 
 # -- codes at the input -----------------------------------------------------------------------------------------------
@@ -300,8 +307,12 @@ def test_cca_with_shared_keys_is_zayas() -> None:
 )
 def test_fire_worked_shares(i: int, j: int, share: float) -> None:
     encoding = build("fire", threshold=512)
-    actual = encoding.share(torch.tensor([[[i - j]]]), torch.tensor([[i]]), 0)
-    assert actual.item() == pytest.approx(share, abs=1e-6)
+    with torch.no_grad():  # a network that gives back its input
+        for parameter in encoding.networks[0].parameters():
+            parameter.zero_()
+        encoding.networks[0][0].weight[0] = encoding.networks[0][2].weight[:, 0] = 1
+    rows = next(rows_of(encoding, *layer_inputs(2), torch.tensor([[j, i]]), 0))
+    assert encoding.bias(rows)[0, :, 1, 0].tolist() == pytest.approx([share] * SHAPE.n_heads, abs=1e-6)
 
 
 def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> None:
@@ -314,8 +325,8 @@ def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_au
     assert threshold.tolist() == [2048.0, 2048.0]
 
 
-def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_in_values_and_gradients() -> None:
-    encoding = build("fire")
+def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch() -> None:
+    encoding = build("fire", threshold=16.5)  # not a position, where the gradient of a maximum has two values
     with torch.no_grad():
         first = encoding.networks[1][0]
         first.weight.normal_()
@@ -323,31 +334,14 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_in_values_and_
         first.weight[0], first.bias[0] = 0, 1  # a unit that is always on
         first.weight[1], first.bias[1] = 0, -1  # and one that never is
         first.weight[2], first.bias[2] = 0, 0
-    q, k, v, x = layer_inputs(200)
-    rows = next(rows_of(encoding, q, k, v, x, torch.arange(200)[None], 1))
-    by_pieces = encoding.bias(rows)
-    by_network = encoding.networks[1](encoding.share(rows.distance, rows.positions, 1)[..., None]).movedim(-1, 1)
+    inputs, positions = layer_inputs(50), torch.arange(50)[None]
+    by_pieces = encoding.bias(next(rows_of(encoding, *inputs, positions, 1)))
+    parameters = dict(encoding.named_parameters())
+    by_network = oracle_of_fire.reference(parameters, SHAPE, {"threshold": 16.5}, *inputs, positions, 1, True)["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
-    parameters = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
-    for ours, expected in zip(
-        torch.autograd.grad((by_pieces * upstream).sum(), parameters, retain_graph=True),
-        torch.autograd.grad((by_network * upstream).sum(), parameters),
-        strict=True,
-    ):
-        # sums over 40 000 pairs and more, each rounded to fp32
-        torch.testing.assert_close(ours, expected, atol=1e-5 * max(1, expected.abs().max().item()), rtol=1e-3)
-
-
-def test_fire_depends_on_distance_alone_up_to_its_threshold_and_never_leaves_0_to_1() -> None:
-    encoding = build("fire", threshold=None)
-    distance = torch.arange(5)[None, None].expand(1, 3, 5)
-    near = encoding.share(distance, torch.tensor([[4, 30, 64]]), 0)
-    torch.testing.assert_close(near[0, 0], near[0, 1], rtol=0, atol=0)
-    torch.testing.assert_close(near[0, 1], near[0, 2], rtol=0, atol=0)
-    far = encoding.share(torch.arange(10001)[None, None], torch.tensor([[10000]]), 0)
-    assert far.min() == 0 and 0.999 < far.max() <= 1
-    assert (far[0, 0, :5] - near[0, 0]).abs().max() > 0.01
+    leaves = [encoding.c, encoding.multiplier, *encoding.networks[1].parameters()]
+    assert_gradients_equal((by_pieces * upstream).sum(), (by_network * upstream).sum(), leaves, rtol=1e-3)
 
 
 # -- Selective RoPE ---------------------------------------------------------------------------------------------------
@@ -447,20 +441,7 @@ def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> No
     torch.testing.assert_close(ours, theirs, **FP32)
     leaves = [q, k, v, x, *(p for name, p in encoding.named_parameters() if ".0." in name)]
     upstream = torch.randn_like(ours)
-    for mine, other in zip(
-        torch.autograd.grad((ours * upstream).sum(), leaves, retain_graph=True),
-        torch.autograd.grad((theirs * upstream).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, other, atol=1e-5 * max(1, other.abs().max().item()), rtol=1e-4)
-
-
-def test_path_never_enlarges_a_key() -> None:
-    encoding = build("path")
-    q, k, _, x = layer_inputs(100)
-    logits = attention_logits(encoding, q, k, x).tril()
-    bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * encoding.logit_scale
-    assert (logits.nan_to_num(neginf=0).abs() <= bound * (1 + 1e-5)).all()
+    assert_gradients_equal((ours * upstream).sum(), (theirs * upstream).sum(), leaves, rtol=1e-4)
 
 
 def test_path_leaves_keys_after_the_query_alone() -> None:

@@ -79,11 +79,6 @@ class FIRE(Encoding):
         uniform += -uniform % Lines.STEP if uniform == length else -(uniform % Lines.STEP)
         return [Lines(*layer, uniform) for layer in zip(kinks, slopes, intercepts, curves, scales, strict=True)]
 
-    def share(self, distance: Tensor, positions: Tensor, layer: int) -> Tensor:
-        """The network's input: psi of each distance divided by psi of max(query position, threshold)."""
-        *_, c, threshold = self.learned(slice(layer, layer + 1))
-        return _share(distance, positions, c, threshold)[0]
-
     def learned(self, layers: slice) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Some layers' networks as straight pieces, with the parameters that scale their input.
 
@@ -114,7 +109,7 @@ def _interpolated(
 
 
 def _share(distance: Tensor, positions: Tensor, c: Tensor, threshold: Tensor) -> Tensor:
-    """The input of each layer's network: (L, ..., Tq, Tk)."""
+    """The input of each layer's network, psi(distance) / psi(max(query position, threshold)): (L, ..., Tq, Tk)."""
     c, threshold = (x.view(-1, *[1] * distance.dim()) for x in (c, threshold))
     return _psi(distance.float(), c) * _scale(positions[..., None], c, threshold)
 
