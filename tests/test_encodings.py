@@ -234,28 +234,6 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
 # -- positions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
-@CASES
-def test_each_sequence_has_its_own_positions(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    positions = schemes.positions_of("gaps", 2, 19, below(encoding))
-    x = tokens(encoding, 19)
-    together = schemes.one_layer(encoding, x, positions)
-    for b in range(2):
-        alone = schemes.one_layer(encoding, x[b : b + 1], positions[b : b + 1])
-        torch.testing.assert_close(together[b : b + 1], alone, **CLOSE)
-
-
-@CASES
-def test_default_positions_count_from_zero(case: Case) -> None:
-    encoding = schemes.build(*case, SHAPE)
-    if "positions" in encoding.hooks:
-        pytest.skip("chooses its own positions")
-    x = tokens(encoding, 9)
-    given = schemes.one_layer(encoding, x, torch.arange(9)[None])
-    torch.testing.assert_close(given, schemes.one_layer(encoding, x), atol=0, rtol=0)
-
-
 @CASES
 def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -394,16 +372,11 @@ def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
 def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
     for heads, length in ((1, 1), (1, 5), (4, 1), (2, 2)):
         with where(heads=heads, length=length):
-            compare_heads(case, heads, length)
-
-
-def compare_heads(case: Case, heads: int, length: int) -> None:
-    encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
-    x = tokens(encoding, length, batch=1)
-    out, counted = (schemes.one_layer(encoding, x, consecutive=consecutive) for consecutive in (False, True))
-    assert out.shape == (1, heads, length, 8)
-    assert out.isfinite().all()
-    torch.testing.assert_close(counted, out, **CLOSE)
+            encoding = schemes.build(*case, Shape(8 * heads, heads, 2, 32))
+            x = tokens(encoding, length, batch=1)
+            out, counted = (schemes.one_layer(encoding, x, consecutive=consecutive) for consecutive in COUNTED)
+            assert out.shape == (1, heads, length, 8) and out.isfinite().all()
+            torch.testing.assert_close(counted, out, **CLOSE)
 
 
 # -- what is written beside the code -----------------------------------------------------------------------------------

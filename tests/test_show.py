@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import posbench
-from posbench.cli.app import main
 from posbench.errors import UserError
 from posbench.show import command, panels, plots, schemes
 from posbench.show.schemes import Scheme
@@ -277,7 +276,7 @@ def test_mistakes_get_one_line(names: list[str], phrase: str | None, words: str 
         command.main(names, None, phrase, words)
 
 
-# -- the command, and the gallery --------------------------------------------------------------------------------------
+# -- the gallery -------------------------------------------------------------------------------------------------------
 
 
 def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
@@ -290,16 +289,3 @@ def test_the_gallery_holds_a_picture_for_each_of_its_commands() -> None:
     assert all((docs / "gallery" / name).stat().st_size < 200_000 for name in pictures)
     shown = {word for words in commands for word in words if word in posbench.encodings.names()}
     assert shown >= {"sinusoidal", "sine", "binary", "learned", "index", "minmax", "rope", "alibi", "t5", "shaw"}
-
-
-@pytest.mark.full
-def test_show_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    command.main(["none", "alibi"])
-    pictures = capsys.readouterr().out
-    assert "none" in pictures and "alibi" in pictures
-    monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "alibi"])
-    assert not main()
-    assert capsys.readouterr().out == pictures
-    monkeypatch.setattr(sys, "argv", ["posbench", "show", "none", "--png", str(tmp_path / "a.png")])
-    assert not main()
-    assert imread(tmp_path / "a.png").std() > 0.01  # something is on it

@@ -59,17 +59,6 @@ def test_alibi_adds_its_slopes_at_every_distance(tiny_config: Config) -> None:
         np.testing.assert_allclose(values, -slope * np.arange(4 * LENGTH), atol=1e-5)
 
 
-def test_t5_adds_what_its_buckets_learned_to_each_head(tiny_config: Config) -> None:
-    gpt, config = built(tiny_config, "t5", num_buckets=8, max_distance=LENGTH)
-    with torch.no_grad():
-        gpt.encoding.table.normal_()
-    bias = drawn(gpt, config)["Added to the logit"]
-    buckets = gpt.encoding.bucket(torch.arange(4 * LENGTH))
-    expected = gpt.encoding.table.detach()[buckets].T.numpy()
-    assert list(bias.series) == ["head 1", "head 2"]
-    np.testing.assert_allclose(np.stack(list(bias.series.values())), expected, atol=1e-5)
-
-
 def test_forget_gates_are_shown_by_head_and_layer(tiny_config: Config) -> None:
     gpt, config = built(tiny_config, "fox")
     gates = torch.tensor([[0.0, 1.0], [-1.0, 3.0]])  # (layer, head)
@@ -161,14 +150,6 @@ def test_the_picture_holds_what_the_run_has_learned(run: Path) -> None:
     encoding = posbench.load(run).model().encoding
     expected = encoding.distance_bias(torch.arange(64), 0).detach().numpy()
     np.testing.assert_allclose(np.stack(list(bias.series.values())), expected, atol=1e-5)
-
-
-@pytest.mark.full
-def test_many_panels_fill_a_second_row(run: Path, tmp_path: Path) -> None:
-    one = trained.picture(run)
-    plots.save_pictures([dataclasses.replace(one, panels=one.panels * 3)], tmp_path / "a.png")
-    height, width, _ = imread(tmp_path / "a.png").shape
-    assert (width, height) == (round(plots.COLUMNS * 4.1 * plots.DPI), round(2 * plots.ROW * plots.DPI))
 
 
 @pytest.mark.parametrize("gone", [True, False])
