@@ -4,9 +4,9 @@ output."""
 import torch
 
 from oracles import fox
+from oracles.fox import parameter_count, reads_positions
 
 CASES = [{}, {"gate_bias": -2.0}]
-parameter_count, reads_positions = fox.parameter_count, fox.reads_positions
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

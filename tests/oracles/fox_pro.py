@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from oracles import third_party_file
+from oracles.none import reads_positions
 
 _NONE = {"kv_shift": False, "qk_norm": False, "output_norm": False, "output_gate": False}
 CASES = [
@@ -13,10 +14,6 @@ CASES = [
     {"kv_shift": False, "output_gate": False},
 ]
 CAUSAL = (True,)
-
-
-def reads_positions(options):
-    return False  # the order of the tokens is all
 
 
 def parameter_count(shape, options):

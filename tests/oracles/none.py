@@ -6,7 +6,7 @@ CASES = [{}]
 
 
 def reads_positions(options):
-    return False
+    return False  # the order of the tokens is all
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):

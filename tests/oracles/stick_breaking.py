@@ -1,6 +1,7 @@
 """Stick-breaking: the plain form in fla."""
 
 from oracles import third_party_file
+from oracles.none import reads_positions
 
 CASES = [
     {},
@@ -8,10 +9,6 @@ CASES = [
     {"remainder": False},
     {"attend_current": True, "remainder": False},
 ]
-
-
-def reads_positions(options):
-    return False  # the order of the tokens is all
 
 
 def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
