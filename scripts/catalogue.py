@@ -4,7 +4,7 @@
     python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
     python scripts/catalogue.py outputs/catalogue build/oracles.xml
 
-Whatever is not there yet is said in the tables. With `--speeds FILE`, which `posbench bench ... --json` printed, they
+The tables name the runs that are missing. With `--speeds FILE`, which `posbench bench ... --json` printed, they
 have a column of speeds. Runs with seed 1, as `posbench sweep study=catalogue experiment=demo seed=1 encoding=...` makes
 them, are set beside those with seed 0 in a table of their own.
 """
@@ -67,7 +67,7 @@ def runs(folder: Path, *overriding: str) -> dict[str, load.RunData | None]:
 
 
 def not_finite(all_runs: dict[str, load.RunData | None]) -> list[str]:
-    """Runs with a number that is none: there should be no such."""
+    """Names of runs with a result that is not finite; there should be none."""
     return [name for name, run in all_runs.items() if run and any(x.status == "failed" for x in run.levels.at.values())]
 
 
@@ -117,7 +117,7 @@ def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunD
 
 
 def _again(all_runs: dict[str, load.RunData | None], second: dict[str, float]) -> str:
-    """What runs with another seed have at the training length, beside the first."""
+    """Losses at the training length of the runs with another seed, beside those of the first seed."""
     ordered = sorted(second, key=lambda name: _nll(all_runs[name]) or math.inf)
     rows = [[f"`{name}`", f"{_nll(all_runs[name]):.3f}", f"{second[name]:.3f}"] for name in ordered]
     lines = [["encoding", "seed 0", "seed 1"], ["---", "---:", "---:"], *rows]
@@ -140,7 +140,7 @@ def _row(name: str, run: load.RunData | None, worst: dict[str, Errors], speeds: 
 
 
 def _figures(run: load.RunData | None) -> Iterator[str]:
-    """nll at the training length, and what it rises by beyond."""
+    """nll at the training length, and its rise beyond."""
     base = _nll(run)
     yield "" if base is None else f"{base:.3f}"
     for ratio in RATIOS:

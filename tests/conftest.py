@@ -19,7 +19,7 @@ _OFFLINE = Path(__file__).with_name("offline")
 
 
 def pytest_configure() -> None:
-    """Nothing here and in the processes started from here leaves this machine."""
+    """Keep this process and all that it starts off the network."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(_OFFLINE))
     sys.modules.pop("sitecustomize", None)  # the system's own, if there is one, has done its work
@@ -29,10 +29,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `sample(n)`, one of n is a test of `make test`; the others are `full`.
+    """Keep one of n cases of a test marked `sample(n)` in `make test`; mark the others `full`.
 
-    It is the last of the first n, the last but one of the next, and so on: each n-th of a product of two lists would
-    never meet some of the values if n and the length of one have a common factor.
+    The kept case is the last of the first n, the last but one of the next n, and so on. If it were always the last,
+    some values of a product of two lists would never be chosen.
     """
     cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
@@ -53,7 +53,7 @@ def fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command sends the log to the stderr of its time, which pytest closes with the test."""
+    """Start without handlers: a command binds one to the current stderr, which pytest closes after the test."""
     monkeypatch.setattr(logging.getLogger("posbench"), "handlers", [])
 
 
@@ -64,7 +64,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def freed_memory_goes_back() -> Iterator[None]:
-    """What a command does for its own process is not done to this one, which would grow by what every test takes."""
+    """Commands keep freed memory for reuse; this process would keep that of all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "keep_freed_memory", lambda: None)
         yield
@@ -72,7 +72,7 @@ def freed_memory_goes_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def nobody_waits_for_the_disk() -> Iterator[None]:
-    """What fsync is for, a machine that loses its power, no test can do; it takes milliseconds, thousands of times."""
+    """Skip fsync: it guards against a loss of power, which no test has, and takes milliseconds at each call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -80,7 +80,7 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def template() -> Config:
-    """The demo's configuration, of which the fake runs of reports are made."""
+    """The demo's configuration, from which fake runs of reports are made."""
     return demo_config()
 
 

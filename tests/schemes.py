@@ -27,12 +27,12 @@ def has_oracle(name: str) -> bool:
 
 
 def declared(name: str, what: str, otherwise: Any) -> Any:
-    """What a scheme's oracle says of it beside the comparison, or what holds where it says nothing."""
+    """The name `what` in a scheme's oracle module, or `otherwise` if it has none."""
     return getattr(oracle_of(name), what, otherwise) if has_oracle(name) else otherwise
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
-    """Every scheme with every option set that its oracle names; without an oracle, with its defaults."""
+    """Every scheme with each option set of its oracle, or with its defaults if it has no oracle."""
     pairs = []
     for name in NAMES:
         pairs += [(name, case) for case in declared(name, "CASES", [{}])]
@@ -40,7 +40,7 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
 
 
 def parameters() -> list[Any]:
-    """Those cases, for `parametrize`: of each scheme the first is a test of `make test`, the others are `full`."""
+    """The cases for `parametrize`; all but the first of each scheme are marked `full`."""
     found, met = [], set()
     for case in cases():
         found.append(pytest.param(case, marks=[pytest.mark.full] if case[0] in met else [], id=label(case)))
@@ -65,7 +65,7 @@ def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any
 
 
 def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
-    """A scheme as a run starts with it."""
+    """A scheme as at the start of a run."""
     return encodings.build(name, shape, resolved(options, shape))
 
 
@@ -117,7 +117,7 @@ def one_layer(
 
 
 def counts_tokens(encoding: Encoding) -> bool:
-    """Whether the positions that the scheme gives are 0 .. T-1, so that a model lets attention count on it."""
+    """Whether the scheme's positions are 0 .. T-1, so that a model tells attention so."""
     return "positions" not in encoding.hooks
 
 
@@ -131,7 +131,7 @@ def by_definition(
 ) -> Tensor:
     """A layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x to (B, H, T, Dh).
 
-    `which` says what is seen, as for `rows_of`: causal, window, sinks.
+    `which` are further arguments of `rows_of`: causal, window, sinks.
     """
     q, k, v, x = inputs
     used, own_layer = encoding.at(layer)

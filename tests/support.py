@@ -1,4 +1,4 @@
-"""What several test files need: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
+"""Shared by test files: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
 
 import contextlib
 import itertools
@@ -84,10 +84,10 @@ def encoding_installed(site: Path, name: str, code: str, module: str = "") -> It
 
 
 def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """All combinations, for `parametrize`; without the slow tests, each pair of the first two with one of the others.
+    """All combinations for `parametrize`; all but one for each pair of the first two are marked slow.
 
-    Those take turns, so that each of the first meets all combinations of the others if there are no more of them than
-    there are of the second.
+    The combinations of the others take turns over the pairs, so that each value of `first` meets all of them if there
+    are no more of them than values of `second`.
     """
     turns = list(itertools.product(*others))
     combinations = []
@@ -99,7 +99,7 @@ def crossed(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any])
 
 
 def each_once(words: Iterable[str]) -> list[str]:
-    """Of each key the last word: posbench takes a key once, and tests give words of their own after those of TINY."""
+    """The last word of each key. posbench accepts a key once, and tests put their own words after those of TINY."""
     by_key = {
         full_key(word.partition("=")[0]) if "=" in word else (place, word): word for place, word in enumerate(words)
     }

@@ -26,7 +26,7 @@ CASES = pytest.mark.parametrize("case", schemes.parameters())
 NAMES = pytest.mark.parametrize("name", schemes.NAMES)
 Case = tuple[str, dict[str, Any]]
 
-# Attention may count on positions 0 .. T-1, as a model lets it, or not: a scheme's cheaper form, or its hooks.
+# Whether attention is told that positions are 0 .. T-1. It then uses a scheme's cheaper form, otherwise its hooks.
 COUNTED = (False, True)
 
 # fp32 sums in another order; convolutions over logits (dape_v2) differ by up to 3.4e-5 on some CPUs
@@ -41,12 +41,12 @@ def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Te
 
 
 def below(encoding: Encoding) -> int:
-    """What positions stay below: far beyond training where the scheme allows it."""
+    """The end of the tested positions: far beyond training if the scheme allows it."""
     return min(1024, encoding.max_length or 1024)
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Output and gradients; a gradient relative to its largest entry, as what cancels was rounded at that size."""
+    """Compare output and gradients. Gradients are sums that cancel, so their tolerance follows their largest entry."""
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
         scale = max(1.0, float(value.abs().max()))
@@ -56,7 +56,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @contextlib.contextmanager
 def where(**setting: Any) -> Iterator[None]:
-    """Say in which setting a comparison failed. A test for each would take as long again to be started."""
+    """Name the setting in which a comparison failed; a test for each setting would take twice the time."""
     try:
         yield
     except Exception as error:

@@ -19,8 +19,8 @@ from posbench.model.attention.reference import attention_logits, attention_outpu
 
 BATCH, LAYERS = 2, 3
 
-# Each length, head count, head width and kind of positions, in turn with the others. Plain loops take their time by
-# heads and the square of the length, so that many of both never meet.
+# Each length, head count, head width and kind of positions occurs, but not each combination. Plain loops take time
+# proportional to heads and to the square of the length, so no setting has many of both.
 SETTINGS = [  # T, H, Dh, positions, seed
     (1, 1, 8, "consecutive", 0),
     (1, 4, 16, "offset", 1),
@@ -50,7 +50,8 @@ def test_every_scheme_has_an_oracle_that_is_independent_of_posbench() -> None:
 def _comparisons() -> Iterator[Any]:
     """Every scheme and option set with all settings that its oracle can compute, in two parts.
 
-    The first part is in `make test`: a sixth of the settings of a scheme's first option set, a small one of another's.
+    The first part is in `make test`: a sixth of the settings for a scheme's first option set, one small setting for
+    each further option set.
     """
     met = set()
     for turn, case in enumerate(case for case in schemes.cases() if schemes.has_oracle(case[0])):

@@ -401,7 +401,7 @@ def built(written: Path) -> Path:
 
 
 @pytest.mark.full
-def test_the_front_page_has_four_cards(built: Path) -> None:
+def test_the_front_page_has_five_cards(built: Path) -> None:
     text = (built / "index.html").read_text(encoding="utf-8")
     (cards,) = re.findall(r'<div class="grid cards">(.*?)</div>', text, flags=re.S)
     assert re.findall(r'href="([^"]+)"', cards) == [

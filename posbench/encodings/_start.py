@@ -1,4 +1,4 @@
-"""Shared by encodings whose authors train them as every layer of their models: with small normal weights."""
+"""Shared by encodings whose layers start like all layers of their authors' models: with small normal weights."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ STD = 0.02  # of the authors' models, whatever their width
 
 
 def start(encoding: nn.Module, kind: Start) -> None:
-    """Give the layers inside an encoding their first weights, where those shall not be torch's own.
+    """Initialise the linear maps and convolutions inside an encoding.
 
     Args:
-        kind: normal = weights with mean 0 and deviation 0.02, and biases of 0; torch = those that are there.
+        kind: normal = weights with mean 0 and deviation 0.02, and biases of 0; torch = keep torch's own.
     """
     if kind == "torch":
         return

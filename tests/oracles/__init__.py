@@ -47,7 +47,7 @@ and these, which the contract tests (test_encodings.py) read:
     PARTLY_UNUSED = "..."             which parameters a short causal input leaves without gradient; without it, none
     GRAPH_BREAKS = "..."              why torch.compile cannot take the scheme in one graph; without it, it must
 
-So what the tests know of a scheme stands in this one file; `test_oracles.py` names a scheme that has none.
+All that the tests know of a scheme is in this one file. `test_oracles.py` fails if a scheme has none.
 
 Third-party packages are imported inside functions (so that CASES can be read without them) and through
 `from oracles import third_party`, `third_party("transformers.models.llama.modeling_llama")`: a missing one skips the
