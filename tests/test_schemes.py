@@ -57,18 +57,6 @@ def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_ru
     assert first.norm().item() == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["index", "minmax", "binary", "sine"])
-def test_the_token_scale_is_a_multiple_of_the_tokens_initial_rms(name: str) -> None:
-    x, positions = torch.zeros(1, 9, 32), torch.arange(9)[None]
-    raw = build(name, scale=1.0).embed(x, positions)
-    torch.testing.assert_close(build(name).embed(x, positions), SHAPE.token_rms * raw)
-
-
-def test_concatenated_codes_take_as_many_channels_as_they_need() -> None:
-    widths = {name: build(name, combine="concat").token_dim() for name in ("index", "minmax", "binary", "sine")}
-    assert widths == {"index": 31, "minmax": 31, "binary": 26, "sine": 24}
-
-
 def test_binary_counts_as_far_as_the_training_length_by_default() -> None:
     lengths = {length: build("binary", Shape(32, 4, 1, length)).max_length for length in (1, 2, 3, 64, 65)}
     assert lengths == {1: 2, 2: 2, 3: 4, 64: 64, 65: 128}
