@@ -82,10 +82,6 @@ def numbered(n: int) -> dict[str, str]:
     return {f"{i:03}.txt": f"document number {i} says {i * i}\n" * 3 for i in range(n)}
 
 
-def stream(ids: list[int]) -> tokens.TokenSplit:
-    return tokens.TokenSplit(np.array(ids, dtype=np.uint16), np.array([0, len(ids)]))
-
-
 # --- configurations
 
 
@@ -1412,8 +1408,8 @@ def test_an_unwritable_cache_falls_back_with_a_warning(
 
 
 def test_batches_are_a_function_of_seed_and_step_alone() -> None:
-    split = stream(list(range(1000)))
-    one, other = (batches.TrainingBatches(split, 16, 8, seed=3) for _ in range(2))
+    ids = np.arange(1000)
+    one, other = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
     for step in (40, 2, 17, 40):
         np.random.seed(step)
         torch.manual_seed(step)
@@ -1421,18 +1417,18 @@ def test_batches_are_a_function_of_seed_and_step_alone() -> None:
             one.batch(step_before)
         a, b = one.batch(step), other.batch(step)
         assert torch.equal(a.ids, b.ids) and torch.equal(a.labels, b.labels)
-    assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(split, 16, 8, seed=4).batch(0).ids)
+    assert not torch.equal(one.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids)
 
 
 def test_labels_are_the_next_tokens() -> None:
-    batch = batches.TrainingBatches(stream(list(range(100))), 8, 4, seed=0).batch(1)
+    batch = batches.TrainingBatches(np.arange(100, dtype=np.uint16), 8, 4, seed=0).batch(1)
     assert batch.ids.shape == batch.labels.shape == (4, 8)
     assert batch.ids.dtype == batch.labels.dtype == torch.int64
     assert torch.equal(batch.labels, batch.ids + 1) and batch.n_scored == 4 * 8
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
-    data = batches.TrainingBatches(stream(list(range(1000))), 16, 1, seed=0)
+    data = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0)
     epochs = []
     for epoch in range(3):
         first = epoch * data.blocks_per_epoch
@@ -1445,7 +1441,7 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
 
 @pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])
 def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> None:
-    data = batches.TrainingBatches(stream(list(range(1000))), 16, 4, seed=0)
+    data = batches.TrainingBatches(np.arange(1000), 16, 4, seed=0)
     held = {token for step in range(steps) for one in (data.batch(step).ids, data.batch(step).labels)
             for token in one.flatten().tolist()}  # fmt: skip
     spans = data.spans(steps)
@@ -1454,9 +1450,9 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> 
 
 
 def test_a_batch_may_span_epochs() -> None:
-    data = batches.TrainingBatches(stream(list(range(40))), 16, 5, seed=0)
+    data = batches.TrainingBatches(np.arange(40), 16, 5, seed=0)
     assert data.blocks_per_epoch == 1
-    singles = batches.TrainingBatches(stream(list(range(40))), 16, 1, 0)
+    singles = batches.TrainingBatches(np.arange(40), 16, 1, 0)
     assert torch.equal(data.batch(0).ids, torch.cat([singles.batch(i).ids for i in range(5)]))
 
 
@@ -1464,20 +1460,20 @@ def test_a_batch_may_span_epochs() -> None:
 def test_less_text_than_a_block_names_tokens_block_and_need(n_tokens: int) -> None:
     message = f"text has {n_tokens} tokens: a block of 16 needs 17"
     with pytest.raises(UserError, match=f"training {message}"):
-        batches.TrainingBatches(stream([0] * n_tokens), 16, 4, seed=0)
+        batches.TrainingBatches(np.zeros(n_tokens), 16, 4, seed=0)
     with pytest.raises(UserError, match=f"validation {message}"):
-        next(batches.validation_batches(stream([0] * n_tokens), 16, 4, 8))
+        next(batches.validation_batches(np.zeros(n_tokens), 16, 4, 8))
 
 
 def test_one_block_and_its_last_label_are_enough() -> None:
-    batch = batches.TrainingBatches(stream(list(range(17))), 16, 2, seed=0).batch(5)
+    batch = batches.TrainingBatches(np.arange(17), 16, 2, seed=0).batch(5)
     assert batch.ids[0].tolist() == list(range(16))
     assert batch.labels[1].tolist() == list(range(1, 17))
 
 
 def test_validation_blocks_are_fixed_disjoint_and_spread() -> None:
     def read(limit: int) -> list[list[int]]:
-        found = batches.validation_batches(stream(list(range(1000))), 16, batch_size=5, limit=limit)
+        found = batches.validation_batches(np.arange(1000), 16, batch_size=5, limit=limit)
         return [row for batch in found for row in batch.ids.tolist()]
 
     assert read(12) == read(12)

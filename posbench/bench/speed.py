@@ -269,7 +269,7 @@ class TrainingStep:
         training = config.training
         self.learner = learner_for(model, config, device, dtype)
         self._batches = TrainingBatches(
-            text, training.train_length, training.batch_size * training.accumulation, seed=0
+            text.ids, training.train_length, training.batch_size * training.accumulation, seed=0
         )
 
     def __call__(self) -> None:

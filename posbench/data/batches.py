@@ -6,7 +6,6 @@ one seed see the same data whatever their encoding.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -63,17 +62,11 @@ def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
     return numbers
 
 
-class Stream(Protocol):
-    """Text as one stream of token ids, such as a split of `tokens.Tokens`."""
-
-    @property
-    def ids(self) -> np.ndarray: ...
-
-
 class TrainingBatches:
     """Epochs of non-overlapping blocks in a random order, cut from a random offset in each epoch.
 
     Args:
+        ids: (n_tokens,) the training text.
         train_length: tokens per block; its labels reach one token further.
         seed: of the data order alone.
 
@@ -81,14 +74,14 @@ class TrainingBatches:
         UserError: less text than one block and its last label.
     """
 
-    def __init__(self, split: Stream, train_length: int, batch_size: int, seed: int) -> None:
-        _require(split, train_length, "training")
-        self._ids = split.ids
+    def __init__(self, ids: np.ndarray, train_length: int, batch_size: int, seed: int) -> None:
+        _require(ids, train_length, "training")
+        self._ids = ids
         self._train_length = train_length
         self._batch_size = batch_size
         self._seed = seed
         # One block fewer than could fit, so that the offset has room to vary.
-        self.blocks_per_epoch = max(1, (len(split.ids) - train_length) // train_length)
+        self.blocks_per_epoch = max(1, (len(ids) - train_length) // train_length)
         self._epoch: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
@@ -131,13 +124,13 @@ def united(spans: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([both[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1)
 
 
-def validation_batches(split: Stream, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
+def validation_batches(ids: np.ndarray, length: int, batch_size: int, limit: int) -> Iterator[Batch]:
     """Yield the same blocks each time: at most `limit`, spread evenly; UserError if the text has not even one."""
-    _require(split, length, "validation")
-    blocks = (len(split.ids) - 1) // length
+    _require(ids, length, "validation")
+    blocks = (len(ids) - 1) // length
     chosen = np.unique(np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)) * length
     for start in range(0, len(chosen), batch_size):
-        yield _blocks(split.ids, chosen[start : start + batch_size].tolist(), length)
+        yield _blocks(ids, chosen[start : start + batch_size].tolist(), length)
 
 
 def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
@@ -145,9 +138,9 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
     return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
-def _require(split: Stream, length: int, name: str) -> None:
-    if len(split.ids) < length + 1:
+def _require(ids: np.ndarray, length: int, name: str) -> None:
+    if len(ids) < length + 1:
         raise UserError(
-            f"the {name} text has {len(split.ids)} tokens: a block of {length} needs {length + 1}; "
+            f"the {name} text has {len(ids)} tokens: a block of {length} needs {length + 1}; "
             "give more text or a shorter length"
         )

@@ -78,12 +78,12 @@ class Tokens:
     def batches(self, training: TrainingConfig, seed: int) -> TrainingBatches:
         """What a configuration trains on, by update."""
         per_step = training.batch_size * training.accumulation
-        return TrainingBatches(self.train, training.train_length, per_step, seed)
+        return TrainingBatches(self.train.ids, training.train_length, per_step, seed)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
         """A fixed part of the validation text, in blocks of the training length."""
         length = training.train_length
-        return list(validation_batches(self.validation, length, training.batch_size, VALIDATION_BLOCKS))
+        return list(validation_batches(self.validation.ids, length, training.batch_size, VALIDATION_BLOCKS))
 
 
 def prepare(config: DataConfig, cache: Path, separator: int | None = None, n_jobs: int | None = None) -> Tokens:

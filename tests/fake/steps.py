@@ -161,7 +161,7 @@ def asked(name: str, shape: str = "demo", *overrides: str) -> dict[str, Any]:
     text = speed.random_text(sizes.vocab_size, config)
     dtype = torch.bfloat16 if KIND == "cuda" else torch.float32
     model = build(config, sizes.vocab_size)
-    batch = TrainingBatches(text, sizes.train_length, sizes.batch_size, seed=0).batch(0)
+    batch = TrainingBatches(text.ids, sizes.train_length, sizes.batch_size, seed=0).batch(0)
     half = batch.rows(own_rows(len(batch.ids), 1, 0, 2))
     told: dict[str, Any] = {"encoding": name}
     with FakeTensorMode(allow_non_fake_inputs=True):

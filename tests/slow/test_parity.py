@@ -25,7 +25,7 @@ def losses(encoding: str, dtype: torch.dtype) -> torch.Tensor:
     corpus = tokens.prepare(config.data, tokens.cache_folder(config.runtime.cache))
     gpt = build(config, corpus.tokenizer.vocab_size, corpus.tokenizer.texts)
     learner = learner_for(gpt, config, CPU, dtype)
-    batches = TrainingBatches(corpus.train, LENGTH, BATCH, config.seed)
+    batches = TrainingBatches(corpus.train.ids, LENGTH, BATCH, config.seed)
     rates = [learning_rate(step, STEPS, config.training) for step in range(STEPS)]
     return torch.tensor([update(learner, batches.batch(step), step, rate)[0] for step, rate in enumerate(rates)])
 
