@@ -1364,18 +1364,6 @@ def test_two_processes_at_once_make_one_cache(tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    configuration = config(path=write(tmp_path / "many", numbered(25)), tokenizer="bytes")
-    tokens.prepare(configuration, tmp_path)
-    (made,) = (p for p in (tmp_path / "tokens").iterdir() if p.is_dir())
-    stale = write(made.with_name(f"{made.name}.abc.tmp"), {"train.ids": "half"})
-    foreign = write(made.with_name("0123456789abcdef.abc.tmp"), {"train.ids": "half"})
-    shutil.rmtree(made)
-    tokens.prepare(configuration, tmp_path)
-    assert not stale.exists()
-    assert foreign.exists()
-
-
 @pytest.mark.full
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     words = {f"w{i}": i for i in range(70_000)}

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from posbench import files
 from posbench.errors import PosbenchError, UserError
@@ -26,6 +26,7 @@ NOT_WHOLE = (OSError, ValueError, KeyError, TypeError, AttributeError, UserError
 _LARGEST_META, _LARGEST_NOTE = 2**20, 2**27  # bytes; a note has a line for each of half a million files
 _SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system: a later write has another time
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_Kept = TypeVar("_Kept")
 
 
 class Digests:
@@ -76,12 +77,8 @@ def folder(place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
         place: where it is or will be; the caller holds a lock, so that one process at a time comes here.
         make: writes the files into an empty folder and returns the record.
     """
-    if os.path.lexists(place):
-        try:
-            return opened(place)
-        except NOT_WHOLE as error:
-            logger.warning("%s is damaged (%s): making it again", place, error)
-            files.delete(place)
+    if (there := whole(place, opened)) is not None:
+        return there
     for stale in place.parent.glob(f"{place.name}.*.tmp"):  # of a process that was killed
         files.delete(stale)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +88,22 @@ def folder(place: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
         record = make(made)
         seal(made, place, record)
     return record
+
+
+def whole(place: Path, read: Callable[[Path], _Kept]) -> _Kept | None:
+    """What `read` returns of a kept folder; None if there is none. A damaged one is deleted.
+
+    Args:
+        read: raises one of `NOT_WHOLE` for what is not what was written, as `opened` does.
+    """
+    if not os.path.lexists(place):
+        return None
+    try:
+        return read(place)
+    except NOT_WHOLE as error:
+        logger.warning("%s is damaged (%s): making it again", place, error)
+        files.delete(place)
+        return None
 
 
 def seal(made: Path, place: Path, record: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None, n_job
     folder = cache / "tokens" / _key(config, source, own, separator)[:16]
     added: dict[str, Any] = {"name": config.name} | ({"tokenizer_revision": revision} if revision else {})
     with kept.locked(folder):
-        made = _kept(folder, added, separator)
+        made = kept.whole(folder, partial(_open, added=added, separator=separator))
         if made is None:
             with files.full_disk_as_failure(folder, source.size):
                 _write(config, source, own, folder, n_jobs or _jobs())
@@ -117,18 +117,6 @@ def prepare(config: DataConfig, cache: Path, separator: int | None = None, n_job
     told = "data '%s': %s training tokens, sha256 of the text %s"
     logger.info(told, config.name, f"{len(made.train.ids):,}", made.record["sha256"][:12])
     return made
-
-
-def _kept(folder: Path, added: dict[str, Any], separator: int | None) -> Tokens | None:
-    """What a cache folder holds; a damaged one is removed, and so is what is no such folder."""
-    if not os.path.lexists(folder):
-        return None
-    try:
-        return _open(folder, added, separator)
-    except kept.NOT_WHOLE as error:
-        logger.warning("token cache %s is damaged (%s): making it again", folder, error)
-        files.delete(folder)
-        return None
 
 
 def prepare_all(configs: Iterable[Config], n_jobs: int | None = None) -> list[Tokens]:
@@ -192,8 +180,6 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
 
     What is finished stays if the process is killed or interrupted, and is removed if it fails.
     """
-    for stale in folder.parent.glob(f"{folder.name}.*.tmp"):  # of an earlier version that was killed
-        files.delete(stale)
     work = _work(folder)
     going_on = _is_ours(work)
     told = "going on with the preparation of data '%s'" if going_on else "preparing the tokens of data '%s'%s"
