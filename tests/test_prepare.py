@@ -169,16 +169,16 @@ def test_a_part_that_is_not_what_was_written_is_made_again(tmp_path: Path, monke
 @pytest.mark.full
 def test_tokens_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, pids = many(tmp_path / "text"), set()
-    asked = apart._asked
+    encode = apart._Process.encode
     tokens.prepare(config(text), tmp_path / "here")
-    monkeypatch.setattr(apart, "_asked", lambda process, batch: (pids.add(process.pid), asked(process, batch))[1])
+    monkeypatch.setattr(apart._Process, "encode", lambda one, batch: (pids.add(one.process.pid), encode(one, batch))[1])
     monkeypatch.setattr(tokens, "ALONE_CHARACTERS", 0)
     monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 2000)
     tokens.prepare(config(text), tmp_path / "apart", n_jobs=3)
     assert 3 <= len(pids) <= 9  # at most three for each split
     assert bytes_of(tmp_path / "apart") == bytes_of(tmp_path / "here")
     with pytest.raises(UserError, match="the tokenizer ended its process"):
-        monkeypatch.setattr(apart, "_asked", lambda process, batch: (process.kill(), asked(process, batch))[1])
+        monkeypatch.setattr(apart._Process, "encode", lambda one, batch: (one.process.kill(), encode(one, batch))[1])
         tokens.prepare(config(text, vocab_size=301), tmp_path / "apart", n_jobs=3)
 
 

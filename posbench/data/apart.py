@@ -17,10 +17,11 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -42,19 +43,16 @@ def encoded(tokenizer: Path, batches: Iterable[list[str]], n_jobs: int = 1) -> I
     Raises:
         UserError: it fails at a text, or takes too long for it.
     """
-    started: list[subprocess.Popen[bytes]] = []
-    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    command = [sys.executable, "-P", "-m", "posbench.data.apart", str(tokenizer)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # one core each
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    started: list[_Process] = []
+    idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
 
     def answer(texts: list[str]) -> list[np.ndarray]:
         try:
             process = idle.get_nowait()
         except queue.Empty:  # as many threads as processes: one may still be started
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment)
+            process = _Process(tokenizer)
             started.append(process)
-        found = _asked(process, texts)
+        found = process.encode(texts)
         idle.put(process)
         return found
 
@@ -69,59 +67,52 @@ def encoded(tokenizer: Path, batches: Iterable[list[str]], n_jobs: int = 1) -> I
             yield from asked.popleft().result()
     finally:
         for process in started:  # no thread then waits for one
-            process.kill()
+            process.process.kill()
         threads.shutdown(cancel_futures=True)
         for process in started:  # one may have been started meanwhile
-            process.kill()
-            with contextlib.suppress(OSError):  # of what it will not read any more
-                process.stdin.close()  # type: ignore[union-attr]
-            process.stdout.close()  # type: ignore[union-attr]
-            process.wait()
+            process.end()
 
 
-def _asked(process: "subprocess.Popen[bytes]", texts: list[str]) -> list[np.ndarray]:
-    assert process.stdin is not None and process.stdout is not None
-    characters, too_late = sum(map(len, texts)), threading.Event()
-    limit = PATIENCE_SECONDS + characters / FEWEST_PER_SECOND
+class _Process:
+    """A process that encodes with one tokenizer, and the connection to it."""
 
-    def end() -> None:
-        too_late.set()
-        process.kill()
+    def __init__(self, tokenizer: Path) -> None:
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", "posbench.data.apart", str(tokenizer), str(theirs.fileno())]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # one core each
+        nothing = subprocess.DEVNULL
+        with theirs:
+            self.process = subprocess.Popen(
+                command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, pass_fds=[theirs.fileno()]
+            )
 
-    watch = threading.Timer(limit, end)
-    watch.start()
-    try:
-        _put(process.stdin, json.dumps(texts).encode())
-        answer = json.loads(_got(process.stdout))
-        ids = np.frombuffer(_got(process.stdout), dtype=np.uint32)
-    except (OSError, EOFError):
-        if too_late.is_set():
-            told = f"timed out after {limit:.0f} s on {characters:,} characters (possibly a pathological regex)"
-        elif process.wait() in (-signal.SIGABRT, _TOO_MUCH_MEMORY):  # Rust aborts where it gets none
-            told = f"needs more than {MOST_MEMORY:,} bytes of memory for {characters:,} characters"
-        else:
-            told = "ended its process"
-        raise UserError(f"the tokenizer {told}: refused") from None
-    finally:
-        watch.cancel()
-    if "error" in answer:
-        raise UserError(answer["error"])
-    return np.split(ids, np.cumsum(answer["lengths"])[:-1])
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text; UserError if the tokenizer fails, or takes too long or too much memory."""
+        characters = sum(map(len, texts))
+        limit = PATIENCE_SECONDS + characters / FEWEST_PER_SECOND
+        try:
+            self.connection.send_bytes(json.dumps(texts).encode())
+            if not self.connection.poll(limit):
+                raise UserError(
+                    f"the tokenizer timed out after {limit:.0f} s on {characters:,} characters "
+                    "(possibly a pathological regex): refused"
+                )
+            answer = json.loads(self.connection.recv_bytes())
+            ids = np.frombuffer(self.connection.recv_bytes(), dtype=np.uint32)
+        except (OSError, EOFError):
+            if self.process.wait() in (-signal.SIGABRT, _TOO_MUCH_MEMORY):  # Rust aborts where it gets none
+                told = f"needs more than {MOST_MEMORY:,} bytes of memory for {characters:,} characters"
+            else:
+                told = "ended its process"
+            raise UserError(f"the tokenizer {told}: refused") from None
+        if "error" in answer:
+            raise UserError(answer["error"])
+        return np.split(ids, np.cumsum(answer["lengths"])[:-1])
 
-
-def _put(stream: IO[bytes], data: bytes) -> None:
-    stream.write(len(data).to_bytes(8, "little"))
-    stream.write(data)
-    stream.flush()
-
-
-def _got(stream: IO[bytes]) -> bytes:
-    """Read the next message of the other process; EOFError if it has ended."""
-    head = stream.read(8)
-    data = stream.read(int.from_bytes(head, "little"))
-    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
-        raise EOFError
-    return data
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
 
 
 def _bound_memory() -> None:
@@ -134,13 +125,13 @@ def _bound_memory() -> None:
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _serve(path: Path) -> None:
-    """Answer requests until the input closes."""
+def _serve(path: Path, connection: Connection) -> None:
+    """Answer requests until the other end closes."""
     tokenizer = from_file(path)
     _bound_memory()
     while True:
         try:
-            texts = json.loads(_got(sys.stdin.buffer))
+            texts = json.loads(connection.recv_bytes())
         except EOFError:
             return
         found: list[np.ndarray] = []
@@ -150,12 +141,12 @@ def _serve(path: Path) -> None:
             answer["lengths"] = [len(ids) for ids in found]
         except UserError as error:
             answer["error"] = str(error)
-        _put(sys.stdout.buffer, json.dumps(answer).encode())
-        _put(sys.stdout.buffer, np.concatenate([np.empty(0, np.uint32), *found]).astype(np.uint32).tobytes())
+        connection.send_bytes(json.dumps(answer).encode())
+        connection.send_bytes(np.concatenate([np.empty(0, np.uint32), *found]).astype(np.uint32).tobytes())
 
 
 if __name__ == "__main__":
     try:
-        _serve(Path(sys.argv[1]))
+        _serve(Path(sys.argv[1]), Connection(int(sys.argv[2])))
     except MemoryError:
         sys.exit(_TOO_MUCH_MEMORY)
