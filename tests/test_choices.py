@@ -70,6 +70,21 @@ def text(n: int = 40_000) -> TokenSplit:
     return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
 
 
+def pose_of(task: str, length: int, material: Material) -> probes.Pose:
+    (probe,) = probes.of(task, [length], 8, L)
+    assert probe.poses is not None
+    return probe.poses(material)
+
+
+def material(tokenizer: Tokenizer) -> Material:
+    return Material(text().ids.astype(np.int64), tokenizer.encode)
+
+
+def posed_to(number_of: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
+    pose = pose_of(task, length, material(tokenizer))
+    return [pose(np.arange(length) + V, number) for number in range(number_of)]
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return train_bpe(["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V)
@@ -122,12 +137,10 @@ def test_who_looks_up_is_always_right_and_who_ignores_the_context_is_at_chance(
 
 def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
     window = np.arange(100, 100 + 256)
-    material = Material(text().ids.astype(np.int64), tokenizer.encode)
+    of = material(tokenizer)
 
     def posed(task: str, number: int, length: int = 256) -> Choice:
-        (probe,) = probes.of(task, [length], 8, L)
-        assert probe.poses is not None
-        return probe.poses(material)(window[:length], number)
+        return pose_of(task, length, of)(window[:length], number)
 
     keys = [posed("passkey:depth=0.5", number) for number in range(40)]
     for choice in keys:
@@ -146,13 +159,6 @@ def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
         assert all((ids == token).sum() == 1 for token in candidates) and len(set(candidates)) == 8
         (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
         assert ids[asked + 1] == candidates[choice.right[0]] == choice.ids[-1] and ids[0] == window[0]
-
-
-def posed_to(number_of: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
-    (probe,) = probes.of(task, [length], 8, L)
-    assert probe.poses is not None
-    pose = probe.poses(Material(text().ids.astype(np.int64), tokenizer.encode))
-    return [pose(np.arange(length) + V, number) for number in range(number_of)]
 
 
 @pytest.mark.parametrize(("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)])
@@ -177,9 +183,7 @@ def test_the_last_l_tokens_hold_the_sentence_as_often_as_the_docs_say(multiple: 
 def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config: Config, tokenizer: Tokenizer) -> None:
     model = TrainedGPT(build(tiny_config, V).eval(), "ours", L, torch.device("cpu"), torch.float32)
     for task in ("passkey", "induction"):
-        (probe,) = probes.of(task, [L], 8, L)
-        assert probe.poses is not None
-        choice = probe.poses(Material(text().ids.astype(np.int64), tokenizer.encode))(np.arange(L), 5)
+        choice = pose_of(task, L, material(tokenizer))(np.arange(L), 5)
         wanted = [model.nll(np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0] for each in choice.candidates[0]]
         got = model.ranked(choice.ids[None], choice.candidates[None], 0).nll[0, 0]
         np.testing.assert_allclose(got, wanted, atol=1e-5)
@@ -194,18 +198,14 @@ def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config, tokeni
         (lambda texts: [np.array(list(one.encode())) for one in texts], "the sentences of passkey are 75 tokens"),
         (lambda texts: [np.zeros(0, np.int64)] * len(texts), "no token of its own for each answer"),
     ):
-        (probe,) = probes.of("passkey", [L], 8, L)
-        assert probe.poses is not None
         with pytest.raises(Undefined, match=said):
-            probe.poses(Material(np.arange(99), encode))(np.arange(L), 0)
+            pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
     rows, _ = rows_of(Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40")
     found = {(row.task, row.length): row.status for row in rows if row.window is None}
     assert {status for (task, _), status in found.items() if task == "passkey"} == {"undefined"}
     assert found["induction:pairs=40", L] == "undefined" and found["induction:pairs=40", 2 * L] == "ok"
-    (few,) = probes.of("induction", [L], 8, L)
-    assert few.poses is not None
     with pytest.raises(Undefined, match="17 different tokens"):
-        few.poses(Material(np.arange(17), None))
+        pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
     for asked, said in (("passkey:depth=2", "a number from 0 to 1"), ("induction:pairs=1", "2 to 64")):
         settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
         with pytest.raises(UserError, match=said):
