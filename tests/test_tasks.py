@@ -228,13 +228,8 @@ def test_the_key_stands_at_every_depth_equally_often() -> None:
     for depth, place in ((0.0, 1), (0.5, 9), (1.0, 17)):
         (at,) = np.unique((task.varied(depth=depth).problems(np.random.default_rng(0), 16, 50).ids == 2).argmax(axis=1))
         assert at == place
-
-
-def test_a_depth_changes_nothing_else_about_the_problems() -> None:
-    task = tasks.build("passkey")
-    first, last = (task.varied(depth=d).problems(np.random.default_rng(3), 20, 8).ids for d in (0.0, 1.0))
-    assert (np.sort(first, axis=1) != np.sort(last, axis=1)).any()  # fillers under the key differ
-    assert (first[:, -3:] == last[:, -3:]).all()
+    first, last = (task.varied(depth=depth).problems(np.random.default_rng(3), 20, 8).ids for depth in (0.0, 1.0))
+    assert (first[:, -3:] == last[:, -3:]).all()  # a depth changes no key
 
 
 def test_triggers_and_blanks_stand_everywhere_equally_often() -> None:
@@ -271,12 +266,6 @@ def test_questions_of_recall_follow_the_power_law() -> None:
         assert stats.chisquare(np.bincount(slots[0], minlength=10), law * 20_000).pvalue > 1e-3
         after_first = np.array([sum(law[i] * law[j] / (1 - law[i]) for i in range(10) if i != j) for j in range(10)])
         assert stats.chisquare(np.bincount(slots[1], minlength=10), after_first * 20_000).pvalue > 1e-3
-
-
-def test_keys_and_values_of_recall_never_come_twice() -> None:
-    ids = tasks.build("recall").problems(np.random.default_rng(0), 64, 200).ids
-    assert (np.sort(ids[:, 1:129:2], axis=1) == np.arange(1, 65)).all()
-    assert (np.sort(ids[:, 2:129:2], axis=1) == np.arange(65, 129)).all()
 
 
 def test_counts_hardly_grow_with_length() -> None:
@@ -326,10 +315,6 @@ def test_an_option_is_refused_in_one_line(name: str, options: dict[str, Any], li
     with pytest.raises(UserError) as error:
         tasks.build(name, options)
     assert line in str(error.value) and "\n" not in str(error.value)
-    if name in tasks.names():
-        with pytest.raises(UserError) as again:
-            tasks.build(name).varied(**options)
-        assert str(again.value) == str(error.value)
 
 
 def test_every_option_has_a_value_that_is_refused() -> None:
