@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+import test_data
 from support import TINY, posbench, snapshot, write_text
 
 from posbench import files
@@ -24,15 +24,9 @@ from posbench.config.schema import DataConfig
 from posbench.data import apart, corpus, hub, kept, texts, tokenizer, tokens
 from posbench.errors import UserError
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "data"
-
 
 def config(path: Path | None, **changes: Any) -> DataConfig:
-    values: dict[str, Any] = {}
-    for file in ("_base", "text"):
-        values |= yaml.safe_load((CONFIGS / f"{file}.yaml").read_text(encoding="utf-8"))
-    del values["defaults"]
-    return DataConfig(**{**values, "path": path and str(path), "vocab_size": 300, **changes})
+    return test_data.config(path=path, **{"vocab_size": 300, "test_pieces": 30, **changes})
 
 
 def many(folder: Path, count: int = 60, words: int = 400) -> Path:
