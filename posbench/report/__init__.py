@@ -1,6 +1,5 @@
 """`posbench report`: tables, curves and one self-contained page from run folders."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from posbench.report.comparison.looks import Look
     from posbench.report.page import Section
     from posbench.show.properties import Properties
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """A user's report options; None: the default."""
-
-    least: float | None = None  # nats per token; a smaller difference is not called better or worse
-    columns: str | None = None  # columns of the LaTeX table, comma-separated
-    earlier: "Sequence[Look]" = ()  # the looks of earlier reports
 
 
 def main(
@@ -83,7 +73,7 @@ def main(
             if ladder:
                 ladders.write(ladder, folder, warnings, console, smallest)
             else:
-                _write(folder, groups, runs, warnings, console, Wanted(least, columns))
+                _write(folder, groups, runs, warnings, console, smallest, columns)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     print(said.get(), end="")  # last, so that a printing error costs no file
@@ -120,10 +110,11 @@ def _write(
     runs: "list[RunData]",
     warnings: list[str],
     console: "Console",
-    wanted: Wanted,
+    least: float,
+    columns: str | None,
 ) -> None:
     """Write all files of a report; print the main tables."""
-    from posbench.report import csv_files, page, tables, text
+    from posbench.report import csv_files, page, tables, task, text
     from posbench.report.comparison import load, looks
 
     if texts := [group for group in groups if group.task is None and group.settings]:
@@ -137,11 +128,19 @@ def _write(
     pieces = [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
     sections: list[Section] = []
-    wanted = dataclasses.replace(wanted, earlier=looks.read(folder / looks.NAME))
+    earlier = looks.read(folder / looks.NAME)
     for number, (group, heading) in enumerate(zip(groups, _headings(groups), strict=True), start=1):
-        place = folder if number == 1 else folder / f"set-{number}"
-        made = _group(group, heading, place, folder, wanted)
-        _print(console, made, with_notes=all(made.part.on_task != other.part.on_task for other in sections))
+        place = folder
+        if number > 1:
+            place = folder / f"set-{number}"
+            files.refuse_unusual(place)
+            place.mkdir(exist_ok=True)
+        if group.task is None:
+            made = _section(group, heading, place, least, columns, earlier)
+        else:
+            made = task.section(group, heading, place)
+        text.write(place / "table.tex", made.latex)
+        _print(console, made, with_notes=all(made.on_task != other.on_task for other in sections))
         pieces.append(_markdown(made, folder))
         sections.append(made)
     failed = tables.not_done(load.failures(runs))
@@ -151,9 +150,9 @@ def _write(
     csv_files.write(folder, groups, runs)
     own = [look for group in groups if group.task is None for look in looks.at(group)]
     if own:
-        looks.write(folder / looks.NAME, [*wanted.earlier, *own])
-    parts, about = [made.part for made in sections], tables.properties(measured)
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, parts, about, failed, runs))
+        looks.write(folder / looks.NAME, [*earlier, *own])
+    about = tables.properties(measured)
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, about, failed, runs))
 
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
@@ -169,61 +168,50 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
     return measured, [f"Without measured properties: {'; '.join(missing)}"] if missing else []
 
 
-def _section(group: "Group", heading: str, place: Path, wanted: Wanted) -> "Section":
-    """The part of a report on text: levels and rises of nll."""
+def _section(
+    group: "Group", heading: str, place: Path, least: float, columns: str | None, earlier: "Sequence[Look]"
+) -> "Section":
+    """The section of a set of runs on text: levels and rises of nll; its pictures are written into a folder."""
     from posbench.report import captions, figures, latex, on_the_way, page, tables
     from posbench.report.answer import answer
-    from posbench.report.comparison import claims, summary
+    from posbench.report.comparison import summary
 
-    least = claims.LEAST if wanted.least is None else wanted.least
-    summaries = summary.summarise(group, least, wanted.earlier)
-    shown, more = tables.main_tables(group, summaries, least), tables.more_tables(group, summaries, least)
-    more += on_the_way.over_training(group, summaries)
-    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, summaries, wanted.earlier)
+    summaries = summary.summarise(group, least, earlier)
+    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, summaries, earlier)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
-    behind = " ".join([caption, *notes])
-    data = page.curves(group, summaries, figures.baseline(group, summaries))
-    over_training = on_the_way.curves(group, summaries)
-    said = answer(group, summaries)
-    part = page.Part(heading, said, caption, [*shown, *more], notes, data, over_training=over_training)
-    table = latex.table(group, summaries, wanted.columns, title, behind)
     return page.Section(
-        part, len(shown), table, figures.save(group, summaries, place), "Curves of nll by context length"
+        heading=heading,
+        answer=answer(group, summaries),
+        caption=caption,
+        shown=tables.main_tables(group, summaries, least),
+        more=[*tables.more_tables(group, summaries, least), *on_the_way.over_training(group, summaries)],
+        notes=notes,
+        chart=page.curves(group, summaries, figures.baseline(group, summaries)),
+        latex=latex.table(group, summaries, columns, title, " ".join([caption, *notes])),
+        pictures=figures.save(group, summaries, place),
+        pictured="Curves of nll by context length",
+        over_training=on_the_way.curves(group, summaries),
     )
-
-
-def _group(group: "Group", heading: str, place: Path, folder: Path, wanted: Wanted) -> "Section":
-    """The section of one set of comparable runs; writes its files into a separate folder."""
-    from posbench.report import task, text
-
-    if place != folder:
-        files.refuse_unusual(place)
-    place.mkdir(exist_ok=True)
-    made = _section(group, heading, place, wanted) if group.task is None else task.section(group, heading, place)
-    text.write(place / "table.tex", made.latex)
-    return made
 
 
 def _print(console: "Console", made: "Section", with_notes: bool) -> None:
     from posbench.report import text
 
-    part = made.part
-    text.print_lines(console, [*([part.heading] if part.heading else []), *part.answer])
-    for table in part.tables[: made.shown]:
+    text.print_lines(console, [*([made.heading] if made.heading else []), *made.answer])
+    for table in made.shown:
         text.print_table(console, table)
         text.print_lines(console, [table.note] if with_notes else [])
-    text.print_lines(console, [*part.notes, part.caption])
+    text.print_lines(console, [*made.notes, made.caption])
 
 
 def _markdown(made: "Section", folder: Path) -> str:
     from posbench.report import text
 
-    part = made.part
-    pieces = [f"## {text.markdown(part.heading)}\n"] if part.heading else []
-    pieces += [f"**{text.markdown(' '.join(part.answer))}**\n"] if part.answer else []
-    pieces += [f"![{made.shows}]({picture.relative_to(folder)})\n" for picture in made.pictures[:1]]
-    pieces += [text.markdown(line) + "\n" for line in (part.caption, *part.notes)]
-    return "\n".join([*pieces, *map(text.markdown_table, part.tables)])
+    pieces = [f"## {text.markdown(made.heading)}\n"] if made.heading else []
+    pieces += [f"**{text.markdown(' '.join(made.answer))}**\n"] if made.answer else []
+    pieces += [f"![{made.pictured}]({picture.relative_to(folder)})\n" for picture in made.pictures[:1]]
+    pieces += [text.markdown(line) + "\n" for line in (made.caption, *made.notes)]
+    return "\n".join([*pieces, *map(text.markdown_table, made.tables)])
 
 
 def _headings(groups: "list[Group]") -> list[str]:

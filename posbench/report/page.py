@@ -34,35 +34,32 @@ _HERE = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One group of comparable runs on the page."""
+class Section:
+    """One group of comparable runs: its section of the page, and what is written beside the page."""
 
     heading: str
     answer: list[str]
     caption: str
-    tables: list[Table]
+    shown: list[Table]  # in the terminal, too
+    more: list[Table]
     notes: list[str]
     chart: Markup  # its specification
+    latex: str  # the table for a paper
+    pictures: list[Path]
+    pictured: str  # what the pictures show, in words
     on_task: bool = False
     over_training: Markup | None = None  # the specification of a second chart
 
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A part of the page with what is written beside the page."""
-
-    part: Part
-    shown: int  # of its tables, those that the terminal has, too: the first ones
-    latex: str  # its table for a paper
-    pictures: list[Path]
-    shows: str  # what the pictures do, in words
+    @property
+    def tables(self) -> list[Table]:
+        return [*self.shown, *self.more]
 
 
 def render(
     title: str,
     outcomes: str,
     warnings: list[str],
-    parts: list[Part],
+    sections: list[Section],
     properties: Table,
     failed: Table,
     runs: list[RunData],
@@ -76,7 +73,7 @@ def render(
         title=title,
         outcomes=outcomes,
         warnings=warnings,
-        parts=parts,
+        sections=sections,
         properties=properties,
         failed=failed,
         runs=[_run(run) for run in runs],

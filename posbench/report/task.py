@@ -9,7 +9,7 @@ from posbench.report import captions, chart, families, latex, page, styles, task
 from posbench.report.chart import Axes, Dot, Series
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import Standing, learned, standings
-from posbench.report.page import Part, Section
+from posbench.report.page import Section
 from posbench.report.styles import Style
 from posbench.report.task_figure import PANELS, lengths, medians_of, seeds
 from posbench.terminal.exits import one_line
@@ -18,14 +18,22 @@ from posbench.terminal.exits import one_line
 def section(group: Group, heading: str, place: Path) -> Section:
     """Everything of one task; its pictures are written into a folder."""
     found = standings(group)
-    shown, more = task_tables.main_tables(group, found), task_tables.more_tables(group, found)
     caption, notes = captions.of_task(group, found), captions.notes_on_task(group)
-    said, data = task_tables.answer(found), curves(group, found)
-    part = Part(heading, said, caption, [*shown, *more], notes, data, on_task=True)
     title = f"{group.runs[0].config.study} {group.task}"
     table, said_of_it = task_tables.for_paper(found), task_tables.caption_for_paper(group, found)
-    paper = latex.of_table(table, said_of_it, title, " ".join([caption, *notes]))
-    return Section(part, len(shown), paper, task_figure.save(group, found, place), "Accuracy")
+    return Section(
+        heading=heading,
+        answer=task_tables.answer(found),
+        caption=caption,
+        shown=task_tables.main_tables(group, found),
+        more=task_tables.more_tables(group, found),
+        notes=notes,
+        chart=curves(group, found),
+        latex=latex.of_table(table, said_of_it, title, " ".join([caption, *notes])),
+        pictures=task_figure.save(group, found, place),
+        pictured="Accuracy",
+        on_task=True,
+    )
 
 
 def curves(group: Group, found: Sequence[Standing]) -> Markup:
