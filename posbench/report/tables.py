@@ -158,8 +158,6 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
         f"bound, as are all shorter ones; from fewer than {SEEDS_FOR_A_CLAIM} seeds of these very checkpoints"
         f"{least}{gated}.{used if any(one.uses for one in summaries) else ''}"
     )
-    if not any(one.uses for one in summaries):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
     kept = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else ratios[-1] if ratios else None
     spare = tuple(at for at, ratio in enumerate(ratios, start=2) if ratio != kept)
     return Table("Beyond the training length", columns, rows, note, spare)
@@ -330,7 +328,7 @@ def _choices(summaries: list[Summary]) -> Table:
 def _mean_percent(column: str, found: list[list[EvaluationRow]]) -> Value:
     shares = [getattr(row, column) for of_length in found for row in of_length]
     known = [share for share in shares if share is not None]
-    return _percent(sum(known) / len(known) if known else None)
+    return percent(sum(known) / len(known) if known else None)
 
 
 def _right(rows: list[EvaluationRow], column: str) -> Value:
@@ -341,17 +339,10 @@ def _right(rows: list[EvaluationRow], column: str) -> Value:
     if len(shares) > 1:
         shown, spread = over_seeds(shares), sd_of_seeds(over_seeds(shares))
         return Value(f"{100 * shown.mean:.1f} ±{100 * (spread or 0.0):.1f}", 100 * shown.mean)
-    between = choices.interval_of(rows[0], column) if shares else None
-    value = _percent(shares[0] if shares else None)
-    return (
-        value
-        if between is None
-        else Value(f"{value.text} ({100 * between[0]:.0f}..{100 * between[1]:.0f})", value.number)
-    )
-
-
-def _percent(share: float | None) -> Value:
-    return Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share)
+    value = percent(shares[0] if shares else None)
+    if shares and (between := choices.interval_of(rows[0], column)):
+        return Value(f"{value.text} ({100 * between[0]:.0f}..{100 * between[1]:.0f})", value.number)
+    return value
 
 
 def _other_values(one: Summary, choice: bool) -> dict[tuple[str, float], list[EvaluationRow]]:
@@ -409,6 +400,10 @@ def _signs(rows: list[list[Value]]) -> str:
 
 def decimal(value: float | None, digits: int = 3) -> Value:
     return Value("") if value is None or math.isnan(value) else Value(f"{value:.{digits}f}", value)
+
+
+def percent(share: float | None) -> Value:
+    return Value("") if share is None else Value(f"{100 * share:.1f}", 100 * share)
 
 
 def whole(value: float | None) -> Value:

@@ -229,7 +229,8 @@ def _runs(found: list[Standing]) -> Table:
     for one in found:
         for run in one.scheme.runs:
             if run.answers.at:
-                cells = [cell for at in map(run.answers.at.get, places) for cell in (of_run(at), of_run_whole(at))]
+                answers = map(run.answers.at.get, places)
+                cells = [cell for one in answers for cell in (of_run(one), tables.percent(one and one.exact_match))]
                 reached = run.answers.steps_to_gate
                 rows.append(
                     [
@@ -303,15 +304,6 @@ def of_run(one: Answer | None) -> Value:
     return Value(f"{100 * one.accuracy:.1f}{between}", 100 * one.accuracy)
 
 
-def of_run_whole(one: Answer | None) -> Value:
-    """One run's share of whole answers."""
-    return Value("") if one is None or one.exact_match is None else _share(one.exact_match)
-
-
-def _share(share: float) -> Value:
-    return Value(f"{100 * share:.1f}", 100 * share)
-
-
 def _both(one: Standing, places: Sequence[Place]) -> list[Value]:
     """Token accuracy and whole answers at each place."""
     return [cell for place in places for cell in (accuracy(one, place), exact_match(one, place))]
@@ -327,8 +319,7 @@ def _floors(found: Sequence[Standing], places: Sequence[Place]) -> list[list[Val
     for name, column in (("trivial reader", "trivial"), ("guessing", "chance")):
         shares = standing.known_at(found, column)
         if any(place in shares for place in places):
-            cells = [_share(shares[place]) if place in shares else Value("") for place in places]
-            rows.append([Value(name), *cells])
+            rows.append([Value(name), *(tables.percent(shares.get(place)) for place in places)])
     return rows
 
 

@@ -19,7 +19,7 @@ from posbench.report.comparison import transfer
 from posbench.report.comparison.claims import ALPHA
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.transfer import ENDPOINTS, FEWEST, Against, Ceiling, Endpoint, Estimate, Rung
-from posbench.report.tables import Table, Value
+from posbench.report.tables import Table, Value, decimal
 from posbench.run_folder import jsonl
 from posbench.terminal.spreadsheets import csv_text
 
@@ -195,13 +195,13 @@ def _against(ladder: Ladder, endpoint: Endpoint) -> Table:
             continue
         rows.append([
             Value(rung.name), Value(str(one.resolved), one.resolved), _estimate(one.accuracy, 2),
-            _estimate(one.regret, 3), Value(one.picked), _estimate(one.tau, 2), _number(one.by_family),
-            _number(one.by_nll), Value(str(len(one.reversals)), len(one.reversals)),
+            _estimate(one.regret, 3), Value(one.picked), _estimate(one.tau, 2), decimal(one.by_family, 2),
+            decimal(one.by_nll, 2), Value(str(len(one.reversals)), len(one.reversals)),
         ])  # fmt: skip
     if (noise := ladder.ceilings[endpoint.name]) is not None:
         rows.append([
-            Value(f"the target's seeds, {noise.few} against {noise.many}"), Value(""), _number(noise.accuracy),
-            _number(noise.regret, 3), Value(""), _number(noise.tau), *[Value("")] * 3,
+            Value(f"the target's seeds, {noise.few} against {noise.many}"), Value(""), decimal(noise.accuracy, 2),
+            decimal(noise.regret), Value(""), decimal(noise.tau, 2), *[Value("")] * 3,
         ])  # fmt: skip
     best = next((one.best for rung in ladder.rungs[:-1] if (one := ladder.said[endpoint.name, rung.name])), None)
     title = f"By {endpoint.meaning}" + (f"; the best at the target is {best}" if best else "")
@@ -218,7 +218,7 @@ def _reversals(ladder: Ladder) -> Table:
     columns = ["endpoint", "rung", "better there", "than", "by", "at the target", "p"]
     rows = [
         [Value(endpoint.name), Value(rung.name), Value(turned.better), Value(turned.worse),
-         _number(-turned.small, 3), Value(f"worse by {turned.target:.3f}", turned.target), _number(turned.p, 3)]
+         decimal(-turned.small), Value(f"worse by {turned.target:.3f}", turned.target), decimal(turned.p)]
         for endpoint in ladder.endpoints for rung in ladder.rungs[:-1]
         if (one := ladder.said[endpoint.name, rung.name]) for turned in one.reversals
     ]  # fmt: skip
@@ -230,10 +230,6 @@ def _estimate(found: Estimate | None, digits: int) -> Value:
     if found is None:
         return Value("")
     return Value(f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]", found.value)
-
-
-def _number(value: float | None, digits: int = 2) -> Value:
-    return Value("") if value is None else Value(f"{value:.{digits}f}", value)
 
 
 def _row(ladder: Ladder, endpoint: Endpoint, rung: Rung) -> dict[str, Any]:
