@@ -93,7 +93,7 @@ def _tested(entry: Entry, runs: Runs) -> Finding:
     found = interval(values) if len(values) >= LOOKS[0] else None
     if found is None:
         return Finding(entry, "not testable here", "its runs have too few seeds in common, or other target tokens")
-    return Finding(entry, "open", interval=found, p=_p(found, entry.margin))
+    return Finding(entry, "open", interval=found, p=statistics.p_of(found, entry.margin))
 
 
 def _minutes(runs: Runs) -> float:
@@ -105,14 +105,6 @@ def _at_a_look(runs: Runs) -> dict[str, Sequence[RunData]]:
     """The first seeds of each run, as many as the last look that all runs have reached."""
     seeds = max(look for look in LOOKS if all(len(each) >= look for each in runs.values()))
     return {name: sorted(each, key=lambda run: run.seed)[:seeds] for name, each in runs.items()}
-
-
-def _p(found: Interval, margin: float) -> float:
-    from scipy import special
-
-    if not found.error:
-        return float(found.mean == margin)
-    return float(2 * special.stdtr(found.df, -abs(found.mean - margin) / found.error))
 
 
 def _gate(name: str, runs: Sequence[RunData]) -> str:

@@ -46,7 +46,6 @@ class Spread:
 class At:
     """A scheme at one place."""
 
-    place: Place
     status: str  # ok, undefined, too_short, failed
     problem_length: int | None
     accuracy: Spread | None  # over all seeds
@@ -109,8 +108,8 @@ class Standing:
     @property
     def undefined_at(self) -> float | None:
         """The first multiple of the longest trained length at which the scheme is undefined."""
-        plain = [one for place, one in self.at.items() if place.as_trained and one.status == "undefined"]
-        return min((one.place.ratio for one in plain), default=None)
+        plain = [place for place, one in self.at.items() if place.as_trained and one.status == "undefined"]
+        return min((place.ratio for place in plain), default=None)
 
     @property
     def beyond(self) -> float | None:
@@ -178,7 +177,6 @@ def _at(place: Place, known: list[RunData]) -> At:
     bad = next((answer.status for answer in answers if answer.status != "ok"), None)
     own = known if bad is None else []
     return At(
-        place,
         bad or "ok",
         next((answer.row.problem_length for answer in answers), None),
         Spread.of(_share(run, place) for run in own),

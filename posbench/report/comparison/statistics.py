@@ -1,4 +1,4 @@
-"""Statistics of comparisons beside intervals: adjusted p-values, planning, uneven outcomes."""
+"""Statistics of comparisons beside intervals: p-values and their adjustment, planning, uneven outcomes."""
 
 import dataclasses
 import itertools
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from posbench.evaluation.intervals import Interval
 
 SEEDS_FOR_A_CLAIM = 5  # fewer give intervals too, but marked ones
 
@@ -22,6 +24,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     for i, p in zip(order, itertools.accumulate(scaled, max), strict=True):
         adjusted[i] = p
     return adjusted
+
+
+def p_of(found: Interval, expected: float = 0.0) -> float:
+    """Two-sided p of the t-test that a mean is `expected`, by its interval."""
+    from scipy import special
+
+    if not found.error:
+        return float(found.mean == expected)
+    return float(2 * special.stdtr(found.df, -abs(found.mean - expected) / found.error))
 
 
 # -- exact tests -------------------------------------------------------------------------------------------------------

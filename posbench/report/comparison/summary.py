@@ -199,7 +199,9 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float | None:
-        return speed(self.scheme)
+        """Median training speed over seeds, by wall clock."""
+        speeds = [run.tokens_per_second for run in self.scheme.by_seed.values() if run.tokens_per_second]
+        return float(np.median(speeds)) if speeds else None
 
 
 def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) -> list[Summary]:
@@ -222,14 +224,14 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
     misses = {label: one.race.alpha for one, _ in races for label in one.runs}
     lengths = sorted({length for run in group.runs for kind, length in run.levels.at if kind == PLAIN})
     found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
-    against, far = _judged(group, least, earlier, races)
+    against, judged = _judged(group, least, earlier, races)
     stops = {label: stop for _, found_so_far in races for label, stop in found_so_far.stops.items()}
     found = [
         dataclasses.replace(
             one,
             endpoints=against.get(one.scheme.label),
-            reach=far.reach.get(one.scheme.label),
-            uses=far.uses.get(one.scheme.label),
+            reach=judged[one.scheme.label].reach.get(one.scheme.label),
+            uses=judged[one.scheme.label].uses.get(one.scheme.label),
             raced=one.scheme.label in misses,
             stop=stops.get(one.scheme.label),
         )
@@ -323,12 +325,6 @@ def documents(group: Group) -> Documents | None:
     return max(found, key=lambda behind: behind.largest, default=None)
 
 
-def speed(scheme: Scheme) -> float | None:
-    """Median training speed over seeds, tokens per second of wall clock."""
-    speeds = [run.tokens_per_second for run in scheme.by_seed.values() if run.tokens_per_second]
-    return float(np.median(speeds)) if speeds else None
-
-
 def _bits_per_byte(scheme: Scheme) -> float | None:
     values = [run.levels.at_one.row.bits_per_byte for run in scheme.by_seed.values() if run.levels.at_one]
     known = [value for value in values if value is not None]
@@ -350,39 +346,24 @@ def _rank(one: Summary) -> tuple[bool, bool, float, str]:
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Far:
-    """How far schemes hold, and how much of the training length they use, by label."""
-
-    reach: dict[str, Reach]
-    uses: dict[str, int | None]
-
-    def take(self, judged: Judged, labels: set[str]) -> None:
-        self.reach.update({label: found for label, found in judged.reach.items() if label in labels})
-        self.uses.update({label: found for label, found in judged.uses.items() if label in labels})
-
-
 def _judged(
     group: Group, least: float, earlier: Sequence[Look], races: Sequence[tuple[Raced, Course]]
-) -> tuple[dict[str, Endpoints], Far]:
-    """Label -> the scheme against the reference, and how far it holds; each family of schemes on its own."""
+) -> tuple[dict[str, Endpoints], dict[str, Judged]]:
+    """Label -> the scheme against the reference, and what was judged of it; each family of schemes on its own."""
     reference = group.reference
     alphas = {one.label: claims.alpha_of(looks.number(looks.of(one, reference), earlier)) for one in group.schemes}
     raced = {label for one, _ in races for label in one.runs}
-    found: dict[str, Endpoints] = {}
-    far = Far({}, {})
+    against: dict[str, Endpoints] = {}
+    judged: dict[str, Judged] = {}
     for labels, number in load.families(group):
         family = _family(group, labels - raced, number)
-        judged = family.judged(alphas, least)
-        far.take(judged, labels - raced)
-        found |= {label: family.endpoints(judged, label, least) for label in family.pairs}
+        judged |= dict.fromkeys(labels - raced, family.judged(alphas, least))
+        against |= {label: family.endpoints(judged[label], label, least) for label in family.pairs}
     for one, course_of_it in races:
         family = _family(group, set(one.runs), len(one.race.runs), race.FEWEST)
-        for label, judged in course_of_it.judged.items():
-            far.take(judged, {label})
-        for label in family.pairs:
-            found[label] = family.endpoints(course_of_it.judged.get(label, Judged.nothing()), label, least)
-    return found, far
+        judged |= {label: course_of_it.judged.get(label, Judged.nothing()) for label in one.runs}
+        against |= {label: family.endpoints(judged[label], label, least) for label in family.pairs}
+    return against, judged
 
 
 def course(group: Group, raced: Raced) -> Course:
@@ -456,12 +437,13 @@ def paired(scheme: Scheme, reference: Scheme, measure: PerRun) -> PerSeed:
 
 def _paired(a: RunData, b: RunData, measure: PerRun) -> Contrast | None:
     first, second = measure(a), measure(b)
-    if first is None or second is None or _targets(a) != _targets(b):
+    if first is None or second is None or targets(a) != targets(b):
         return None
     return first - second
 
 
-def _targets(run: RunData) -> object:
+def targets(run: RunData) -> object:
+    """Identity of the target tokens at the training length, and the precision they were scored in."""
     level = run.levels.at_one
     return None if level is None else (level.targets, level.row.dtype)
 

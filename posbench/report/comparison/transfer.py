@@ -21,7 +21,8 @@ import numpy as np
 
 from posbench.config.schema import Config
 from posbench.evaluation import intervals, levels
-from posbench.evaluation.intervals import Floats, Interval
+from posbench.evaluation.intervals import Floats
+from posbench.evaluation.levels import Contrast
 from posbench.report.comparison import judgement, statistics, summary
 from posbench.report.comparison.claims import LEAST
 from posbench.report.comparison.judgement import PerSeed
@@ -92,7 +93,7 @@ def _rung(group: Group) -> Rung | None:
     done = [scheme for scheme in group.schemes if scheme.by_seed]
     gates = {one.label: gate.learned for one in done if (gate := summary.gate(one))}
     learned = [one for one in done if levels.may_claim(gates.get(one.label))]
-    targets = Counter(_targets(run) for one in done for run in one.by_seed.values())
+    targets = Counter(summary.targets(run) for one in done for run in one.by_seed.values())
     (usual, _), *_ = targets.most_common(1)
     tokens, numbers = config.training.tokens, [len(one.by_seed) for one in done]
     short = f"{tokens / 1e9:g}B" if tokens >= 1e9 else f"{tokens / 1e6:g}M"
@@ -111,14 +112,11 @@ def _rung(group: Group) -> Rung | None:
 
 
 def _cells(schemes: list[Scheme], measure: PerRun, targets: object) -> Cells:
-    found = {one.label: summary.per_seed(one, lambda run: measure(run) if _targets(run) == targets else None)
-             for one in schemes}  # fmt: skip
+    def of_these(run: RunData) -> Contrast | None:
+        return measure(run) if summary.targets(run) == targets else None
+
+    found = {one.label: summary.per_seed(one, of_these) for one in schemes}
     return {label: values for label, values in found.items() if values}
-
-
-def _targets(run: RunData) -> object:
-    level = run.levels.at_one
-    return None if level is None else (level.targets, level.row.dtype)
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -142,15 +140,7 @@ def pair(first: PerSeed, second: PerSeed) -> Pair:
     found = judgement.interval(both)
     if found is None:
         return Pair(float(np.mean([one.value for one in both.values()])) if both else 0.0, math.inf, 1.0)
-    return Pair(found.mean, found.half_at(0.05), _p(found))
-
-
-def _p(found: Interval) -> float:
-    from scipy import special
-
-    if found.error == 0:
-        return float(found.mean == 0)
-    return float(2 * special.stdtr(found.df, -abs(found.mean) / found.error))
+    return Pair(found.mean, found.half_at(0.05), statistics.p_of(found))
 
 
 # -- a rung against the target -----------------------------------------------------------------------------------------
