@@ -1,11 +1,14 @@
 """Run folders as posbench writes them, with figures whose truth is known. No model is trained."""
 
+import csv
 import dataclasses
 import hashlib
+import io
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -13,6 +16,8 @@ import yaml
 from posbench.config import compose
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, EncodingConfig, to_container
+from posbench.report.comparison import load
+from posbench.run_folder import finding
 
 RATIOS = (1, 2, 4, 8, 16)
 BLOCKS, TARGETS = 48, 8
@@ -58,14 +63,36 @@ def write_run(
     study: Path, config: Config, truth: Truth | None, status: str = "done", seed_sd: float = 0.01, **record: Any
 ) -> Path:
     """One run folder; `truth` None writes no evaluation, as of a run that failed."""
-    folder = study / run_id(config)
-    folder.mkdir(parents=True)
-    text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    (folder / "run.json").write_text(json.dumps(_record(config, truth, status) | record))
+    parameters = {"total": 1049728, "encoding": truth.parameters if truth else 0, "non_embedding": 787584}
+    known = {"parameters": parameters, "tokens": config.training.tokens if truth else None}
+    folder = begin_run(study, config, status, **known | record)
     if truth is not None:
         _write_evaluation(folder, config, truth, seed_sd)
     return folder
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]], mode: Literal["w", "a"] = "w") -> None:
+    with path.open(mode) as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def groups_of(*paths: Path) -> list[load.Group]:
+    """The sets of runs that a report on these paths has."""
+    return load.groups([load.read(folder) for folder in finding.run_folders(paths)])
+
+
+def group_of(*paths: Path) -> load.Group:
+    """The same where they are one set."""
+    (group,) = groups_of(*paths)
+    return group
 
 
 def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None = None, seeds: int = 5) -> Path:
@@ -75,9 +102,13 @@ def write_study(study: Path, template: Config, schemes: dict[str, Truth] | None 
     return study
 
 
-def _record(config: Config, truth: Truth | None, status: str) -> dict[str, Any]:
-    tokens = config.training.tokens
-    return {
+def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
+    """A run folder with nothing but its configuration and its record."""
+    folder = study / run_id(config)
+    folder.mkdir(parents=True)
+    text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    usual = {
         "schema": 1,
         "id": run_id(config),
         "study": config.study,
@@ -88,14 +119,15 @@ def _record(config: Config, truth: Truth | None, status: str) -> dict[str, Any]:
         "message": None,
         "command": f"posbench train encoding={config.encoding.name} seed={config.seed}",
         "attempts": [],
-        "parameters": {"total": 1049728, "encoding": truth.parameters if truth else 0, "non_embedding": 787584},
-        "tokens": tokens if truth else None,
+        "tokens": config.training.tokens,
         "train_seconds": 40.0 if config.encoding.name == "none" else 44.0,
         "data": {"name": "text", "revision": None, "sha256": "c0ffee" + "0" * 58, "split": "document", "tokens": {}},
         "tokenizer_sha256": "beef" + "0" * 60,
         "versions": {"posbench": "0.1.0", "torch": "2.13.0"},
         "git": {"commit": None, "dirty": None},
     }
+    (folder / "run.json").write_text(json.dumps(usual | record))
+    return folder
 
 
 def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float) -> None:
@@ -133,8 +165,8 @@ def _write_evaluation(folder: Path, config: Config, truth: Truth, seed_sd: float
                 for n, s in enumerate(sums)
             ]
         rows.append(row)
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "evaluation_blocks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder / "evaluation.jsonl", rows)
+    write_rows(folder / "evaluation_blocks.jsonl", lines)
 
 
 _KEY = ("protocol", "length", "stride", "window", "extension", "task", "split", "checkpoint_step", "targets_sha256")

@@ -2,14 +2,12 @@
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-import yaml
+from fake_study import begin_run, write_rows
 
-from posbench.config.identity import run_id
-from posbench.config.schema import Config, EncodingConfig, to_container
+from posbench.config.schema import Config, EncodingConfig
 
 LONGEST = 16
 RATIOS = (0.25, 0.625, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
@@ -41,25 +39,15 @@ def write_task_run(
 ) -> Path:
     """One run folder; `skill` None writes neither rows nor metrics, as of a run that failed."""
     config = dataclasses.replace(config, seed=seed, encoding=EncodingConfig(scheme, {}))
-    folder = study / run_id(config)
-    folder.mkdir(parents=True)
-    text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    (folder / "run.json").write_text(json.dumps(_record(config, status) | record))
+    folder = begin_run(study, config, status, **record)
     if skill is not None:
         rows, blocks = zip(*_places(config, skill), strict=True)
-        _write(folder / "evaluation.jsonl", rows)
-        _write(folder / "evaluation_blocks.jsonl", [line for lines in blocks for line in lines])
+        write_rows(folder / "evaluation.jsonl", rows)
+        write_rows(folder / "evaluation_blocks.jsonl", [line for lines in blocks for line in lines])
         accuracies = [0.5 if skill.steps is None or step < skill.steps else 0.995 for step in range(100, 1001, 100)]
-        _write(
-            folder / "metrics.jsonl",
-            [{"step": 100 * n, "tokens": 100 * n, "validation/accuracy": a} for n, a in enumerate(accuracies, 1)],
-        )
+        metrics = [{"step": 100 * n, "tokens": 100 * n, "validation/accuracy": a} for n, a in enumerate(accuracies, 1)]
+        write_rows(folder / "metrics.jsonl", metrics)
     return folder
-
-
-def _write(path: Path, lines: Any) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _places(config: Config, skill: Skill) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -96,14 +84,3 @@ def _place(
         {**shared, "block": n, "document": n, "nll_sum": 0.5, "n_tokens": TOKENS, "n_bytes": None, "n_correct": right}
         for n, right in enumerate(correct)
     ]
-
-
-def _record(config: Config, status: str) -> dict[str, Any]:
-    return {
-        "schema": 1, "id": run_id(config), "study": config.study, "encoding": config.encoding.name,
-        "seed": config.seed, "status": status, "reason": None, "message": None, "command": "posbench train",
-        "attempts": [], "parameters": {"total": 100_000, "encoding": 0, "non_embedding": 90_000},
-        "tokens": config.training.tokens, "train_seconds": 40.0,
-        "data": {"name": config.data.name, "revision": None, "sha256": "c0ffee" + "0" * 58, "split": None},
-        "tokenizer_sha256": "beef" + "0" * 60, "versions": {"posbench": "0.1.0"}, "git": {"commit": None},
-    }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_study import SCHEMES, Truth, configured, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, group_of, write_run, write_study
 from scipy import stats
 
 from posbench import report
@@ -17,10 +17,9 @@ from posbench.config.schema import Config
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.report import figures, tables
 from posbench.report.answer import answer
-from posbench.report.comparison import claims, load, looks, summary
+from posbench.report.comparison import claims, looks, summary
 from posbench.report.comparison.claims import Bounds
 from posbench.report.comparison.judgement import SeedRange
-from posbench.run_folder import finding
 from posbench.show import properties
 
 PAIR = {name: SCHEMES[name] for name in ("rope", "alibi")}
@@ -30,11 +29,6 @@ PAIR = {name: SCHEMES[name] for name in ("rope", "alibi")}
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(properties, "measure", lambda names: [])
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
-
-
-def group_of(folder: Path) -> load.Group:
-    (group,) = load.groups([load.read(run) for run in finding.run_folders([folder])])
-    return group
 
 
 def endpoints(folder: Path, **options: Any) -> dict[str, summary.Endpoints]:
@@ -127,8 +121,7 @@ def test_moderated_bounds_hold_jointly(schemes: int) -> None:
         seeds = sd * rng.normal(0, 1, (schemes + 1, 5))
         found = claims.moderated(one_figure(seeds[1:] - seeds[0]))
         level = claims.level(schemes, claims.alpha_of(1))
-        wrong += any(abs(one.mean) > one.half_at(level)
-                     for one in found.values())  # fmt: skip
+        wrong += any(abs(one.mean) > one.half_at(level) for one in found.values())
     assert wrong <= stats.binom.ppf(0.999, reports, 0.05)
 
 
@@ -231,9 +224,12 @@ def test_one_seed_against_the_rest_shows_seeds_and_no_interval(template: Config,
 
 def test_fewer_seeds_than_a_verdict_takes_show_their_range(template: Config, tmp_path: Path) -> None:
     group = group_of(write_study(tmp_path / "fake", template, PAIR, seeds=3))
-    for table in tables.main_tables(group, summary.summarise(group))[1:]:
+    found = summary.summarise(group)
+    (verdict,) = (one.endpoints.verdict.text for one in found if one.endpoints)
+    assert verdict == "3 seeds: no verdict"
+    for table in tables.main_tables(group, found)[1:]:
         texts = [value.text for row in table.rows for value in row]
-        assert not any("±" in text for text in texts) and any("[" in text for text in texts)
+        assert not any("±" in text for text in texts) and any("[" in text and tables.FEW in text for text in texts)
         assert "range of seeds" in table.note and "±" not in table.note
 
 

@@ -126,9 +126,6 @@ TRUTHS = {
 }
 
 
-WIDER = Truth(3.66, 0.2, ngram=4.0, paired=True)
-
-
 @pytest.fixture(scope="module")
 def runs(template: Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[load.RunData]]:
     study = tmp_path_factory.mktemp("study")
@@ -219,7 +216,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[plans.Plan]
                 if not plan.folder.exists():
                     made.append(plan)
                     truth = TRUTHS[plan.config.encoding.name]
-                    used = WIDER if plan.config.model.d_model == 256 else truth
+                    used = TRUTHS["rope"] if plan.config.model.d_model == 256 else truth
                     write_run(plan.folder.parent, plan.config, used, cpu_seconds=90.0)
             status |= {plan.id: Status("done") for plan in todo}
             todo = more(status)

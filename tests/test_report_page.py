@@ -47,6 +47,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         driver.quit()
 
 
+def page_of(folder: Path) -> Path:
+    """The page of a report on a study, made without its pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (figures, task_figure):
+            patch.setattr(module, "save", lambda group, summaries, folder: [])
+        report.main([folder])
+    return folder / "report" / "index.html"
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, template = tmp_path_factory.mktemp("outputs") / "fake", demo_config()
@@ -54,10 +63,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hostile = {"command": PAYLOAD, "data": {"sha256": "c0ffee" + "0" * 58, "split": "document", "name": PAYLOAD}}
     write_run(folder, configured(template, "alibi", 0, note=PAYLOAD), SCHEMES["alibi"], **hostile)
     write_run(folder, configured(template, "none", 0), None, "failed", reason="diverged", message=PAYLOAD)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "save", lambda group, summaries, folder: [])
-        report.main([folder])
-    return folder / "report" / "index.html"
+    return page_of(folder)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +76,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rows in (64, 65, 66):
         write_run(folder, configured(template, "learned", 0, rows=rows, a_long_name_of_an_option="x" * rows), short)
     write_run(folder, configured(template, "rope", 0), Truth(3.7, 0.2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "save", lambda group, summaries, folder: [])
-        report.main([folder])
-    return folder / "report" / "index.html"
+    return page_of(folder)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +88,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_task_run(folder, config, "rope", seed, Skill(1.0 if seed else 0.6, (0.5, 0.4, 0.3, 0.2, 0.1)))
         write_task_run(folder, config, "none", seed, Skill(0.82, steps=None))
         write_task_run(folder, config, "learned", seed, Skill(1.0, ()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_figure, "save", lambda group, found, folder: [])
-        report.main([folder])
-    return folder / "report" / "index.html"
+    return page_of(folder)
 
 
 def visit(browser: Any, page: Path) -> Any:

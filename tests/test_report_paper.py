@@ -1,7 +1,6 @@
 """What a paper takes from a report: its table, and its numbers as CSV."""
 
 import contextlib
-import csv
 import io
 import json
 import re
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import SCHEMES, Truth, configured, write_run, write_study
-from support import posbench
+from fake_study import SCHEMES, Truth, configured, read_csv, write_run, write_study
 
 from posbench import report
 from posbench.config.schema import Config
@@ -100,7 +98,7 @@ def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, t
 
 def test_columns_without_a_value_are_left_out(template: Config, tmp_path: Path) -> None:
     one = write_study(tmp_path / "one", template, {"rope": SCHEMES["rope"]}, seeds=1)
-    table = table_of(one, tmp_path / "out", "nll_1x,sd_seeds,learned,rise_32x,against_nll_1x,perplexity")
+    table = table_of(one, tmp_path / "out", "nll_1x, sd_seeds,learned,rise_32x,against_nll_1x,perplexity")
     assert cells(table)["scheme"] == [r"nll 1$\times$", "ppl"]
     assert "one seed" in caption(table) and "ddagger" not in table
 
@@ -115,12 +113,6 @@ def test_marks_stand_in_the_cells_where_seeds_differ(template: Config, tmp_path:
 def test_a_column_that_is_not_known_is_one_clear_line_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--columns has no 'rize_4x': did you mean 'rise_4x'"):
         report.main([tmp_path / "nowhere"], columns="nll_1x,rize_4x")
-
-
-@pytest.mark.full
-def test_columns_are_an_option_of_the_command(study: Path, tmp_path: Path) -> None:
-    assert posbench("report", str(study), "--out", str(tmp_path), "--columns", "runs, rise_2x") == 0
-    assert cells((tmp_path / "table.tex").read_text())["rope"][0] == "$5$"
 
 
 def test_latex_spells_out_every_special_character() -> None:
@@ -165,10 +157,6 @@ def test_names_of_strangers_are_only_text_to_latex(template: Config, tmp_path: P
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 def test_runs_of_one_encoding_are_told_apart_by_label_options_length_and_rate(template: Config, tmp_path: Path) -> None:

@@ -11,15 +11,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
-from fake_study import SCHEMES, Truth, configured, demo_config, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, demo_config, group_of, write_run, write_study
 from matplotlib.text import Text
 
 from posbench import encodings
 from posbench.report import chart, ends, families, figures, lines, page, styles
-from posbench.report.comparison import load, summary
+from posbench.report.comparison import summary
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.summary import Summary
-from posbench.run_folder import finding
 
 MANY = [
     "rope", "alibi", "none", "t5", "sinusoidal", "learned", "binary", "index", "sine", "minmax", "fire", "fox", "cope",
@@ -34,7 +33,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Group, list[Summary
     """Two schemes of two seeds, one of them undefined beyond the training length."""
     chosen = {name: SCHEMES[name] for name in ("rope", "learned")}
     folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", demo_config(), chosen, seeds=2)
-    (group,) = load.groups([load.read(run) for run in finding.run_folders([folder])])
+    group = group_of(folder)
     return group, summary.summarise(group)
 
 
@@ -280,7 +279,7 @@ def test_stop_signs_at_the_same_place_stand_one_above_the_other(study: tuple[Gro
 def test_a_line_for_each_seed_where_they_part_in_two_groups(tmp_path: Path) -> None:
     for seed in range(5):
         write_run(tmp_path, configured(demo_config(), "fire", seed), Truth(3.67, 0.02 if seed < 3 else 0.3))
-    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([tmp_path])])
+    group = group_of(tmp_path)
     (fire,) = summary.summarise(group)
     line = lines.rise(fire, fire.plain, styles.Style("#000000", "o", ""))
     assert len(line.seeds) == 5 and line.band == []

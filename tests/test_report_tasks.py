@@ -1,8 +1,6 @@
 """Reports of runs on tasks: who learned, over which seeds a number is, what may be said of a difference."""
 
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_study import SCHEMES, demo_config, write_study
+from fake_study import SCHEMES, groups_of, read_csv, read_rows, write_rows, write_study
 from fake_tasks import OFFSET, PROBLEMS, TOKENS, Skill, task_config, write_task_run
 from scipy import stats
 
@@ -25,9 +23,7 @@ from posbench.evaluation.answers import TRAINED, Answers, Place
 from posbench.evaluation.intervals import clopper_pearson
 from posbench.report import figures, task, task_figure, task_tables
 from posbench.report.comparison import load, standing, statistics
-from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import Spread, Standing
-from posbench.run_folder import finding
 from posbench.show import properties
 
 DOUBLE = Place("", 2.0, 0)
@@ -39,11 +35,6 @@ def quick() -> Any:
         patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "DPI", 30)
         yield
-
-
-@pytest.fixture(scope="module")
-def template() -> Config:
-    return demo_config()
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +58,9 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def groups(*paths: Path) -> list[Group]:
-    return load.groups([load.read(folder) for folder in finding.run_folders(paths)])
-
-
 @pytest.fixture(scope="module")
 def found(study: Path) -> dict[str, Standing]:
-    return {one.scheme.label: one for one in standing.standings(groups(study)[0])}
+    return {one.scheme.label: one for one in standing.standings(groups_of(study)[0])}
 
 
 @pytest.fixture(scope="module")
@@ -90,23 +77,13 @@ def rows_of(table: task_tables.Table) -> dict[str, dict[str, str]]:
     }
 
 
-def csv_rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text())))
-
-
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 5), (4, 5), (5, 5), (7, 10), (511, 512)])
-def test_the_interval_of_a_share_is_that_of_scipys_binomial_test(k: int, n: int) -> None:
-    expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
-    assert clopper_pearson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_the_interval_of_a_share_by_hand() -> None:
-    low, high = clopper_pearson(5, 5)
-    assert (low, high) == (pytest.approx(0.025**0.2), 1.0)  # all of five: p^5 = 0.025
-    assert clopper_pearson(0, 5) == (0.0, pytest.approx(1 - 0.025**0.2))
+def test_the_interval_of_a_share_is_that_of_scipys_binomial_test() -> None:
+    for k, n in ((0, 5), (1, 5), (4, 5), (5, 5), (7, 10), (511, 512)):
+        expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
+        assert clopper_pearson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
     for wrong in ((1, 0), (-1, 3), (4, 3)):
         with pytest.raises(ValueError, match="is no share"):
             clopper_pearson(*wrong)
@@ -179,10 +156,8 @@ def test_neither_longer_nor_shifted_problems_nor_variants_are_part_of_the_gate(
 ) -> None:
     skill = Skill(1.0, (0.0,) * 5, variants={"depth=0.5": 0.0})
     folder = write_task_run(tmp_path, task_config(template), "rope", 0, skill)
-    lines = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["accuracy"] = 0.0 if line["offset"] else line.get("accuracy")
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read_rows(folder / "evaluation.jsonl")
+    write_rows(folder / "evaluation.jsonl", [row | ({"accuracy": 0.0} if row["offset"] else {}) for row in rows])
     known = load.read(folder).answers
     assert known.learned == "yes"
     assert known.at[Place("", 1.0, OFFSET)].accuracy == 0.0 == known.at[DOUBLE].accuracy
@@ -211,7 +186,7 @@ def test_medians_and_ranges_are_over_all_seeds_and_those_that_learned_are_a_seco
     assert (rope.learned, rope.seeds) == (4, 5) and rope.ranked
     assert rope.at[TRAINED].accuracy == Spread(0.995, 0.5, 0.995, 5)
     assert rope.at[TRAINED].of_learned == Spread(0.995, 0.995, 0.995, 4)  # the seed of 0.5 is not in it
-    (more,) = [one for one in task_tables.more_tables(groups(study)[0], list(found.values())) if "only" in one.title]
+    (more,) = [one for one in task_tables.more_tables(groups_of(study)[0], list(found.values())) if "only" in one.title]
     assert more.title == "Learned seeds only, %" and list(rows_of(more)) == ["rope"]
     assert rows_of(more)["rope"]["1x"] == "99.5"
     assert alibi.at[DOUBLE].accuracy == Spread(0.88, 0.86, 0.9, 5)
@@ -221,7 +196,7 @@ def test_medians_and_ranges_are_over_all_seeds_and_those_that_learned_are_a_seco
 
 @pytest.mark.full
 def test_fewer_than_half_is_not_learned_last_and_without_further_numbers(study: Path) -> None:
-    group = groups(study)[0]
+    group = groups_of(study)[0]
     found = standing.standings(group)
     assert [one.scheme.label for one in found] == ["alibi", "rope", "learned", "none", "t5", "path"]
     table = rows_of(task_tables.main_tables(group, found)[0])
@@ -247,7 +222,7 @@ def test_exactly_half_of_the_seeds_is_learned_and_runs_that_are_not_done_are_not
     for seed in range(2):
         write_task_run(tmp_path, config, "rope", seed, Skill(1.0 if seed else 0.2))
     write_task_run(tmp_path, config, "rope", 2, Skill(), "stopped")
-    (one,) = standing.standings(groups(tmp_path)[0])
+    (one,) = standing.standings(groups_of(tmp_path)[0])
     assert one.ranked and (one.learned, one.seeds) == (1, 2)
     assert task_tables.learned(one).text == "1 of 2 (1-99 %), 1 not known"
 
@@ -278,7 +253,7 @@ def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Confi
     for seed in range(5):
         write_task_run(tmp_path, config, "rope", seed, Skill(1.0, (0.5, 0.5, 0.2 + 0.01 * seed, 0.1, 0.1)))
         write_task_run(tmp_path, config, "alibi", seed, Skill(1.0, (1.0, 1.0, 0.9, 0.105, 0.1)))
-    group = groups(tmp_path)[0]
+    group = groups_of(tmp_path)[0]
     found = standing.standings(group)
     (against,) = [one.against for one in found if one.against]
     assert against.learned is not None and against.learned.p == 1.0
@@ -288,7 +263,7 @@ def test_two_schemes_of_five_seeds_are_told_apart_by_exact_tests(template: Confi
     assert (rows["alibi"]["at 2x"], rows["alibi"]["verdict"]) == ("+68.0", against.verdict)
     for path in tmp_path.glob("alibi-*/evaluation.jsonl"):
         path.write_text(re.sub(r'"targets_sha256": "\w+"', f'"targets_sha256": "{"0" * 64}"', path.read_text()))
-    (against,) = [one.against for one in standing.standings(groups(tmp_path)[0]) if one.against]
+    (against,) = [one.against for one in standing.standings(groups_of(tmp_path)[0]) if one.against]
     assert against.verdict == "other problems at 2x; other problems at 4x" and not against.accuracy
     report.main([tmp_path])
     assert "Not all runs were tested on the same problems" in (tmp_path / "report" / "report.md").read_text()
@@ -305,7 +280,7 @@ def test_seeds_that_did_not_learn_and_seeds_that_diverged_take_part_in_the_compa
         write_task_run(tmp_path, config, "alibi", seed, Skill(1.0, (1.0, 1.0, 0.9, 0.5, 0.5)))
     write_task_run(tmp_path, config, "alibi", 4, Skill(0.1, (0.1,) * 5))
     write_task_run(tmp_path, config, "alibi", 5, None, "failed", reason="diverged", message="loss is nan")
-    (one,) = [one for one in standing.standings(groups(tmp_path)[0]) if one.against]
+    (one,) = [one for one in standing.standings(groups_of(tmp_path)[0]) if one.against]
     assert (one.learned, one.seeds) == (4, 6) and one.at[DOUBLE].accuracy == Spread(0.9, 0.0, 0.9, 6)
     assert one.against is not None and one.against.verdict == "not resolved at 2x; not resolved at 4x"
     assert one.against.accuracy[2.0].difference == pytest.approx((4 * 0.9 + 0.1 + 0) / 6 - 0.5)
@@ -320,13 +295,13 @@ def test_better_than_the_reference_is_qualified_if_a_trivial_reader_does_as_well
         write_task_run(
             tmp_path, task_config(template, "passkey"), "alibi", seed, Skill(1.0, (0.9, 0.9, 0.66, 0.9, 0.9))
         )
-    (one,) = [one for one in standing.standings(groups(tmp_path)[0]) if one.against]
+    (one,) = [one for one in standing.standings(groups_of(tmp_path)[0]) if one.against]
     assert one.against is not None
     assert one.against.verdict == "better at 2x, but not than a trivial reader; better at 4x"
 
 
 def test_tables_show_the_trivial_reader_and_guessing_and_whole_answers_beside_tokens(study: Path) -> None:
-    copy, passkey = groups(study)
+    copy, passkey = groups_of(study)
     found = standing.standings(passkey)
     learned, paper = task_tables.main_tables(passkey, found)[0], task_tables.for_paper(found)
     rows = rows_of(learned)
@@ -352,7 +327,7 @@ def test_tables_show_the_trivial_reader_and_guessing_and_whole_answers_beside_to
 def test_the_reference_is_rope_else_none_else_the_first(template: Config, tmp_path: Path) -> None:
     for scheme, expected in (("fox", "fox"), ("alibi", "alibi"), ("none", "none"), ("rope", "rope")):
         write_task_run(tmp_path, task_config(template), scheme, 0, Skill())
-        assert standing.reference(groups(tmp_path)[0]).label == expected
+        assert standing.reference(groups_of(tmp_path)[0]).label == expected
 
 
 def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> None:
@@ -411,13 +386,13 @@ def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_tex
 
 @pytest.mark.full
 def test_csv_has_every_scheme_and_every_run_at_every_place(written: Path) -> None:
-    tasks, runs = csv_rows(written / "tasks.csv"), csv_rows(written / "problems.csv")
+    tasks, runs = read_csv(written / "tasks.csv"), read_csv(written / "problems.csv")
     (alibi,) = [row for row in tasks if (row["label"], row["length_ratio"], row["task"]) == ("alibi", "2.0", "copy")]
     assert (alibi["accuracy_median"], alibi["accuracy_min"], alibi["learned"]) == ("0.88", "0.86", "5")
     assert len(runs) == 25 * 9 + 4 * 12
-    (seed,) = [row for row in csv_rows(written / "runs.csv") if row["run"].startswith("rope-s0") and row["set"] == "1"]
+    (seed,) = [row for row in read_csv(written / "runs.csv") if row["run"].startswith("rope-s0") and row["set"] == "1"]
     assert (seed["task"], seed["learned"], seed["accuracy_2x"]) == ("copy", "no", "0.2")
-    assert {row["problem_length"] for row in csv_rows(written / "evaluation.csv")} >= {"16", "32"}
+    assert {row["problem_length"] for row in read_csv(written / "evaluation.csv")} >= {"16", "32"}
 
 
 @pytest.mark.full
@@ -440,14 +415,14 @@ def test_text_beside_tasks_is_reported_as_it_is_alone(template: Config, study: P
 def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path) -> None:
     config = task_config(template, "passkey", **{"</script>": "|`x`\x1b[2J"})
     folder = write_task_run(tmp_path, config, "rope", 0, Skill())
-    first, *rest = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    first, *rest = read_rows(folder / "evaluation.jsonl")
     garbage = [
         {"accuracy": "x"}, {"accuracy": -3}, {"exact_match": [1]}, {"task": None}, {"task": ":::"}, {"offset": -5},
         {"problem_length": -2}, {"length_ratio": 1e-300}, {"length_ratio": -1}, {"length_ratio": 1e300},
         {"n_blocks": "no"}, {"targets_sha256": 3}, {"task": "</script><b>:\x1b[2J"}, {"problem_length": "x"},
     ]  # fmt: skip
-    lines = [first | one | {"stride": n} for n, one in enumerate(garbage)] + [first, *rest]
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [*(first | one | {"stride": n} for n, one in enumerate(garbage)), first, *rest]
+    write_rows(folder / "evaluation.jsonl", rows)
     blocks = (folder / "evaluation_blocks.jsonl").read_text().replace('"n_correct": 10', '"n_correct": 99', 5)
     (folder / "evaluation_blocks.jsonl").write_text(blocks)
     (folder / "metrics.jsonl").write_text('{"step": [1], "validation/accuracy": {}}\n{"x": "\\u0000"}\n')
@@ -461,7 +436,7 @@ def test_rows_of_strangers_do_not_stop_a_report(template: Config, tmp_path: Path
 
 @pytest.mark.full
 def test_a_dot_per_seed_a_line_through_learned_medians_and_hollow_what_did_not_learn(study: Path) -> None:
-    group = groups(study)[0]
+    group = groups_of(study)[0]
     found = standing.standings(group)
     figure = task_figure.of_group(group, found)
     assert figure is not None

@@ -1,6 +1,5 @@
 """Does a ranking of small runs hold for larger ones? `posbench report --transfer`, and the statistics behind it."""
 
-import csv
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_study import Truth, configured, write_run, write_study
+from fake_study import Truth, configured, read_csv, write_run, write_study
 from scipy import stats
 from support import posbench
 
@@ -187,10 +186,6 @@ def ladder(template: Config, tmp_path: Path) -> Path:
     return folder
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
 @pytest.mark.full
 def test_a_ladder_is_reported_and_predictions_are_scored(
     ladder: Path, template: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -201,7 +196,7 @@ def test_a_ladder_is_reported_and_predictions_are_scored(
     picked = "By nll at the training length, 4x128, L 64, 1M would have picked alibi; at 4x128, L 128, 4M it costs 0."
     assert picked in shown and "nats against rope" in shown
     report = ladder / "report"
-    (one,) = (row for row in rows(report / "transfer.csv") if row["endpoint"] == "nll")
+    (one,) = (row for row in read_csv(report / "transfer.csv") if row["endpoint"] == "nll")
     assert (one["pairs"], one["picked"], one["best"], one["reversed"]) == ("10", "alibi", "rope", "1")
     assert float(one["accuracy"]) == pytest.approx(0.9) and float(one["regret"]) == pytest.approx(0.1, abs=0.03)
     assert {path.name for path in report.iterdir()} >= {"transfer.md", "transfer.png", "transfer.pdf"}
@@ -240,7 +235,7 @@ def test_what_has_not_learned_is_left_out_and_a_rung_of_it_ranks_nothing(
     assert posbench("report", "--transfer", str(ladder)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 of 5 (ranks nothing)" in shown and "have learned here and at the target: 2" in shown
-    found = {row["rung"]: row for row in rows(ladder / "report" / "transfer.csv") if row["endpoint"] == "nll"}
+    found = {row["rung"]: row for row in read_csv(ladder / "report" / "transfer.csv") if row["endpoint"] == "nll"}
     assert found["4x128, L 64, 0.5M"]["accuracy"] == "" and found["4x128, L 64, 1M"]["picked"] == "alibi"
     said = (ladder / "report" / "transfer.md").read_text()
     assert "alibi, none, rope" in said and "4x128, L 64, 1M would have picked alibi" in said
