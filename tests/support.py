@@ -1,6 +1,8 @@
 """Shared by test files: a run that takes milliseconds, a text for it, the command line, a folder's contents."""
 
 import contextlib
+import functools
+import importlib.util
 import itertools
 import os
 import random
@@ -17,6 +19,7 @@ from posbench import installed as posbench_installed
 from posbench.cli.app import main
 from posbench.config.overrides import full_key
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 # A very small model, by its overrides; the files say how many tokens it trains on.
 TINY = [
     "tracking=none",
@@ -34,6 +37,17 @@ TINY = [
     "runtime.device=cpu",
     "runtime.threads=1",
 ]
+
+
+@functools.cache
+def script(name: str) -> Any:
+    """A file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", SCRIPTS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_text(folder: Path | str = ".") -> None:

@@ -2,34 +2,22 @@
 those measured, blocks dealt to them, seeds drawn from the runs. tests/data/losses.npz is made by scripts/coverage.py.
 """
 
-import functools
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support import script
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "coverage.py"
 LOSSES = Path(__file__).parent / "data" / "losses.npz"
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
 POPULATIONS = [("rope", None), ("alibi", "rope")]
 QUANTITIES = ("1x", "rise 4x", "rise 16x")
 
 
-@functools.cache
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("coverage_script", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def rate(scheme: str, less: str | None, quantity: str, documents: int, method: str) -> float:
-    made, seeds = script().METHODS[method]
-    whole = script().population(LOSSES, scheme, less)
-    found, _ = script().coverage(whole, quantity, documents, seeds, made, TRIALS)
+    made, seeds = script("coverage").METHODS[method]
+    whole = script("coverage").population(LOSSES, scheme, less)
+    found, _ = script("coverage").coverage(whole, quantity, documents, seeds, made, TRIALS)
     return float(found)
 
 
@@ -69,7 +57,7 @@ def test_stretches_of_a_text_hold_its_mean_where_its_end_does_not(characters: in
     losses = rng.gamma(1, 3, size=characters // 3) + 0.4 * np.interp(
         np.arange(characters // 3), np.linspace(0, characters // 3, len(slow)), slow
     )
-    tail, _, _ = script().of_regions(losses, characters, "tail", TRIALS)
-    stretches, _, units = script().of_regions(losses, characters, "stretches", TRIALS)
+    tail, _, _ = script("coverage").of_regions(losses, characters, "tail", TRIALS)
+    stretches, _, units = script("coverage").of_regions(losses, characters, "stretches", TRIALS)
     assert tail < 0.85 and stretches >= 0.92
     assert units == number

@@ -1,7 +1,6 @@
 """Kept rows: archives of strangers are only data, and rows stand beside a user's own where they may be compared."""
 
 import dataclasses
-import importlib
 import io
 import json
 import re
@@ -29,9 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pack(folders: Sequence[Path], path: Path, final: bool = False) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        path.write_bytes(importlib.import_module("keep_rows").pack(list(folders), final))
+    path.write_bytes(support.script("keep_rows").pack(list(folders), final))
     return path
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import json
 import re
 import shlex
@@ -37,13 +36,6 @@ CLAIM: dict[str, Any] = {
     "is_below": 0.05,
     "prediction": {"outcome": "supported", "made": "2026-11-23", "why": "a guess"},
 }
-
-
-def scripts(name: str) -> Any:
-    """A module of scripts/."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
-        return importlib.import_module(name)
 
 
 def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
@@ -319,7 +311,7 @@ def test_kept_rows_are_checked_against_the_page_and_a_ledger_goes_on_from_them(
     rows.mkdir(parents=True)
     for module in (archive, reproduce):
         monkeypatch.setattr(module, "configs_dir", lambda: tmp_path / "checkout" / "configs")
-    (rows / "ledger.tar.xz").write_bytes(scripts("keep_rows").pack([plan.folder for plan in trained]))
+    (rows / "ledger.tar.xz").write_bytes(support.script("keep_rows").pack([plan.folder for plan in trained]))
     home.write_text(f"# Claims\n\n{page.BEGIN}{page.END}")
     with pytest.raises(PosbenchError, match=r"docs/claims.md and the kept rows disagree on mine, other"):
         reproduce.check()

@@ -1,39 +1,32 @@
 """The script that recomputes a run without posbench, where it can be asked in milliseconds; slow/ has whole runs."""
 
 import ast
-import importlib.util
 import json
 import pathlib
 import sys
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from support import TINY, posbench, write_text
+from support import SCRIPTS, TINY, posbench, script, write_text
 
 from posbench.config.schema import DataConfig
 from posbench.data import corpus
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 
-ROOT = pathlib.Path(__file__).parents[1]
-SCRIPT, CONFIGS = ROOT / "scripts" / "recompute.py", ROOT / "configs" / "data"
+CONFIGS = SCRIPTS.parent / "configs" / "data"
 RUN = [*TINY, "data.path=text.txt", "training.tokens=512", "training.precision=fp32", "runtime.outputs=out"]
 
 
 @pytest.fixture(scope="module")
-def recompute() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recompute", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+def recompute() -> Any:
+    return script("recompute")
 
 
 def test_it_imports_nothing_of_posbench_and_runs_none_of_it() -> None:
-    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
+    tree = ast.parse((SCRIPTS / "recompute.py").read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     packages = {name.partition(".")[0] for name in imported}
@@ -46,7 +39,7 @@ def test_it_imports_nothing_of_posbench_and_runs_none_of_it() -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap", "sliding"])
-def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: str, recompute: ModuleType) -> None:
+def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: str, recompute: Any) -> None:
     """Compared over documents of all lengths, too short ones among them."""
     draw = np.random.default_rng(0)
     seen = []
@@ -77,7 +70,7 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol: 
 @pytest.mark.parametrize("wanted", [None, 30])
 @pytest.mark.parametrize("count", [60, 30, 9])
 def test_it_splits_text_as_posbench_does(
-    count: int, wanted: int | None, recompute: ModuleType, tmp_path: pathlib.Path
+    count: int, wanted: int | None, recompute: Any, tmp_path: pathlib.Path
 ) -> None:
     folder = tmp_path / "text"
     (folder / "b").mkdir(parents=True)
@@ -114,7 +107,7 @@ def rows_of(folder: pathlib.Path) -> list[str]:
 )
 def test_it_finds_what_a_run_on_text_printed_and_sees_a_number_that_was_changed(
     encoding: list[str],
-    recompute: ModuleType,
+    recompute: Any,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

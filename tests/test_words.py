@@ -1,34 +1,21 @@
 """How often a report says a wrong word where truths stand at the limits of its words, on losses of trained models."""
 
-import functools
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
+from support import script
 
 from posbench.report.comparison import claims
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "words.py"
 LOSSES = Path(__file__).parent / "data" / "losses.npz"
 REPORTS = 60
 MOST = stats.binom.ppf(0.999, REPORTS, claims.ALPHA) / REPORTS  # of a procedure that is wrong in one of twenty
 
 
-@functools.cache
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("words_script", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def wrong(truth: str, **setting: Any) -> float:
-    words = script()
+    words = script("words")
     found = words.simulate(words.Population(LOSSES), words.TRUTHS[truth], words.Setting(5, **setting), REPORTS)
     return float(found.wrong)
 
@@ -63,7 +50,7 @@ def test_intervals_that_each_hold_in_19_of_20_cases_would_not_do(monkeypatch: py
 
 
 def test_words_are_said_where_they_are_true_and_large() -> None:
-    words = script()
+    words = script("words")
     kinds = [words.Truth(0.2), words.Truth(-0.2, (0.0, 0.0)), words.Truth(0.0, (0.6, 1.2))]
     found = words.simulate(words.Population(LOSSES), kinds, words.Setting(6, 60), 10)
     worse, holds, more = found.words
