@@ -35,7 +35,7 @@ class Finding:
 
     entry: Entry
     outcome: Outcome
-    why: str = ""  # of what is not tested
+    why: str = ""  # it was not tested
     interval: Interval | None = None  # of its figure, nats per token
     shares: tuple[tuple[int, int], tuple[int, int]] | None = None  # seeds that answer right, of all: more, than
     p: float | None = None  # two-sided, adjusted over the claims asked for
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def stands(self) -> tuple[int, int] | None:
-        """In how many other settings it has the same outcome, of those where it was tested; None: in none it was."""
+        """How many other settings have the same outcome, of how many that tested it; None: none did."""
         tested = [other for other in self.elsewhere.values() if other.p is not None]
         return (sum(one.outcome == self.outcome for one in tested), len(tested)) if tested else None
 
@@ -108,7 +108,7 @@ def _at_a_look(runs: Runs) -> dict[str, Sequence[RunData]]:
 
 
 def _gate(name: str, runs: Sequence[RunData]) -> str:
-    """Why nothing is said of a scheme's text; empty if it has learned and reads half of its training length."""
+    """Why nothing is said of a scheme; empty if it has learned and reads at least half of its training length."""
     scheme, length = Scheme(name, name, list(runs)), runs[0].config.training.train_length
     gate = summary.gate(scheme)
     if gate is None or gate.learned != "yes":
@@ -123,7 +123,7 @@ def _gate(name: str, runs: Sequence[RunData]) -> str:
 
 
 def _per_seed(terms: Sequence[Term], runs: Runs) -> PerSeed | str:
-    """The figure of every seed that all runs have; or the level that is undefined."""
+    """The figure of every seed that all runs have; or a sentence on a level that is missing."""
     by_seed = {name: {run.seed: run for run in each} for name, each in runs.items()}
     seeds = set.intersection(*(set(each) for each in by_seed.values()))
     found: PerSeed = {}

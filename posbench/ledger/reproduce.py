@@ -88,7 +88,7 @@ def reproduce(
 
 
 def _looking_again(entries: Sequence[Entry], usual: Needed) -> More:
-    """What a sweep asks for further runs: those of claims that are open still, when all runs of a look have ended."""
+    """A sweep asks this for further runs. Once all runs of a look have ended, it gives those of claims still open."""
     looks = list(LOOKS[1:])
 
     def more(status: Mapping[str, Status]) -> list[Plan]:
@@ -149,7 +149,7 @@ def _elsewhere(
     settings: Mapping[str, str],
     config_dir: Path | None = None,
 ) -> dict[str, Needed]:
-    """The runs of claims in other settings, by the name of each; without claims whose runs it leaves as they are."""
+    """By setting, the runs of claims there. A claim whose runs the setting does not change is left out."""
     known = {plan.id: plan for plan in _plans(usual)}
     found = {}
     for name, text in settings.items():

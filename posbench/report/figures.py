@@ -89,7 +89,7 @@ def write(figure: "Figure | None", folder: Path, name: str = "curves") -> list[P
 
 
 def of_group(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = None) -> "Figure | None":
-    """The picture of a group, a figure of a `kind` of its own if one is given; None if no run has a curve."""
+    """The picture of a group, of a subclass of Figure if `kind` gives one; None if no run has a curve."""
     import matplotlib
 
     drawn = [one for one in summaries if any(point.nll is not None for point in one.plain.points)]

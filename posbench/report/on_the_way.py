@@ -17,9 +17,9 @@ Measured = dict[int, dict[int, Headline]]  # tokens trained on -> seed -> values
 
 
 def _views(group: Group) -> dict[str, str]:
-    """What is shown over the tokens: names of values, and what they are called.
+    """The values shown over the tokens, each with its title.
 
-    Of runs that began from others it is the level at the length before and at the new one, and the rise at twice that.
+    Runs that began from others have the level at the earlier length and at the new one, and the rise at twice that.
     """
     before, length = group.original_length, group.train_length
     if before is None:
@@ -30,7 +30,7 @@ def _views(group: Group) -> dict[str, str]:
 
 
 def measured(scheme: Scheme) -> Measured:
-    """What was measured of a scheme, by tokens; empty if nothing was on the way."""
+    """What was measured of a scheme, by tokens; empty if nothing was measured before the end of training."""
     found: Measured = {}
     for seed, run in scheme.by_seed.items():
         for tokens, levels in run.on_the_way.items():

@@ -389,7 +389,7 @@ def not_done(failures: list[Failure]) -> Table:
 
 
 def _signs(rows: list[list[Value]]) -> str:
-    """A sentence on the signs in these cells; empty if there are none."""
+    """What the signs in these cells mean; empty if there are none."""
     texts = [value.text for row in rows for value in row]
     said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
     return f"{said}. " if said else ""

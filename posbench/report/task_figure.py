@@ -45,7 +45,7 @@ def save(group: Group, found: Sequence[Standing], folder: Path) -> list[Path]:
 
 
 def of_group(group: Group, found: Sequence[Standing], kind: "type[Figure] | None" = None) -> "Figure | None":
-    """The picture of a task, a figure of a `kind` of its own if one is given; None if no run was tested."""
+    """The picture of a task, of a subclass of Figure if `kind` gives one; None if no run was tested."""
     import matplotlib
 
     shown = [one for one in found if any(seeds(one, "accuracy"))]

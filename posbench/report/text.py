@@ -73,7 +73,7 @@ def _least_width(table: Table, column: int, whole: bool) -> int:
 
 
 def _texts(table: Table, column: int) -> list[str]:
-    # In ASCII, the wider of the two forms.
+    # As ASCII: some signs are wider there.
     return [
         one_line(text.translate(_ASCII)) for text in (table.columns[column], *(row[column].text for row in table.rows))
     ]

@@ -49,7 +49,7 @@ def _shown(found: Interval | None) -> Interval | None:
 def interval(values: PerSeed) -> Interval | None:
     """The figures of a scheme, over seeds and documents; of one checkpoint, over documents.
 
-    Where the documents of several seeds' blocks are not known, or not the same, over seeds on their very text.
+    If the documents are unknown or differ between seeds, it is over seeds alone, on this very text.
     """
     return _shown(_interval(values))
 
@@ -114,9 +114,9 @@ def judge(
     Args:
         pairs: by label, of the schemes that are compared with the reference and have enough seeds.
         rises: by label and length but the training length, of every scheme; empty where the scheme is undefined.
-        schemes: number that the sweep named, with the reference, if it is more than there are here.
-        alphas: by label, the chance of any wrong word that this look may have; where nothing is said, a first report's.
-        enough: seeds from which on an interval is over seeds; of fewer, it speaks for these very checkpoints.
+        schemes: number that the sweep named, with the reference; it counts if it is more than there are here.
+        alphas: by label, the chance of any wrong word that this look may have; by default that of a first report.
+        enough: fewest seeds for an interval over seeds; with fewer it is over documents, for these very checkpoints.
     """
     schemes = max(schemes, len(rises))
     lengths = sorted({length for each in rises.values() for length in each})

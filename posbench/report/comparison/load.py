@@ -98,7 +98,7 @@ class RunData:
 
     @property
     def seed(self) -> int:
-        """By which runs are paired; that of a model from elsewhere, which stands alone, is not known."""
+        """Runs are paired by it. 0 for a model trained elsewhere, which has no known seed and is paired with none."""
         return self.config.seed or 0
 
     @property
@@ -159,7 +159,7 @@ class Group:
 
     @property
     def original_length(self) -> int | None:
-        """The training length of the runs that its runs began from; None if none did, or they began from several."""
+        """The earlier training length, if runs here began from others; None if none did, or if the lengths differ."""
         found = {
             run.config.start.train_length
             for run in self.runs
@@ -250,13 +250,13 @@ def repeated(runs: list[RunData]) -> list[RunData]:
 
 
 def never_begun(runs: list[RunData]) -> list[RunData]:
-    """Runs that ended before they knew their text, such as one whose path was mistyped, where others asked the same."""
+    """Runs that ended before they knew their text, say after a mistyped path, while another run asks for the same."""
     sorted_runs = sorted(runs, key=lambda run: _corpus(run) is None)
     return [run for run in _again(sorted_runs, lambda run: None) if _corpus(run) is None]
 
 
 def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]:
-    """Those of runs that ask for what one before them asks for, of the same text."""
+    """Those of the runs that repeat an earlier one: same settings, scheme, seed and text."""
     seen, again = set(), []
     for run in runs:
         key = json.dumps([asked(run.config), text(run), scheme_options(run), run.seed], sort_keys=True)
@@ -458,5 +458,5 @@ def spelt(value: Any) -> str:
 
 
 def by_default(config: AnyConfig) -> bool:
-    """Whether an encoding that others are compared with has its usual options."""
+    """Whether the rotary base is the usual one: of several variants such a one is the reference."""
     return config.encoding.options.get("base") in (None, 10000)

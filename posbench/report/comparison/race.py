@@ -152,13 +152,13 @@ def course(
     ended: Mapping[str, int],
     look_at: Callable[[Mapping[str, int]], tuple[Judged, Mapping[str, bool]]],
 ) -> Course:
-    """Follow a race through its complete looks. A look is complete when the runs of all who are still in have ended.
+    """Follow a race through its complete looks: those at which the runs of all schemes still in it have ended.
 
     Args:
         reference: its label.
-        ended: by label, the reference among them: the number of seeds, counted from the first, that have ended.
-        look_at: what joint intervals say, given the seeds of each label; and for each that has no words whether it
-            never will.
+        ended: by label, with the reference: the number of seeds, counted from the first, that have ended.
+        look_at: given the number of seeds of each label, returns what joint intervals say, and for each label without
+            words whether it will never have any.
     """
     found = Course(0, {}, {}, {})
     for number, count in enumerate(looks, start=1):

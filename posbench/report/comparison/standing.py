@@ -84,7 +84,7 @@ class Standing:
     scheme: Scheme
     outcomes: dict[str, int]  # done, diverged ... -> runs
     learned: int  # seeds
-    seeds: int  # of which it is known
+    seeds: int  # whose outcome is known
     steps: float | None  # median over seeds to the gate; inf where most never got there
     at: dict[Place, At]
     against: Against | None = None
@@ -153,7 +153,7 @@ def places(standings: Sequence[Standing]) -> list[Place]:
 
 
 def known_at(standings: Sequence[Standing], column: str) -> dict[Place, float]:
-    """What problems are to every scheme, by place: `chance` or `trivial`. Rows of earlier versions lack them."""
+    """`chance` or `trivial` by place, the same for every scheme. Rows of earlier versions lack them."""
     found = [(place, getattr(at, column)) for one in standings for place, at in one.at.items()]
     return {place: share for place, share in found if share is not None}
 

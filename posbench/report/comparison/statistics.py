@@ -104,13 +104,15 @@ def needed(sd: float, difference: float, level: float = 0.05) -> int:
 
 # -- how uneven --------------------------------------------------------------------------------------------------------
 
+LEAST_GAP = 0.1
 
-def two_groups(values: Sequence[float], least_gap: float = 0.1) -> bool:
+
+def two_groups(values: Sequence[float]) -> bool:
     """Whether outcomes fall into two groups, which a mean would hide; then points are shown instead.
 
-    The widest gap between neighbours is at least `least_gap`. With two values or more on either side it is at least
+    The widest gap between neighbours is at least `LEAST_GAP`. With two values or more on either side it is at least
     half of the range; with one value on a side, at least twice the range of the rest. It is a hint to look at the
-    points and no test: of five normal values with a spread much larger than `least_gap` one set in six meets the first
+    points and no test: of five normal values with a spread much larger than `LEAST_GAP` one set in six meets the first
     and one in thirteen the second, of ten values one in a hundred and one in a thousand.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
@@ -118,7 +120,7 @@ def two_groups(values: Sequence[float], least_gap: float = 0.1) -> bool:
         return False
     gaps = np.diff(ordered)
     widest, whole = gaps.max(), ordered[-1] - ordered[0]
-    if widest < least_gap:
+    if widest < LEAST_GAP:
         return False
     alone = bool(gaps.argmax() in (0, len(gaps) - 1) and widest >= 2 * (whole - widest))
-    return alone or bool(gaps[1:-1].max() >= max(least_gap, 0.5 * whole))
+    return alone or bool(gaps[1:-1].max() >= max(LEAST_GAP, 0.5 * whole))
