@@ -173,9 +173,7 @@ def _windowed(group: Group, summaries: list[Summary], colour: str) -> list[tuple
     if one is None:
         return []
     found = next(curve for curve in one.curves if curve.kind == WINDOWED)
-    start = [point for point in one.plain.points if point.ratio == 1]
-    curve = Curve(WINDOWED, [*start, *(point for point in found.points if point.ratio > 1)])
-    return [(one, curve, Style(colour, "", styles.DASHES[1]))]
+    return [(one, Curve(WINDOWED, one.with_start(found)), Style(colour, "", styles.DASHES[1]))]
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def as_script_data(data: Any) -> Markup:
 def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool, is_outside: bool) -> Series:
     plain = curve.kind == PLAIN
     dash = look.dash if plain else DASHES[1] if curve.kind == WINDOWED else DASHES[2]
-    points = [point for point in _with_start(one, curve) if point.nll is not None]
+    points = [point for point in one.with_start(curve) if point.nll is not None]
     dots = {"level": [], "rise": []}  # type: dict[str, list[Dot]]
     for point in points:
         if one.bimodal and plain:  # an interval would blur seeds that part ways
@@ -129,13 +129,6 @@ def _series(one: Summary, curve: Curve, look: Style, is_baseline: bool, is_outsi
     undefined_at = curve.undefined_at if plain else None
     style = Style(look.colour, look.mark if plain else "", dash)
     return Series(label, style, dots, is_on, is_outside, undefined_at=undefined_at)
-
-
-def _with_start(one: Summary, curve: Curve) -> list[Point]:
-    """A curve's points; one that was not measured at the training length starts where the plain curve does."""
-    if any(point.ratio == 1 for point in curve.points):
-        return curve.points
-    return [*(point for point in one.plain.points if point.ratio == 1), *curve.points]
 
 
 def _dot(point: Point, value: float | None, interval: Interval | None) -> Dot:

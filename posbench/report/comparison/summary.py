@@ -183,6 +183,12 @@ class Summary:
     def plain(self) -> Curve:
         return self.curves[0]
 
+    def with_start(self, curve: Curve) -> list[Point]:
+        """The points of a curve; if it was not measured at the training length, it starts as the plain one does."""
+        if any(point.ratio == 1 for point in curve.points):
+            return curve.points
+        return [*(point for point in self.plain.points if point.ratio == 1), *curve.points]
+
     @property
     def learned(self) -> Learned | None:
         """None where no run knows it."""
