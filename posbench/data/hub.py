@@ -190,15 +190,8 @@ def tokenizer_file(name: str) -> tuple[Path, str]:
     """
     import huggingface_hub
 
-    repository, _, revision = name.partition("@")
-    away = _commit("model", repository, revision or None) is None
-    with _in_one_line("tokenizer", repository, "a tokenizer.json of this machine, data.tokenizer=FILE"):
-        # By the name of the revision, not its commit, so that the cache knows it by that name later.
-        file = Path(
-            huggingface_hub.hf_hub_download(
-                repository, "tokenizer.json", revision=revision or None, local_files_only=away
-            )
-        )
+    with _asked("tokenizer", name, "a tokenizer.json of this machine, data.tokenizer=FILE") as of:
+        file = Path(huggingface_hub.hf_hub_download(filename="tokenizer.json", **of))
     return file, file.parent.name
 
 
@@ -214,33 +207,31 @@ def model_folder(name: str) -> tuple[Path, str]:
     """
     import huggingface_hub
 
-    repository, _, revision = name.partition("@")
-    away = _commit("model", repository, revision or None) is None
     weights = ["model.safetensors.index.json", "model.safetensors", "model-*.safetensors"]
     here = "a folder of this machine that save_pretrained of transformers has written"
-    with _in_one_line("model", repository, here):
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision or None,
-            allow_patterns=["config.json", "tokenizer.json", *weights],
-            local_files_only=away,
-        )
-    return Path(folder), Path(folder).name
+    with _asked("model", name, here) as of:
+        patterns = ["config.json", "tokenizer.json", *weights]
+        folder = Path(huggingface_hub.snapshot_download(allow_patterns=patterns, **of))
+    return folder, folder.name
 
 
 @contextlib.contextmanager
-def _in_one_line(what: str, repository: str, here: str) -> Iterator[None]:
-    """Raise UserError, of one line, in the place of the hub's download errors.
+def _asked(what: str, name: str, here: str) -> Iterator[dict[str, Any]]:
+    """Yield arguments for a download; raise UserError, of one line, in the place of the hub's own errors.
 
     Args:
-        what: is downloaded of a repository: a tokenizer, the one file that is asked for by its name, or a model.
+        what: is downloaded: a tokenizer, the one file that is asked for by its name, or a model.
+        name: of the repository, perhaps with `@` and a revision.
         here: what may be given in its place, without the hub.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
+    repository, _, revision = name.partition("@")
+    away = _commit("model", repository, revision or None) is None
     try:
-        yield
+        # By the name of the revision, not its commit, so that the cache knows it by that name later.
+        yield {"repo_id": repository, "revision": revision or None, "local_files_only": away}
     except errors.LocalEntryNotFoundError:
         endpoint = huggingface_hub.constants.ENDPOINT
         told = f"{what} '{repository}' cannot be reached at {endpoint} and is not in the local cache"
