@@ -1,9 +1,9 @@
-"""Run a tokenizer in processes of its own: one that is not trusted, or any one on several cores.
+"""Run a tokenizer in other processes: an untrusted one, or any one on several cores.
 
 The patterns of a `tokenizer.json` are regular expressions. Their engine gives up a match after ten million steps, which
 a pattern can need at every character: hours for a megabyte, in which its process hears no signal. Its normalizer can
-put a megabyte in the place of each letter. Here it can be ended, and has a limit of memory; and what its Rust code
-prints when it panics is not shown.
+put a megabyte in the place of each letter. A process of its own can be killed, has a limit of memory, and does not
+show what Rust prints on a panic.
 """
 
 import collections

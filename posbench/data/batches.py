@@ -57,7 +57,7 @@ class Batch:
 
 
 def own_rows(rows: int, parts: int, rank: int, size: int) -> list[int]:
-    """Which rows of a batch of so many one of several processes computes: an equal share of each part of the batch."""
+    """The rows of a batch that one process of several computes: an equal share of each part of the batch."""
     numbers: list[int] = np.arange(rows).reshape(parts, size, -1)[:, rank].ravel().tolist()
     return numbers
 

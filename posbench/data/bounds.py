@@ -18,7 +18,7 @@ from posbench.errors import UserError
 
 DOCUMENT_SHARE, JSON_SHARE = 16, 64
 TIMES_ITS_SIZE, SMALL = 200, 64 * 2**20
-DISK_SHARE, LITTLE = 2, 2**30  # what fills a smaller disk is told by the disk
+DISK_SHARE, LITTLE = 2, 2**30  # bytes; a disk with less free reports by itself that it is full
 _USUAL_MEMORY = 8 * 2**30  # where the machine does not say
 
 

@@ -5,9 +5,9 @@ part. A passage is known by a 64-bit hash that depends on nothing but its words,
 answer in every process and on every machine.
 
 The cost is bounded. Of the held-out text up to four million distinct passages are looked for: all of some 25 MB of
-English. Of more text it is those with the lowest hashes, which are the same ones wherever they stand: where they are
-one in k, a copy of n passages is missed with probability (1 - 1/k)^n. Of each text up to 2^30 characters are looked
-through, once, in pieces spread evenly where there are more.
+English. Of more text only those with the lowest hashes are looked for, so that a passage is either looked for
+everywhere or nowhere. If these are one in k, a copy of n passages is missed with probability (1 - 1/k)^n. Of each text
+up to 2^30 characters are read, once; of a longer text, pieces spread evenly.
 
 A text without white space is one word: of it only whole copies are found.
 """

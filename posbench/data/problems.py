@@ -30,7 +30,7 @@ from posbench.tasks.base import Problems, Task
 logger = logging.getLogger(__name__)
 
 FIXED_SEED = 0  # of all problems that are not trained on, in streams that no training reads
-VALIDATION_PROBLEMS = 256  # of the longest trained length, that answers during training are counted on
+VALIDATION_PROBLEMS = 256  # of the longest trained length; accuracy during training is measured on them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def fixed(task: Task, split: str, length: int, count: int, variant: str = "") ->
 
     Args:
         split: validation or test.
-        variant: what is varied of the task, which names the draw.
+        variant: the options that are varied, such as depth=0.5; each variant has problems of its own.
     """
     stream = derive(FIXED_SEED, "fixed problems", split, task.name, variant, length)
     return task.problems(np.random.default_rng(stream), length, count)

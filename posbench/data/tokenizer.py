@@ -39,7 +39,7 @@ LONGEST_WORD = 4096
 _ENDLESS = re.compile(
     rf"[^\W\d_]{{{LONGEST_WORD}}}|\d{{{LONGEST_WORD}}}|(?:[^\w\s]|_){{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}"
 )
-# Half of one. A whole one covers a place that is a multiple of half its length, and half a one from there on.
+# A match of half that length. Each match of `_ENDLESS` contains one that begins at a multiple of half the length.
 _HALF = re.compile(_ENDLESS.pattern.replace(str(LONGEST_WORD), str(LONGEST_WORD // 2)))
 
 

@@ -89,7 +89,7 @@ class Tokens:
 def prepare(config: DataConfig, cache: Path, separator: int | None = None, n_jobs: int | None = None) -> Tokens:
     """Return the tokens that a configuration means, from the cache or made now.
 
-    A process that was killed while it made them is gone on from. The tokens do not depend on that, nor on `n_jobs`.
+    What a killed process has finished is used. The tokens depend neither on that nor on `n_jobs`.
 
     Args:
         cache: folder shared by runs, see `cache_folder`.
@@ -224,7 +224,7 @@ def _is_ours(work: Path) -> bool:
 
 
 def _expected(source: corpus.Source) -> str:
-    """How long it may take, where that is worth a word: by the time that a first part takes, as bytes."""
+    """An estimate of the time for a large text, from the time that bytes of a first part take; else empty."""
     files_here = [path for names in source.files.values() for path in names.values()]
     plain = [path for path in files_here if path.suffix.lower() in _PLAIN]
     if not plain or (size := sum(path.stat().st_size for path in files_here)) < _LARGE_TEXT:
@@ -464,6 +464,6 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger[Any]]:
 
 
 def _check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
-    """NumPy wraps too large ids in silence, so they are looked for on both ways."""
+    """Refuse ids outside of the vocabulary, when they are written and when they are read: NumPy wraps them silently."""
     if ids.size and int(ids.max()) >= tokenizer.vocab_size:
         raise ValueError(f"token id {int(ids.max())} is outside of the vocabulary of {tokenizer.vocab_size}")
