@@ -229,8 +229,9 @@ def _runs(found: list[Standing]) -> Table:
     for one in found:
         for run in one.scheme.runs:
             if run.answers.at:
-                answers = map(run.answers.at.get, places)
-                cells = [cell for one in answers for cell in (of_run(one), tables.percent(one and one.exact_match))]
+                cells = []
+                for at in map(run.answers.at.get, places):
+                    cells += [of_run(at), tables.percent(at.exact_match if at else None)]
                 reached = run.answers.steps_to_gate
                 rows.append(
                     [
