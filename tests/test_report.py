@@ -26,6 +26,7 @@ from fake_study import (
 from support import posbench
 
 from posbench import report
+from posbench.config import plain_yaml, shipped
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import UserError
@@ -395,6 +396,13 @@ def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path
     group = group_of(tmp_path)
     assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
+
+
+def test_a_pattern_of_layers_has_its_name_in_tables(template: Config, tmp_path: Path) -> None:
+    pattern = plain_yaml.load(shipped.nested("encoding")["layered/gemma3"])
+    for layers in (pattern["layers"], [{"name": "rope"}]):
+        write_run(tmp_path, configured(template, "layered", 0, layers=layers), SCHEMES["rope"])
+    assert [one.label for one in group_of(tmp_path).schemes] == ['layered layers=[{"name": "rope"}]', "layered/gemma3"]
 
 
 def test_an_option_that_is_off_is_not_spelt_out(template: Config, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
+from posbench.config import plain_yaml, shipped
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
 from posbench.config.identity import NOT_IDENTITY
 from posbench.config.schema import Config, flat, to_container
@@ -124,7 +125,10 @@ class RunData:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Runs that differ in nothing but the seed. `label` is the name, with options where those tell schemes apart."""
+    """Runs that differ in nothing but the seed. `label` is the name, with options where those tell schemes apart.
+
+    A pattern of layers that has a name is labelled with it: `layered/gemma3`.
+    """
 
     name: str
     label: str
@@ -406,16 +410,25 @@ def scheme_options(run: RunData) -> dict[str, Any]:
 def _schemes(members: list[RunData]) -> list[Scheme]:
     variants: dict[str, dict[str, list[RunData]]] = defaultdict(lambda: defaultdict(list))
     for run in members:
-        variants[run.name][json.dumps(scheme_options(run), sort_keys=True)].append(run)
+        variants[run.name][_text(scheme_options(run))].append(run)
     schemes = []
     for name, by_options in variants.items():
         options = [json.loads(key) for key in by_options]
         told = _telling(options)
         for chosen, same in zip(options, by_options.values(), strict=True):
-            parts = [_part(key, chosen) for key, usual in told.items() if _text(chosen, key) != usual]
+            pattern = _patterns().get(_text(same[0].config.encoding.options))
+            keys = [key for key in told if not (pattern and key.startswith("encoding."))]
+            parts = [_part(key, chosen) for key in keys if _text(chosen.get(key)) != told[key]]
             same.sort(key=lambda run: run.seed)
-            schemes.append(Scheme(name, " ".join([name, *parts]), same))
+            schemes.append(Scheme(name, " ".join([pattern or name, *parts]), same))
     return sorted(schemes, key=lambda scheme: scheme.label)
+
+
+@functools.cache
+def _patterns() -> dict[str, str]:
+    """The names of patterns of layers, such as `layered/gemma3`, by their options."""
+    options = {name: plain_yaml.load(path) for name, path in shipped.nested("encoding").items()}
+    return {_text({key: value for key, value in one.items() if key != "name"}): name for name, one in options.items()}
 
 
 def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
@@ -429,15 +442,15 @@ def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
         keys = [key for key in keys if key != _RATE]
     usual: dict[str, str | None] = {}
     for key in keys:
-        counted = collections.Counter(_text(one, key) for one in options)
+        counted = collections.Counter(_text(one.get(key)) for one in options)
         value, count = counted.most_common(1)[0]
         off = next((text for text in _OFF if text in counted), None)
         usual[key] = _OFF[0] if key == "start" else value if 2 * count > len(options) else off
     return usual
 
 
-def _text(chosen: dict[str, Any], key: str) -> str:
-    return json.dumps(chosen.get(key), sort_keys=True)
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _part(key: str, chosen: dict[str, Any]) -> str:
