@@ -196,13 +196,17 @@ def test_a_staircase_that_accepts_fractions_is_not_continuous(monkeypatch: pytes
         assert properties._continuous(Scheme("floor")).verdict == "no"
 
 
-def test_schemes_run_in_double_precision_within_the_probe_only() -> None:
+def test_schemes_run_in_double_precision_by_one_thread_within_the_probe_only() -> None:
     shape = Shape(32, 1, 2, 64)
+    torch.set_num_threads(2)
     with codes.in_double():
+        assert torch.get_num_threads() == 1
         encoding = codes.build("rope", shape)
         assert codes.turn_code(encoding, torch.arange(4)[None]).dtype == torch.float64
         assert torch.zeros(1).float().dtype == torch.float64
     assert torch.zeros(1).dtype == torch.float32
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
     assert torch.zeros(1).double().float().dtype == torch.float32
 
 

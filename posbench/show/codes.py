@@ -87,14 +87,19 @@ def _wider(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_double() -> Iterator[None]:
-    """Within it, encodings are built and run in fp64, with separate random numbers."""
-    default = torch.get_default_dtype()
+    """Within it, encodings are built and run in fp64 by one thread, with separate random numbers.
+
+    These shapes are small: several threads gain nothing, and beside a sweep they take twenty times as long.
+    """
+    default, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]), _Double():
             yield
     finally:
         torch.set_default_dtype(default)
+        torch.set_num_threads(threads)
 
 
 def positions_of(encoding: Encoding, length: int) -> Tensor:
