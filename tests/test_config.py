@@ -1,6 +1,7 @@
 """Configurations: every YAML composes, a run is its configuration, wrong values and hostile files end in one line."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -848,8 +849,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, choice: str, extra: str
 ) -> None:
     before = compose._options
-    monkeypatch.setattr(
-        compose, "_options", lambda group, *rest: ["basic"] if group.startswith("hydra/") else before(group, *rest)
-    )
+    plain = functools.cache(lambda group, *rest: ["basic"] if group.startswith("hydra/") else before(group, *rest))
+    monkeypatch.setattr(compose, "_options", plain)
     with pytest.raises(UserError, match=rf"^{choice} is not installed: it comes with posbench\[{extra}\]$"):
         compose.check([choice], multirun=True)

@@ -50,6 +50,8 @@ def run_folder(config: Config, study: Path | None = None) -> Path:
     A run from before a change of the digest is found by its old name, and continues there.
     """
     study = study or Path(config.runtime.outputs) / config.study
+    if not study.is_dir():
+        return study / run_id(config)
     folders = [study / name for name in run_ids(config)]
     return next((folder for folder in folders if (folder / SAVED).is_file()), folders[0])
 
@@ -72,7 +74,9 @@ def in_one_spelling(config: Config, study: Path | None = None) -> Config:
         study: the folder that the run is looked for in, the configuration's own unless another is given.
     """
     one = _spelt(config, _relative)
-    spellings = (one, config, _spelt(config, os.path.abspath))
+    if not (study or Path(config.runtime.outputs) / config.study).is_dir():
+        return one
+    spellings = [one, *(each for each in (config, _spelt(config, os.path.abspath)) if each != one)]
     before = [dataclasses.replace(each, data=dataclasses.replace(each.data, test_pieces=None)) for each in spellings]
     wanted = config.data.test_pieces
     if found := next((each for each in spellings if (run_folder(each, study) / SAVED).is_file()), None):
