@@ -265,7 +265,7 @@ def _composer(search: list[str]) -> Compose:
     def without(typed: tuple[str, ...]) -> DictConfig:
         return _compose([*_searchpath([source for source in search if not _is_folder(source)]), *typed])
 
-    return lambda chosen: pickle.loads(composed(chosen))
+    return lambda chosen: pickle.loads(composed(chosen))  # noqa: S301 - made in this process
 
 
 @functools.lru_cache(maxsize=128)  # all encodings
