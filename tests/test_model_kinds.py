@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_librarys_own_logits_windows_and_extensions(she
     assert (found.beyond is not None) == (kind == "gpt_neo")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_table_in_the_docs_is_what_the_script_prints() -> None:
     """At least 50 kinds; differences may vary with the machine."""

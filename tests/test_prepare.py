@@ -270,7 +270,7 @@ print(int(peak.split()[1]) * 1024)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell the peak")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     peaks = []

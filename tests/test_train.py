@@ -437,10 +437,8 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert torch.equal(*(model(ids) for model in models))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
     config: Config, tmp_path: pathlib.Path, number: signal.Signals, code: int
 ) -> None:
