@@ -112,6 +112,7 @@ def test_markdown_is_a_table_of_equally_many_cells(quick: None, capsys: pytest.C
     assert row.startswith("| rope | ") and empty == "" and "2 x 16 tokens per step" in caption
 
 
+@pytest.mark.full
 def test_without_names_all_schemes_are_measured_that_need_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "names", lambda: ["alibi", "needs_an_option", "none", "rope"])
     found = speed.configurations([], speed.find_shape("demo"), threads=1, overrides=[])

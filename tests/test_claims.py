@@ -143,6 +143,7 @@ def swept(folder: Path, command: str, names: list[str], lost: tuple[str, ...] = 
     path.write_text(json.dumps({"schema": 1, "command": command, "cells": cells}))
 
 
+@pytest.mark.full
 def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, PAIR)
     swept(folder, "posbench sweep encoding=rope,alibi", ["rope", "alibi"])

@@ -165,7 +165,7 @@ def test_bash_completes_groups_and_choices_although_it_splits_at_the_equals_sign
     ]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "expected"),
     {

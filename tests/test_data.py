@@ -1151,6 +1151,7 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path
     assert set(made.record) == {"name", "revision", "sha256", "split", "documents", "copies", "tokens"}
 
 
+@pytest.mark.full
 def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1473,7 +1474,7 @@ def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path, caplog: pytest.
     assert told in caplog.text and made.tokenizer.vocab_size < 5000
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnop", "+-*/!?", "語言文字", "0123456789"])
 def test_a_line_without_a_space_takes_seconds_and_loses_nothing(alphabet: str) -> None:
     line = "".join(np.random.default_rng(0).choice(list(alphabet), 300_000))

@@ -91,7 +91,7 @@ def test_a_longer_input_leaves_earlier_outputs_unless_declared(case: Case) -> No
                 torch.testing.assert_close(short, whole, **CLOSE)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -113,7 +113,7 @@ def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) 
 # -- every way to compute it is the same -------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_row_blocks_equal_the_whole(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -130,7 +130,7 @@ def test_row_blocks_equal_the_whole(case: Case) -> None:
             assert_same(computed(block=5), computed(block=None))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_last_rows_of_the_definition_are_those_of_all(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -145,7 +145,7 @@ def test_the_last_rows_of_the_definition_are_those_of_all(case: Case) -> None:
         torch.testing.assert_close(attention_logits(encoding, q, k, x, 1, positions, causal, last=3), logits[:, :, -3:])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
     for window, kind in itertools.product((None, 1, 6), ("gaps", "consecutive")):
@@ -153,7 +153,7 @@ def test_the_chosen_attention_equals_the_definition(case: Case) -> None:
             compare_with_the_definition(case, kind, 19, (False, True) if kind == "consecutive" else (False,), window)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Case) -> None:
     for kind, counted, window in (("gaps", False, None), ("consecutive", True, None), ("consecutive", True, 70)):
@@ -161,7 +161,7 @@ def test_the_chosen_attention_equals_the_definition_far_beyond_training(case: Ca
             compare_with_the_definition(case, kind, LONG, (counted,), window)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_chosen_attention_equals_the_definition_where_scores_are_not_kept(
     case: Case, monkeypatch: pytest.MonkeyPatch
@@ -202,7 +202,7 @@ def test_scores_that_are_said_to_be_additive_add_the_same_to_all_logits(name: st
     assert torch.allclose(added, of_others, **CLOSE) == (encoding.additive_scores or "scores" not in encoding.hooks)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_last_rows_and_sinks_are_those_of_the_definition(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -260,7 +260,7 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
 # -- number formats ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_bf16_autocast_keeps_the_dtype_and_stays_close(case: Case) -> None:
     encoding = schemes.build(*case, SHAPE)
@@ -340,7 +340,7 @@ def test_the_gradient_reaches_every_parameter(case: Case) -> None:
         assert reached.any() if schemes.declared(case[0], "PARTLY_UNUSED", "") else reached.all(), key
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
     for counted in COUNTED:
@@ -354,7 +354,7 @@ def test_the_untrained_scheme_gets_a_finite_gradient(case: Case) -> None:
             assert parameter.grad is not None and parameter.grad.isfinite().all(), f"{key}, {counted=}"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
     outputs = []
@@ -367,7 +367,7 @@ def test_the_same_seed_gives_the_same_scheme_and_output(case: Case) -> None:
     assert all(torch.equal(outputs[0], out) for out in outputs)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @CASES
 def test_one_head_and_one_token_are_no_special_case(case: Case) -> None:
     for heads, length in ((1, 1), (1, 5), (4, 1), (2, 2)):

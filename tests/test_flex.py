@@ -156,7 +156,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == flex.__name__]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", flex.KINDS)
 def test_the_check_passes_what_is_right(

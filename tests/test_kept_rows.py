@@ -130,6 +130,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick")
 def test_kept_schemes_stand_beside_a_new_one_and_what_differs_is_said(
     template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]

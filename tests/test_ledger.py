@@ -238,6 +238,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(
     assert (tmp_path / "outputs/ledger/claims/claims.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_what_five_seeds_settle_gets_no_more(
     tmp_path: Path, trained: list[plans.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,6 +299,7 @@ def test_runs_take_the_learning_rates_of_a_record() -> None:
         reproduce.needed(claim.read(["fire_beats_alibi"]), ["experiment=demo", "rates=demo"], seeds=[5])
 
 
+@pytest.mark.full
 def test_kept_rows_are_checked_against_the_page_and_a_ledger_goes_on_from_them(
     tmp_path: Path, trained: list[plans.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +333,7 @@ def test_kept_rows_are_checked_against_the_page_and_a_ledger_goes_on_from_them(
     assert [states.before(plan).name for plan in each["alibi"]] == ["done"] * 5
 
 
+@pytest.mark.full
 def test_the_page_says_what_the_kept_rows_say() -> None:
     """Strict as soon as docs/rows has rows of the ledger: every row of the table is recomputed."""
     home = Path(__file__).parents[1] / "docs" / "claims.md"

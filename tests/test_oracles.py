@@ -48,20 +48,22 @@ def test_every_scheme_has_an_oracle_that_is_independent_of_posbench() -> None:
 
 
 def _comparisons() -> Iterator[Any]:
-    """Every scheme and option set with all settings that its oracle can compute, in two parts.
+    """Every scheme and option set, each in two parts, of which `make test` has the first.
 
-    The first part is in `make test`: a sixth of the settings for a scheme's first option set, one small setting for
-    each further option set.
+    A scheme's first option set has all settings that its oracle can compute, a sixth of them in the first part. Each
+    further option set has half of them, and one small setting in the first part.
     """
     met = set()
     for turn, case in enumerate(case for case in schemes.cases() if schemes.has_oracle(case[0])):
         able = getattr(schemes.oracle_of(case[0]), "POSITIONS", ("consecutive", "offset", "gaps", "far"))
         settings = [setting for setting in SETTINGS if setting[3] in able]
         small = [setting for setting in settings if 1 < setting[0] < 20]
-        first = [small[turn % len(small)]] if case[0] in met else settings[turn % 6 :: 6] or settings[-1:]
+        further = case[0] in met
+        first = [small[turn % len(small)]] if further else settings[turn % 6 :: 6] or settings[-1:]
         met.add(case[0])
         yield pytest.param(case, first, id=schemes.label(case))
         more = [setting for setting in settings if setting not in first]
+        more = more[turn % 2 :: 2] if further else more
         yield pytest.param(case, more, marks=pytest.mark.full, id=f"{schemes.label(case)}-more")
 
 

@@ -72,7 +72,7 @@ tokens.prepare(DataConfig(**json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))
 """
 
 
-@pytest.mark.sample(6)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("point", "times", "again"),
     [

@@ -214,6 +214,7 @@ def test_schemes_run_in_double_precision_by_one_thread_within_the_probe_only() -
     assert torch.zeros(1).double().float().dtype == torch.float32
 
 
+@pytest.mark.full
 def test_measuring_twice_gives_the_same_and_leaves_the_random_state_alone() -> None:
     before = torch.random.get_rng_state()
     first, second = (properties.measure(["learned", "cope"]) for _ in range(2))

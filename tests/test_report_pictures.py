@@ -264,6 +264,7 @@ def test_nothing_is_cut_off_and_no_name_or_sign_lies_on_another(
     assert shown >= {ends.wrapped(label) for _, label in schemes}
 
 
+@pytest.mark.full
 def test_stop_signs_at_the_same_place_stand_one_above_the_other(study: tuple[Group, list[Summary]]) -> None:
     schemes = [("rope", "rope"), ("binary", "binary"), *(("learned", f"learned rows={n}") for n in range(4))]
     group, summaries = of(study, schemes)

@@ -330,6 +330,7 @@ def test_the_reference_is_rope_else_none_else_the_first(template: Config, tmp_pa
         assert standing.reference(groups_of(tmp_path)[0]).label == expected
 
 
+@pytest.mark.full
 def test_one_runs_interval_is_over_its_problems(found: dict[str, Standing]) -> None:
     run = found["alibi"].scheme.runs[0]
     all_right, at_double = run.answers.at[TRAINED], run.answers.at[DOUBLE]

@@ -254,6 +254,7 @@ def test_nothing_is_left_out_without_a_command_of_its_kind() -> None:
         assert reason and any(line.startswith(prefix) for line in SHOWN), f"no page shows {prefix}"
 
 
+@pytest.mark.full
 def test_pages_made_from_code_show_commands_that_compose(written: Path) -> None:
     """One command for each encoding; test_config.py composes each choice."""
     made = [*(written / "pages" / "encodings").glob("*.md"), *(written / "pages" / "reference").glob("*.md")]
@@ -279,6 +280,7 @@ def test_rows_of_tables_made_from_code_are_whole(written: Path) -> None:
     assert [line for page, line in rows if page == "bipe.md" and '`[., "\\n"]`' in line]
 
 
+@pytest.mark.full
 def test_every_encoding_has_a_picture_of_posbenchs_own(site: Any, tmp_path: Path) -> None:
     site.encoding_pages.draw("alibi", tmp_path)
     assert (tmp_path / "alibi.png").read_bytes().startswith(b"\x89PNG")

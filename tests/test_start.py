@@ -120,6 +120,7 @@ def test_a_run_that_goes_on_after_a_failure_ends_with_the_weights_of_an_uninterr
     assert nlls(cut, 0) == nlls(whole, 0) and nlls(cut, 512) == nlls(whole, 512)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["yarn", pytest.param("ntk_by_parts", marks=pytest.mark.full)])
 def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path, name: str) -> None:
     """YaRN stretches from the original length, 16, although the training length is 64."""

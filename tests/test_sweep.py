@@ -206,6 +206,7 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(template: 
     assert nll is not None and 2.5 < nll < 3.5
 
 
+@pytest.mark.full
 def test_a_dry_run_counts_measures_and_writes_nothing(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,7 +177,7 @@ def killed_at(moment: str, config: Config, folder: Path) -> int:
     return in_child(work)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "moments",
     [("told", "evaluating"), pytest.param(("opening", "recorded", "ended"), marks=pytest.mark.full)],

@@ -100,6 +100,7 @@ def test_it_begins_as_the_folder_is_evaluated_and_ends_as_the_saved_one_is(here:
     assert not any(torch.equal(old[key], new[key]) for key in old if old[key].dim() == 2)
 
 
+@pytest.mark.full
 def test_without_an_update_the_weights_are_those_of_the_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "fit", lambda *_: 0)  # what is evaluated and saved is after 0 updates
     name = model("gpt_neox", torch.bfloat16)

@@ -120,6 +120,7 @@ def test_a_run_table_can_answer_the_question(server: Server, config: Config, tmp
     assert all(served.last(name) is None for name in ("host", "program", "commit", "repo"))
 
 
+@pytest.mark.full
 def test_what_is_off_by_default_can_be_switched_on(server: Server, config: Config, tmp_path: Path) -> None:
     who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
     for words in (["init", "-q"], ["remote", "add", "origin", "https://example.org/r"], ["commit", "-qm", "one"]):
