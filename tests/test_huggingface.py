@@ -27,6 +27,7 @@ from posbench.evaluation.variants import Variant
 from posbench.huggingface import attention, building, job, rope
 from posbench.huggingface import folder as folders
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow
 
@@ -548,6 +549,32 @@ def test_a_model_is_evaluated_into_a_folder_that_reports_and_notebooks_read(
     assert "Right answers to probes, %" in Path("outputs/models/report/report.md").read_text(encoding="utf-8")
     assert posbench("evaluate", str(folder)) == 2
     assert "'posbench evaluate model' adds to them" in capsys.readouterr().err
+
+
+def test_what_ends_an_evaluation_is_reported_even_where_it_cannot_be_written_down(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text.txt")
+    command = ["evaluate", str(on(shelf, "gpt_neox")), *EVALUATE, "protocol=fixed_target", "windowed=false"]
+    assert posbench(*command, "length=48") == 0
+    (record,) = tmp_path.glob("outputs/models/*/run.json")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RunFailed("the lights went out")
+
+    monkeypatch.setattr(job, "evaluate_into", fails)
+    assert posbench(*command, "length=96") == 1
+    assert json.loads(record.read_text())["status"] == "done"  # its rows are complete
+    capsys.readouterr()
+
+    def no_room(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Run, "finish", no_room)
+    assert posbench(*command, "length=96") == 1
+    said = capsys.readouterr().err
+    assert "run.json still says 'running': no space left" in said and "error: the lights went out" in said
 
 
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(

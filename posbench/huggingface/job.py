@@ -342,12 +342,7 @@ def _outcome_kept(run: Run) -> Iterator[None]:
         yield
     except BaseException as error:
         run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
-        stopped = isinstance(error, (Stopped, KeyboardInterrupt))
-        if complete:
-            run.finish("done")
-        else:
-            reason = "signal" if stopped else getattr(error, "reason", "error")
-            run.finish("stopped" if stopped else "failed", reason, str(error))
+        run.ended_by(error, complete)
         raise
     run.finish("done")
 

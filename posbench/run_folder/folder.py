@@ -19,7 +19,7 @@ from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedOn
 from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
 from posbench.config.schema import Config, flat, to_container
-from posbench.errors import UserError
+from posbench.errors import RunFailed, Stopped, UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
 from posbench.run_folder.jsonl import append, drop_half_line, number, plain, shortened
 from posbench.run_folder.lock import moved_aside, take
@@ -146,6 +146,23 @@ class Run:
             self.update_attempt(ended=now())
         else:
             self.update()
+
+    def ended_by(self, error: BaseException, complete: bool = False) -> None:
+        """Record what ended the attempt. If that fails too, warn: the error that ended it is still the one to report.
+
+        Args:
+            complete: the results were complete before this attempt, and are still.
+        """
+        if complete:
+            end: tuple[str, ...] = ("done",)
+        elif isinstance(error, (Stopped, KeyboardInterrupt)):
+            end = "stopped", "signal", str(error) or "interrupted"
+        else:
+            end = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
+        try:
+            self.finish(*end)
+        except (RunFailed, OSError) as failure:
+            logger.warning("run.json still says 'running': %s", failure)
 
     def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
         """Refuse to resume or evaluate a trained run on another text or with another tokenizer.

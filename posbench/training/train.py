@@ -26,7 +26,7 @@ from posbench.data.batches import Batch, TrainingBatches, own_rows
 from posbench.data.prepared import prepare
 from posbench.data.problems import ProblemBatches, TaskData
 from posbench.data.tokens import Tokens
-from posbench.errors import RunFailed, Stopped, UserError
+from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import compute_share, evaluate_into, on_the_way
 from posbench.evaluation.sync import send
 from posbench.kernels import native
@@ -324,26 +324,14 @@ def _answers(learner: Learner, batches: list[Batch]) -> dict[str, float]:
 def failures_recorded(run: Run, world: World) -> Iterator[None]:
     """Write to run.json how the run ended, by any error in any process."""
     try:
-        with world.last_resort(lambda error: _record_error(run, error)):
+        with world.last_resort(run.ended_by):
             yield
     except Exception as error:
         cause = world.cause(error)
-        _record_error(run, cause)
+        run.ended_by(cause)
         if cause is error:
             raise
         raise cause from error
     except KeyboardInterrupt as error:
-        _record_error(run, world.cause(error))
+        run.ended_by(world.cause(error))
         raise
-
-
-def _record_error(run: Run, error: BaseException) -> None:
-    """Record how the run ended. If that fails too, the error that ended it is still the one reported."""
-    if isinstance(error, (Stopped, KeyboardInterrupt)):
-        end = "stopped", "signal", str(error) or "interrupted"
-    else:
-        end = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
-    try:
-        run.finish(*end)
-    except (RunFailed, OSError) as failure:
-        logger.warning("run.json still says 'running': %s", failure)
