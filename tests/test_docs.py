@@ -19,7 +19,7 @@ import pytest
 import support
 import test_encodings
 
-from posbench import report
+from posbench import encodings, report
 from posbench.cli.app import app
 from posbench.report import figures
 
@@ -98,6 +98,7 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
     ("page", "heading", "rows", "least"),
     [
         ("results", "At a size that reads", ["six"], 23),
+        ("results", "Forty schemes at that size", ["catalogue_reader"], 36),
         ("results", "The same, as a race", ["six", "six_race"], 11),
         ("results", "The demo: six schemes", ["six_demo"], 23),
         ("longer", "Results", ["extend"], 50),
@@ -115,7 +116,7 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
     written = (tmp_path / rows[0] / "report" / "report.md").read_text(encoding="utf-8").splitlines()
     sections = re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.M)
     (section,) = (one for one in sections if one.startswith(heading))
-    schemes = "fox|alibi|t5|none|sinusoidal|rope|pi|ntk|ntk_by_parts|yarn|longrope|dynamic_ntk"
+    schemes = "|".join([*encodings.names(), r"layered/\w+"])
     shown = [line for line in section.splitlines() if re.match(rf"\| ({schemes}) ", line)]
     assert len(shown) >= least and set(shown) <= set(written)
 

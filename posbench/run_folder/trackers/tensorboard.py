@@ -2,12 +2,14 @@
 
 The step of a training's row is `tokens`, that of an evaluation's row `eval/length`, both in tokens. TensorBoard appends
 only. So a session begins by emptying the event files of earlier ones and writing all records anew. The empty files
-stay, because a TensorBoard that is open stops at a file that is gone; `purge_step=0` makes it drop what it has read. A
-kill neither loses nor doubles a row.
+stay, because a TensorBoard that is open stops at a file that is gone; `purge_step=0` makes it drop what it has read. It
+reads files in the order of their names, which begin with the second of their making: a session waits for a later second
+than that of the newest file. A kill neither loses nor doubles a row.
 """
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from posbench.config.schema import flat
 from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE
 from posbench.run_folder.trackers.base import Row, TrackedRun
 
+_EVENTS = "events.out.tfevents."  # followed by the time in seconds, the host, the process and a counter
 _OF_A_RUN = ("study", "seed", "encoding", "model", "data", "training")  # sections shown beside the summary
 
 
@@ -29,8 +32,11 @@ class TensorBoard:
     def __init__(self, run: TrackedRun, rows: Sequence[Row]) -> None:
         folder = run.folder / "tensorboard"
         folder.mkdir(exist_ok=True)
-        for path in folder.glob("events.out.tfevents.*"):
+        earlier = list(folder.glob(f"{_EVENTS}*"))
+        for path in earlier:
             _empty(path)
+        if str(int(time.time())) in {path.name.removeprefix(_EVENTS).partition(".")[0] for path in earlier}:
+            time.sleep(1 - time.time() % 1)
         self._config, self._summary = run.config, dict[str, Any]()
         self._writer = SummaryWriter(str(folder), purge_step=0)
         self._writer.add_text("config", _as_code(yaml.safe_dump(run.config, sort_keys=False)))
