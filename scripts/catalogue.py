@@ -195,7 +195,7 @@ per run: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} runs ar
 the training tokens has {ngram} nats per token on the same targets. A row above it at 1x has learned almost
 nothing of context: ignore its rise. All share one learning rate, which suits some better than others
 ([the protocol](protocol.md) tells how each gets its own). A verdict needs five seeds ([results](results.md)).
-Trained four times as long, [all pass the n-gram model but one](results.md#forty-schemes-at-that-size-one-seed).
+At [the size that reads](results.md#forty-schemes-at-that-size-one-seed) all of forty but `drope` pass the n-gram model.
 
 - parameters: those of the encoding, at demo size.
 - nll at 1x: nats per token at the training length, `fixed_target`; rise: the increase on the same target tokens with 4

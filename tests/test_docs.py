@@ -98,7 +98,7 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
     ("page", "heading", "rows", "least"),
     [
         ("results", "At a size that reads", ["six"], 23),
-        ("results", "Forty schemes at that size", ["catalogue_reader"], 36),
+        ("results", "Forty schemes at that size", ["catalogue_reader"], 42),
         ("results", "The same, as a race", ["six", "six_race"], 11),
         ("results", "The demo: six schemes", ["six_demo"], 23),
         ("longer", "Results", ["extend"], 50),
