@@ -56,7 +56,6 @@ NOT_RUN = {
     "python scripts/model_kinds.py": "takes half a minute; test_model_kinds.py compares its table with the page's",
     "python scripts/random_pythia.py": "writes a model of 162 million parameters, for the line above",
     "posbench evaluate EleutherAI/": "takes a model from the network; test_huggingface.py has models of every kind",
-    "posbench report outputs/mine --with": "reads 30 runs with all their blocks; test_kept_rows.py has small ones",
     "posbench reproduce --check": "test_ledger.py compares the whole page with the kept rows",
     "posbench reproduce NAME": "a claim of a reader's own; test_ledger.py reads the page's",
     "python scripts/retrieval_text.py": "writes 20 MB of problems; test_retrieval.py has those of the probes",
@@ -158,7 +157,7 @@ def _sweep(arguments: list[str]) -> None:
 
 def _bench(arguments: list[str]) -> None:
     """What would be measured is composed as it stands; it takes minutes to measure."""
-    names = [word for word in arguments if word.isidentifier() and word in choices("encoding")] or ["rope", "none"]
+    names = [word for word in arguments if word.isidentifier() and word in choices("encoding")]
     flags = dict(itertools.pairwise(arguments))
     sizes = speed.find_shape(flags.get("--shape", "demo"), int(flags["--length"]) if "--length" in flags else None)
     assert speed.configurations(names, sizes, 1, [word for word in arguments if "=" in word])

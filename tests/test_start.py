@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_after_a_failure_ends_with_the_weights_of_an_uninterr
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["yarn", pytest.param("ntk_by_parts", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["yarn", "ntk_by_parts"])
 def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Path, name: str) -> None:
     """YaRN stretches from the original length, 16, although the training length is 64."""
     transformers = pytest.importorskip("transformers")

@@ -180,7 +180,7 @@ def killed_at(moment: str, config: Config, folder: Path) -> int:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "moments",
-    [("told", "evaluating"), pytest.param(("opening", "recorded", "ended"), marks=pytest.mark.full)],
+    [("told", "evaluating"), ("opening", "recorded", "ended")],
     ids=lambda moments: "-".join(moments),
 )
 @pytest.mark.parametrize("name", FILES)

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +247,7 @@ def _parse(text: str, loader: ConfigLoader) -> Override:
         raise UserError(f"cannot read '{text}'{keys.word(text)}") from None
 
 
-def _composer(search: list[str]) -> Compose:
+def _composer(search: tuple[str, ...]) -> Compose:
     """A function that composes each choice of groups once, and gives a copy at each call."""
 
     @functools.cache
@@ -279,7 +279,7 @@ def _stamps() -> tuple[tuple[str, int], ...]:
     return tuple((path, os.lstat(path).st_mtime_ns) for path in found if path.endswith(".yaml"))
 
 
-def _searchpath(sources: list[str]) -> list[str]:
+def _searchpath(sources: Sequence[str]) -> list[str]:
     """Where further YAML files are, as an override for Hydra."""
     quoted = ",".join(json.dumps(source, ensure_ascii=False) for source in sources)
     return [f"hydra.searchpath=[{quoted}]"] if sources else []
@@ -311,14 +311,14 @@ def _first_line(error: BaseException) -> str:
     return lines[0]
 
 
-def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[list[str], list[Override]]:
+def _parted(parsed: list[Override], config_dir: Path | None) -> tuple[tuple[str, ...], list[Override]]:
     """Where further YAML files are, and all other overrides. Checks those files (`users_files`)."""
     given = next((o.value() for o in parsed if o.key_or_group == "hydra.searchpath"), [])
     if not isinstance(given, list):
         raise UserError(f"hydra.searchpath is {given!r}: expected a list of folders, [file:///a/folder]")
     own = [config_dir.absolute()] if config_dir else []
     brought = installed.config_folders()
-    sources = [*(f"file://{folder}" for folder in own), *map(str, given), *(f"file://{path}" for path in brought)]
+    sources = (*(f"file://{folder}" for folder in own), *map(str, given), *(f"file://{path}" for path in brought))
     for source in sources:
         if _is_folder(source):
             refuse_all_but_settings(Path(source.removeprefix("file://")))
@@ -382,30 +382,30 @@ def _values(override: Override, multirun: bool, countable: bool = False) -> list
 # -- one configuration -------------------------------------------------------------------------------------------------
 
 
-def _source(own: list[Override], composed: Compose, search: list[str], loader: ConfigLoader) -> list[Override]:
+def _source(own: list[Override], composed: Compose, search: tuple[str, ...], loader: ConfigLoader) -> list[Override]:
     """`data=text` if data.path is given alone, `data=hub` for data.dataset; empty if the chosen data reads the key."""
     values = {override.key_or_group: override.value() for override in own}
     asked = [choice for key, choice in ASKS_FOR.items() if values.get(key) is not None]
     asked += [str(values["data.source"])] if "data.source" in values else []
     if "data" in values or not asked:
         return []
-    groups = _options("", tuple(search), loader, ObjectType.GROUP)
+    groups = _options("", search, loader, ObjectType.GROUP)
     first, *_ = _combinations([override for override in own if _is_group(override, groups)], multirun=True)
     cfg, _ = _assigned(first, composed, search, loader)
     return [] if cfg.data.get("source") == asked[0] else [_parse(f"data={asked[0]}", loader)]
 
 
 def _assigned(
-    combination: list[str], composed: Compose, search: list[str], loader: ConfigLoader
+    combination: list[str], composed: Compose, search: tuple[str, ...], loader: ConfigLoader
 ) -> tuple[DictConfig, list[Any]]:
     """What a list of overrides gives: its groups composed, its values assigned; and the lengths in tokens, if given."""
     parsed = [_parse(text, loader) for text in combination]
-    groups = _options("", tuple(search), loader, ObjectType.GROUP)
+    groups = _options("", search, loader, ObjectType.GROUP)
     chosen, values = [], []
     for override in parsed:
         if _is_group(override, groups):
             chosen.append(str(override.input_line))
-            _check_group(override, _options(override.key_or_group, tuple(search), loader))
+            _check_group(override, _options(override.key_or_group, search, loader))
         elif override.key_or_group.startswith("hydra."):
             chosen.append(str(override.input_line))
         else:
@@ -462,7 +462,7 @@ def _options(
 ) -> list[str]:
     def inside(group: str, kind: ObjectType) -> list[str]:
         if search:
-            return loader.get_group_options(group, kind, overrides=_searchpath([*search]))
+            return loader.get_group_options(group, kind, overrides=_searchpath(search))
         # The same, without the copy of all it knows that the loader makes first.
         return [name for source in loader.get_sources() if source.is_group(group) for name in source.list(group, kind)]
 

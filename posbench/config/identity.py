@@ -74,8 +74,6 @@ def in_one_spelling(config: Config, study: Path | None = None) -> Config:
         study: the folder that the run is looked for in, the configuration's own unless another is given.
     """
     one = _spelt(config, _relative)
-    if not (study or Path(config.runtime.outputs) / config.study).is_dir():
-        return one
     spellings = [one, *(each for each in (config, _spelt(config, os.path.abspath)) if each != one)]
     before = [dataclasses.replace(each, data=dataclasses.replace(each.data, test_pieces=None)) for each in spellings]
     wanted = config.data.test_pieces
