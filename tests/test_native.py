@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posbench import machine
-from posbench.encodings import _rotary as rotary
 from posbench.encodings.base import Shape
 from posbench.kernels import library
 from posbench.kernels.bias import Bias, Counts, Decay, Dense, LaidOut, Lines, Slopes, Sticks, Table
@@ -22,8 +21,6 @@ from posbench.kernels.native import (
     native_banded_attention,
     native_running_attention,
     takes,
-    turn_pairs,
-    turns_pairs,
 )
 from posbench.model.attention import dispatch
 from posbench.model.attention.dispatch import attention
@@ -159,27 +156,6 @@ def test_products_of_other_libraries_are_right_before_and_after() -> None:
         assert torch.equal(a @ b, expected)
 
 
-@needs_it
-@pytest.mark.parametrize(("sequences", "heads", "pairs"), [(1, 1, 32), (3, 1, 32), (1, 4, 16), (3, 4, 32)])
-def test_turned_pairs_are_those_of_complex_numbers(sequences: int, heads: int, pairs: int) -> None:
-    x = torch.randn(3, 70, 4, 64).bfloat16().transpose(1, 2).requires_grad_()
-    size = (sequences, heads, 70, pairs)
-    turns = torch.polar(torch.rand(size) + 0.5, torch.randn(size)).requires_grad_()
-    weight = torch.randn(3, 4, 70, 64).bfloat16()
-
-    def exact(x: Tensor, turns: Tensor) -> Tensor:
-        turned = torch.view_as_complex(x.double()[..., : 2 * pairs].unflatten(-1, (-1, 2))) * turns
-        return torch.cat((torch.view_as_real(turned).flatten(-2), x[..., 2 * pairs :].double()), dim=-1)
-
-    assert turns_pairs(x, turns)
-    found, expected = turn_pairs(x, turns), exact(x, turns)
-    assert error(found, expected) < 2**-9
-    of_found, of_expected = (torch.autograd.grad(out, (x, turns), weight.to(out.dtype)) for out in (found, expected))
-    assert error(of_found[0], of_expected[0]) < 2**-8
-    assert float((of_found[1] - of_expected[1]).abs().max() / of_expected[1].abs().max()) < 1e-5
-    assert torch.equal(turn_pairs(x, turns.conj()), turn_pairs(x, turns.conj().resolve_conj()))
-
-
 # -- when it serves ----------------------------------------------------------------------------------------------------
 
 
@@ -204,10 +180,6 @@ def test_it_takes_what_it_was_written_for_and_nothing_else() -> None:
         assert takes(q, k, v, lines_of(32)) and not takes(q, k, v, lines_of(31))
     with FakeTensorMode() as mode:
         assert not takes(*(mode.from_tensor(x) for x in (q, k, v)), None)
-    turns = torch.ones(1, 1, 8, 16, dtype=torch.complex64)
-    assert turns_pairs(q, turns)
-    assert not turns_pairs(q.float(), turns) and not turns_pairs(q, turns[..., :5])
-    assert turns_pairs(q, turns.expand(2, 2, 8, 16)) and not turns_pairs(q, turns.expand(3, 2, 8, 16))
 
 
 @needs_it
@@ -219,8 +191,6 @@ def test_layers_go_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "takes", lambda *given: False)
     other = dispatch.kernel(q, k, v, 0.2, table, 9)
     assert not torch.equal(other, expected) and error(other, expected.double()) < BF16
-    turns = torch.polar(torch.ones(1, 1, 40, 16), torch.randn(1, 1, 40, 16))
-    assert torch.equal(rotary.rotate(q, turns, "interleaved"), turn_pairs(q, turns))
 
 
 @needs_it

@@ -20,7 +20,6 @@ from posbench import machine
 from posbench.encodings.base import Encoding, Shape, on_host, once
 from posbench.errors import UserError
 from posbench.kernels.fused import fused_on_cuda, fusible
-from posbench.kernels.native import turn_pairs, turns_pairs
 
 Layout = Literal["half", "interleaved"]
 
@@ -135,8 +134,6 @@ def laid_out(turns: Tensor, layout: Layout) -> tuple[Tensor, ...]:
 
 def turn(x: Tensor, laid: tuple[Tensor, ...]) -> Tensor:
     """Like `rotate`, with turns from `laid_out`."""
-    if len(laid) == 1 and turns_pairs(x, *laid):
-        return turn_pairs(x, *laid)
     turning = laid[0].shape[-1] * (2 if len(laid) == 1 else 1)
     if turning < x.shape[-1]:
         return torch.cat((turn(x[..., :turning], laid), x[..., turning:]), dim=-1) if turning else x

@@ -128,8 +128,6 @@ def _loaded(data: bytes) -> ctypes.CDLL:
     try:
         library.can_run.restype = ctypes.c_bool
         library.backward.argtypes = [*[ctypes.c_void_p] * 12, ctypes.c_int64]
-        library.turn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p]
-        library.unturn.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_void_p]
         for call in ("forward", "backward"):
             getattr(library, f"scratch_of_{call}").restype = ctypes.c_int64
         library.cross_entropy.restype = ctypes.c_int64

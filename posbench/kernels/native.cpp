@@ -690,52 +690,6 @@ void backwards(const Sizes& sizes, const Strided& q, const Strided& k, const Str
   }
 }
 
-// -- rotation ---------------------------------------------------------------------------------------------------------
-
-// Pairs of channels (2p, 2p + 1) are complex numbers; so many of them are turned, and what lies beyond stays as it is.
-
-const Words PARTNER = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-
-// x times turns (B, H, T, pairs), conjugate ones backwards
-void turn_pairs(const Sizes& sizes, const Strided& x, const Rows<float>& turns, int64_t pairs, bool back,
-                const Strided& out) {
-  const Words real = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14}, imaginary = real + 1;
-  const Floats one = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1}, sign = back ? -one : one;
-#pragma omp parallel for collapse(2) num_threads(sizes.threads)
-  for (int64_t b = 0; b < sizes.batch; b++)
-    for (int64_t t = 0; t < sizes.length; t++)
-      for (int64_t h = 0; h < sizes.heads; h++) {
-        const float* row = turns.of(b, h) + t * turns.time;
-        const Half* from = x.of(b, h) + t * x.time;
-        Half* to = out.of(b, h) + t * out.time;
-        for (int64_t d = 0; d < 2 * pairs; d += LANES) {
-          const Floats a = widened(load<Halves>(from + d)), w = load<Floats>(row + d);
-          store(to + d, rounded(a * __builtin_shuffle(w, real) +
-                                __builtin_shuffle(a, PARTNER) * (__builtin_shuffle(w, imaginary) * sign)));
-        }
-        for (int64_t d = 2 * pairs; d < sizes.width; d += LANES) store(to + d, load<Halves>(from + d));
-      }
-}
-
-// Gradient of turns, (B, H, T, pairs) one after the other, from that of what they turned x to: the conjugate of x times
-// it.
-void of_turns(const Sizes& sizes, const Strided& x, const Strided& above, int64_t pairs, float* out) {
-#pragma omp parallel for collapse(2) num_threads(sizes.threads)
-  for (int64_t b = 0; b < sizes.batch; b++)
-    for (int64_t h = 0; h < sizes.heads; h++)
-      for (int64_t t = 0; t < sizes.length; t++) {
-        const Half *from = x.of(b, h) + t * x.time, *upper = above.of(b, h) + t * above.time;
-        float* to = out + ((b * sizes.heads + h) * sizes.length + t) * 2 * pairs;
-        for (int64_t d = 0; d < 2 * pairs; d += LANES) {
-          const Floats a = widened(load<Halves>(from + d)), g = widened(load<Halves>(upper + d));
-          const Floats along = a * g, across = a * __builtin_shuffle(g, PARTNER);
-          const Floats real = along + __builtin_shuffle(along, PARTNER);
-          const Floats imaginary = __builtin_shuffle(across, PARTNER) - across;
-          store(to + d, (Floats)_mm512_mask_blend_ps(0xaaaa, (__m512)real, (__m512)imaginary));
-        }
-      }
-}
-
 }  // namespace
 
 extern "C" {
@@ -774,14 +728,5 @@ void backward(const Sizes* sizes, const Strided* q, const Strided* k, const Stri
 #define CALL(KIND) backwards<KIND>(*sizes, *q, *k, *v, *added, *out, logs, *above, *dq, *dk, *dv, inner, groups)
   FOR_EACH_KIND(CALL)
 #undef CALL
-}
-
-void turn(const Sizes* sizes, const Strided* x, const Rows<float>* turns, int64_t pairs, bool back,
-          const Strided* out) {
-  turn_pairs(*sizes, *x, *turns, pairs, back, *out);
-}
-
-void unturn(const Sizes* sizes, const Strided* x, const Strided* above, int64_t pairs, float* out) {
-  of_turns(*sizes, *x, *above, pairs, out);
 }
 }

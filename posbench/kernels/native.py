@@ -191,63 +191,6 @@ class _Native(torch.autograd.Function):
         return None, None, None, dq, dk, dv, of_sinks, *of_bias
 
 
-def turns_pairs(x: Tensor, turns: Tensor) -> bool:
-    """Whether `turn_pairs` serves here."""
-    return (
-        x.dtype == torch.bfloat16
-        and turns.dtype == torch.complex64
-        and turns.shape[0] in (1, x.shape[0])
-        and turns.shape[1] in (1, x.shape[1])
-        and x.shape[3] % LANES == turns.shape[3] * 2 % LANES == 0
-        and reads(x)
-    )
-
-
-def turn_pairs(x: Tensor, turns: Tensor) -> Tensor:
-    """Multiply pairs of channels (2p, 2p+1), as complex numbers, by turns; further channels stay.
-
-    Args:
-        x: (B, H, T, Dh) in bf16; Dh a multiple of 16.
-        turns: (1|B, 1|H, T, pairs) complex64, a multiple of 8 pairs.
-
-    Returns:
-        (B, H, T, Dh) in bf16, computed in fp32; in memory (B, T, H, Dh).
-    """
-    out: Tensor = _Turned.apply(x, turns.resolve_conj().contiguous())  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, turns: Tensor) -> Tensor:
-        ctx.save_for_backward(by_channel(x) if ctx.needs_input_grad[1] else None, turns)
-        return _turned(x, turns, back=False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, turns = ctx.saved_tensors
-        grad_out = by_channel(grad_out)
-        of_turns = None
-        if x is not None:
-            each = turns.new_empty(*x.shape[:3], turns.shape[3])
-            built().unturn(at(_sizes(x)), strided(x), strided(grad_out), turns.shape[3], pointer(each))
-            of_turns = each.sum_to_size(turns.shape)
-        return _turned(grad_out, turns, back=True), of_turns
-
-
-def _turned(x: Tensor, turns: Tensor, back: bool) -> Tensor:
-    x = by_channel(x)
-    out = like_by_token(x)
-    each = torch.view_as_real(turns).flatten(-2).expand(*x.shape[:2], -1, -1)
-    built().turn(at(_sizes(x)), strided(x), strided(each), turns.shape[3], back, strided(out))
-    return out
-
-
-def _sizes(x: Tensor) -> "Sizes":
-    return Sizes(*x.shape, x.shape[2], threads=torch.get_num_threads())
-
-
 def like_by_token(x: Tensor) -> Tensor:
     """An empty tensor shaped like x (B, H, T, Dh), laid out as (B, T, H, Dh)."""
     batch, heads, length, width = x.shape
