@@ -37,6 +37,8 @@ class Levels(Measure):
 
     at: dict[tuple[str, int], "Level"]
     train_length: int
+    # By tokens trained on, the newest among them; empty where only that was measured, or by an earlier version.
+    on_the_way: Mapping[int, "Levels"] = dataclasses.field(default_factory=dict)
 
     protocol: ClassVar = "fixed_target"
     main: ClassVar = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")  # of the headline
@@ -47,13 +49,19 @@ class Levels(Measure):
 
     @classmethod
     def of(cls, folder: Path, config: AnyConfig, rows: Sequence[EvaluationRow]) -> "Levels":
-        return cls.with_blocks(evaluation_blocks(folder), config, rows)
+        blocks = evaluation_blocks(folder)
+        by_tokens: dict[int, list[EvaluationRow]] = {}
+        for row in rows:
+            if row.tokens is not None:
+                by_tokens.setdefault(row.tokens, []).append(row)
+        made = {tokens: cls.with_blocks(blocks, config, own) for tokens, own in by_tokens.items()}
+        return dataclasses.replace(cls.with_blocks(blocks, config, rows), on_the_way=made if len(made) > 1 else {})
 
     @classmethod
     def with_blocks(
         cls, blocks: Mapping[BlocksKey, list[BlockRow]], config: AnyConfig, rows: Sequence[EvaluationRow]
     ) -> "Levels":
-        """The same, of blocks that have been read."""
+        """Those of the newest checkpoint, of blocks that have been read."""
         own = [row for row in rows if row.is_headline and row.protocol == cls.protocol]
         joined = on_shared_targets(newest_of_split(own, headline_split(own, config.evaluation.split)))
         at = {(row.kind, row.length): _level(row, blocks.get(row.blocks_key, [])) for row in joined}

@@ -33,7 +33,7 @@ def measured(scheme: Scheme) -> Measured:
     """What was measured of a scheme, by tokens; empty if nothing was measured before the end of training."""
     found: Measured = {}
     for seed, run in scheme.by_seed.items():
-        for tokens, levels in run.on_the_way.items():
+        for tokens, levels in run.levels.on_the_way.items():
             found.setdefault(tokens, {})[seed] = levels.headline
     return dict(sorted(found.items())) if len(found) > 1 else {}
 

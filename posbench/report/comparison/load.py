@@ -29,7 +29,7 @@ from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
 from posbench.run_folder.redaction import redact
-from posbench.run_folder.rows import EvaluationRow, evaluation_blocks, evaluation_rows, headline_split
+from posbench.run_folder.rows import EvaluationRow, evaluation_rows, headline_split
 from posbench.terminal.exits import spelt_out
 
 REFERENCE = "rope"
@@ -57,18 +57,6 @@ class RunData:
     def levels(self) -> Levels:
         """Its results on text; none of a run on a task."""
         return self.results if isinstance(self.results, Levels) else Levels({}, self.config.training.train_length)
-
-    @functools.cached_property
-    def on_the_way(self) -> dict[int, Levels]:
-        """Its results on text by the tokens trained on, the last among them; empty for rows of earlier versions."""
-        own: dict[int, list[EvaluationRow]] = defaultdict(list)
-        for row in self.rows:
-            if row.tokens is not None and isinstance(self.results, Levels):
-                own[row.tokens].append(row)
-        if len(own) < 2:
-            return {}
-        blocks = evaluation_blocks(self.folder)
-        return {tokens: Levels.with_blocks(blocks, self.config, rows) for tokens, rows in own.items()}
 
     @property
     def answers(self) -> Answers:
