@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.report.comparison import load
+from posbench.report.comparison import load, race
 from posbench.report.comparison.load import RunData
 from posbench.run_folder import archive
 from posbench.run_folder.rows import newest_of_split
@@ -34,7 +34,7 @@ def beside(runs: Sequence[RunData], wanted: str) -> tuple[list[RunData], list[st
     found: list[RunData] = []
     lines = []
     for path in archive.kept() if wanted == REFERENCE else [Path(wanted)]:
-        kept = [run for run in map(load.read, archive.unpack(path, files.until_exit())) if run.done]
+        kept = [run for run in map(load.described, archive.unpack(path, files.until_exit())) if run.done]
         reasons = {run.folder: _reason(run, settings) for run in kept}
         alike = [run for run in kept if not reasons[run.folder]]
         again = {run.folder for run in load.repeated([*found, *alike])}
@@ -48,9 +48,11 @@ def beside(runs: Sequence[RunData], wanted: str) -> tuple[list[RunData], list[st
 
 
 def _reason(kept: RunData, settings: Sequence[tuple[dict[str, Any], Scored]]) -> str:
-    """In what a kept run differs from the most similar of the others; empty if they may be compared."""
+    """Why a kept run stands beside none of the others, say in what it differs from them; empty if it may."""
     if not settings:
         return "none of these runs is done"
+    if (kept.folder.parent / race.RECORD).exists():  # its words hold for that race alone
+        return "a race chose the number of their seeds"
     there = _compared(kept)
     here = min((one for one, _ in settings), key=lambda one: len(load.differing([there, one])))
     keys = load.differing([there, here])

@@ -51,7 +51,11 @@ class RunData:
     record: dict[str, Any]
     config: AnyConfig
     rows: list[EvaluationRow]
-    results: Measure
+
+    @functools.cached_property
+    def results(self) -> Measure:
+        """What it is measured by. Reads the sums by block when first asked."""
+        return measure_of(self.config).of(self.folder, self.config, self.rows)
 
     @property
     def levels(self) -> Levels:
@@ -177,12 +181,18 @@ def read(folder: Path) -> RunData:
     Raises:
         UserError: its files cannot be read as what they should be.
     """
+    run = described(folder)
+    run.results  # noqa: B018  (an error is this function's)
+    return run
+
+
+def described(folder: Path) -> RunData:
+    """The same, but the sums by block, most of what there is to read, are read when they are first asked for."""
     rows, config, record = evaluation_rows(folder), load_any_config(folder), load_record(folder)
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
-    results = measure_of(config).of(folder, config, rows)
-    return RunData(folder, _shown(record | shown), config, rows, results)
+    return RunData(folder, _shown(record | shown), config, rows)
 
 
 def _shown(value: Any) -> Any:
