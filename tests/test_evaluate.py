@@ -338,7 +338,7 @@ def test_the_first_copy_leaves_the_targets_and_the_text_between_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=16"),
+        ("repeat:size", "cannot read 'repeat:size': expected name:option=value, such as shuffle:keep=32"),
         ("repeat:size=0", "size is 0 for 'repeat': expected 1 to half the training length, 8"),
         ("repeat:size=9", "size is 9 for 'repeat'"),
         ("repeat:sise=2", "'repeat' has no option 'sise': it accepts size; did you mean 'size'?"),

@@ -232,7 +232,7 @@ def test_code_loads_where_it_is_trusted_and_refuses_padding(tiny_config: Config,
     run = written(tmp_path, configured(tiny_config, {"name": "fire"}))
     assert support.posbench("export", str(run), str(tmp_path / "out"), "code=true") == 0
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "It needs `pip install 'posbench[hf]==" in page.split("## Use")[0]
+    assert f"It needs posbench {posbench.__version__}, which is not on PyPI" in page.split("## Use")[0]
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     code = code.replace("PATH", str(tmp_path / "out"))
     code += textwrap.dedent(

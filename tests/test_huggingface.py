@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -627,4 +628,7 @@ def test_without_the_library_one_line_says_how_to_get_it(
     folder = on(shelf, "llama")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert posbench("evaluate", str(folder)) == 2
-    assert "pip install 'posbench[hf]'" in capsys.readouterr().err
+    (needed,) = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["hf"]
+    assert f"pip install '{needed}'" in capsys.readouterr().err

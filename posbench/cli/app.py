@@ -405,7 +405,7 @@ def export(
 
     It becomes a Llama, SmolLM3, GPT-NeoX, Starcoder2, GPT-2 or MPT model; an error says why if none fits. With
     code=true it is posbench's own class, for every encoding; who loads it needs posbench. The folder is kept only if
-    its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs posbench[hf].
+    its logits equal those of the run. It has the tokenizer, a model card and posbench_parity.json. Needs transformers.
     """
     from posbench.huggingface import export
 

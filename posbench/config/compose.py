@@ -57,8 +57,13 @@ PRIMARY = "train"  # configs/train.yaml
 _MOST_RUNS = 10_000  # of a sweep
 _MOST_VALUES = 1000  # of one sweep list; what is beyond is checked when its turn comes
 _OWN_FOLDER = "${runtime.outputs}/${study}/${posbench.run_id:}"  # hydra.run.dir of configs/train.yaml
-# Plugins of Hydra's, and posbench's extra that brings each.
-_EXTRAS = {"optuna": "optuna", "joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+# Plugins of Hydra's, and the package that brings each.
+_PLUGINS = {
+    "optuna": "hydra-optuna-sweeper",
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
 # From choices of groups, and of keys of Hydra's own, to what they give, Hydra's part included.
 Compose = Callable[[tuple[str, ...]], DictConfig]
 
@@ -486,8 +491,8 @@ def _check_group(override: Override, options: list[str]) -> None:
             "posbench_configs: --config-dir names its folder"
         )
     if value not in options:
-        if group.startswith("hydra/") and value in _EXTRAS:
-            raise UserError(f"{group}={value} is not installed: it comes with posbench[{_EXTRAS[str(value)]}]")
+        if group.startswith("hydra/") and value in _PLUGINS:
+            raise UserError(f"{group}={value} is not installed: pip install {_PLUGINS[str(value)]}")
         near = keys.choice(group, str(value), options)
         listed = "'posbench list' shows all" if group == "encoding" else f"choices: {', '.join(options)}"
         raise unknown(group, override.get_value_element_as_str(), options, listed, near)

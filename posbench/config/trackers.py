@@ -19,10 +19,7 @@ def refuse_missing(tracking: TrackingConfig) -> None:
     if tracking.backend not in names():
         raise unknown("tracker", tracking.backend, names())
     if tracking.backend == "tensorboard" and not _has_files(importlib.util.find_spec("tensorboard")):
-        raise UserError(
-            "tracking.backend is tensorboard, whose package is not installed: pip install tensorboard, or "
-            "posbench[tensorboard]"
-        )
+        raise UserError("tracking.backend is tensorboard, whose package is not installed: pip install tensorboard")
 
 
 def _has_files(spec: object) -> bool:

@@ -88,7 +88,8 @@ def of_trained_on(
 def _kind(stock: Stock) -> str:
     if not stock.code:
         return f"a stock `{stock.architecture}`"
-    return f"its own class. **It needs `pip install 'posbench[hf]=={__version__}'` and `trust_remote_code=True`**"
+    needed = f"posbench {__version__}, which is not on PyPI (the package there is another project)"
+    return f"its own class. **It needs {needed}, and `trust_remote_code=True`**"
 
 
 def _front(*tags: str, **more: str) -> str:

@@ -173,7 +173,7 @@ def coded(model: GPT, config: Config, tokenizer: Tokenizer) -> Stock:
 
 def file_of_the_folder() -> bytes:
     """The module that `auto_map` names."""
-    told = f"The model of this folder is posbench's: it needs `pip install 'posbench[hf]=={__version__}'`."
+    told = f"The model of this folder is posbench's: it needs posbench {__version__}, which is not on PyPI."
     names = f"{PosbenchConfig.__name__}, {PosbenchForCausalLM.__name__}"
     return f'"""{told}"""\n\nfrom {__name__} import {names}\n'.encode()
 

@@ -16,7 +16,7 @@ def transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise UserError("a HuggingFace model needs transformers: pip install 'posbench[hf]'") from None
+        raise UserError("a HuggingFace model needs transformers: pip install 'transformers>=5.23,<5.24'") from None
     return transformers
 
 

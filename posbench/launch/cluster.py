@@ -49,7 +49,7 @@ def check(overrides: list[str]) -> tuple[str, DictConfig]:
             "without a launcher it runs on this machine, --n-jobs at a time"
         )
     if not importlib.util.find_spec("submitit"):
-        raise UserError(f"hydra/launcher={name} is not installed: pip install 'posbench[slurm]'")
+        raise UserError(f"hydra/launcher={name} is not installed: pip install hydra-submitit-launcher")
     if any(override.startswith(f"hydra.launcher.{_FOLDER}=") for override in overrides):
         raise UserError(f"hydra.launcher.{_FOLDER} is the sweep's own: a new folder each time, beside its runs")
     return _LAUNCHERS[name], compose.launcher_config(overrides)

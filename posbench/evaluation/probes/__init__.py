@@ -3,7 +3,7 @@
 A task says which rows it wants: `rows(lengths, targets, train_length, *, option=...) -> list[Probe]`. Most score fixed
 targets at the end of their windows; what differs is the context those windows hold, or which of the targets count.
 Others pose a problem in each window, with a choice of tokens as answers; `_sentences` has those asked in words. Options
-are written as those of extensions are: `shuffle:keep=16`.
+are written as those of extensions are: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     """The rows of a task.
 
     Args:
-        text: its name, or with options `shuffle:keep=16`; the options become part of the rows' `task`.
+        text: its name, or with options `shuffle:keep=32`; the options become part of the rows' `task`.
         lengths: the lengths evaluated, in tokens, ascending.
         targets: target tokens per block that the settings ask for.
         train_length: in tokens.
@@ -106,7 +106,7 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     Raises:
         UserError: no task of that name, or an option that it does not have, of another type or out of range.
     """
-    name, given = parse_choice(text, "shuffle:keep=16")
+    name, given = parse_choice(text, "shuffle:keep=32")
     if name not in names():
         raise unknown("task", name, names())
     rows = _rows(name)
@@ -144,7 +144,7 @@ _PLAIN_NAMES = {
 
 
 def plain_name(task: str) -> str:
-    """The `task` of a row as a table says it: `far tokens shuffled (keep=16)` for `shuffle:keep=16`."""
+    """The `task` of a row as a table says it: `far tokens shuffled (keep=16)` for `shuffle:keep=32`."""
     name, _, options = task.partition(":")
     said = _PLAIN_NAMES.get(name, name.replace("_", " "))
     return f"{said} ({options.replace(':', ', ')})" if options else said
