@@ -628,7 +628,6 @@ def test_without_the_library_one_line_says_how_to_get_it(
     folder = on(shelf, "llama")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert posbench("evaluate", str(folder)) == 2
-    (needed,) = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]["hf"]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = project["optional-dependencies"]["hf"]
     assert f"pip install '{needed}'" in capsys.readouterr().err
