@@ -4,7 +4,7 @@
     run = posbench.train(["encoding=alibi"])  # as `posbench train encoding=alibi`; errors are exceptions
     run.curve()  # a pandas DataFrame
     run.plot()
-    run = posbench.load("outputs/demo/alibi-s0-1775196f")  # what has been trained before
+    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # what has been trained before
     posbench.runs("outputs/**")  # a DataFrame, a row per run
     posbench.plot("outputs/demo")  # curves of runs, side by side
 
