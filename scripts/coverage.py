@@ -163,7 +163,7 @@ def one_checkpoint(each: list[Blocks]) -> Interval | None:
 
 def blocks_alone(each: list[Blocks]) -> Interval | None:
     """An earlier method of posbench: every block is a unit, regardless of its document."""
-    return intervals.over_text(dataclasses.replace(each[0], documents=None))
+    return intervals.over_text(dataclasses.replace(each[0], documents=np.arange(len(each[0].counts))))
 
 
 def one_text(each: list[Blocks]) -> Interval | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import installed as posbench_installed
 from posbench.cli.app import main
@@ -37,6 +39,19 @@ TINY = [
     "runtime.device=cpu",
     "runtime.threads=1",
 ]
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that is made, or that one that is made is a view of."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, Tensor):
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        return made
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import schemes
 import torch
+from support import Largest
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posbench
 from posbench import machine
@@ -337,25 +337,14 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, scores: int) -> None
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-class LargestTensor(TorchDispatchMode):
-    numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor):
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
-
-
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "laid out" not in kind])  # which are given all pairs
 def test_evaluation_memory_grows_with_block_times_length(kind: str) -> None:
     batch, heads, length = 1, 2, 4096
     case = Case(kind, (batch, heads, length, 4, 4), torch.bfloat16)
-    with torch.no_grad(), LargestTensor() as largest:
+    with torch.no_grad(), Largest() as largest:
         case.fast(*case.inputs)
-    assert largest.numel <= heads * tiles.MAX_ROWS * (length + tiles.MAX_ROWS)  # all scores: 16 times as many
+    assert largest.numbers <= heads * tiles.MAX_ROWS * (length + tiles.MAX_ROWS)  # all scores: 16 times as many
 
 
 @pytest.mark.parametrize("kind", ["none", "banded"])

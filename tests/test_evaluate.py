@@ -682,15 +682,6 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
         assert sums == [None] * len(found) if row.task else sum(sums) == pytest.approx(row.ngram_nll * row.n_tokens)
 
 
-def test_rows_from_before_ngram_models_are_not_computed_again(trained: tuple[Config, pathlib.Path]) -> None:
-    config, folder = trained
-    lines = [{k: v for k, v in row.to_json().items() if not k.startswith("ngram")} for row in evaluation_rows(folder)]
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    before = (folder / "evaluation.jsonl").read_bytes()
-    evaluate_run(folder, Asked(config.evaluation))
-    assert (folder / "evaluation.jsonl").read_bytes() == before
-
-
 def test_without_a_training_text_rows_have_no_ngram_model(config: Config) -> None:
     rows, _ = rows_of(Planted(None), periodic(48), config)
     assert {row.ngram_nll for row in rows} == {None}

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from hf_models import LENGTH, MODELS, VOCABULARY, changed, configuration, save, write_text
 from safetensors.torch import load_file, save_file
-from support import posbench
-from torch.utils._python_dispatch import TorchDispatchMode
+from support import Largest, posbench
 
 import posbench as library_of_ours
 from posbench.errors import RunFailed, Undefined, UserError
@@ -166,19 +165,6 @@ def test_attention_by_blocks_is_that_of_one_mask(
     with attention.narrowed(window, sinks):
         got, _ = attention.attend(module.eval(), q, k, v, None, scaling=0.4, sliding_window=own, softcap=cap)
     assert (got.transpose(1, 2) - wanted).abs().max() < 1e-6
-
-
-class Largest(TorchDispatchMode):
-    """Numbers of the largest tensor that is made."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(one, torch.Tensor):
-                self.numbers = max(self.numbers, one.numel())
-        return made
 
 
 @pytest.mark.sample(4)

@@ -17,7 +17,7 @@ def covers_as_promised(rate: float) -> bool:
     return 0.92 <= rate <= 0.97
 
 
-def blocks_of(values: np.ndarray, documents: np.ndarray | None, counts: np.ndarray | None = None) -> Blocks:
+def blocks_of(values: np.ndarray, documents: np.ndarray, counts: np.ndarray | None = None) -> Blocks:
     counts = np.full(len(values), 32.0) if counts is None else counts
     return Blocks(values * counts, counts, documents)
 
@@ -100,8 +100,8 @@ def test_an_interval_over_one_of_both_does_not_cover_the_other(of_documents: flo
 
 def test_seeds_on_different_texts_are_refused() -> None:
     one = blocks_of(np.ones(20), np.arange(20))
-    for documents in (np.arange(20) // 2, np.arange(19), None):
-        other = blocks_of(np.ones(20 if documents is None else len(documents)), documents)
+    for documents in (np.arange(20) // 2, np.arange(19)):
+        other = blocks_of(np.ones(len(documents)), documents)
         with pytest.raises(ValueError, match="same text"):
             intervals.over_seeds_and_text([one, other])
     with pytest.raises(ValueError, match="two"):
@@ -130,11 +130,6 @@ def test_stretches_of_few_documents_are_the_segments_and_of_many_documents_are_n
     assert intervals.over_text(dataclasses.replace(nine, stretches=stretch)) == intervals.over_text(nine)
     few = intervals.over_text(dataclasses.replace(alone, stretches=np.arange(120) // 30))
     assert few == intervals.over_text(alone)  # four stretches are too few units
-
-
-def test_blocks_of_unknown_documents_are_said_to_be_blocks() -> None:
-    found = intervals.over_text(blocks_of(np.arange(10.0), None))
-    assert found is not None and (found.units, found.over) == (10, "blocks")
 
 
 @pytest.mark.parametrize("number", [1, 7])
@@ -192,7 +187,6 @@ def test_a_reader_is_told_of_few_documents_and_of_one_that_is_most_of_the_text()
     alone = intervals.documents_of(blocks_of(np.ones(9), np.zeros(9, int)))
     assert alone is not None and alone.warning is not None
     assert alone.warning.startswith("Only one document stands behind each figure: intervals are over segments")
-    assert intervals.documents_of(blocks_of(np.ones(9), None)) is None
 
 
 @pytest.mark.parametrize(("of_one", "said"), [(49, ""), (50, "50%"), (80, "80%"), (100, "all")])

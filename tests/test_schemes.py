@@ -17,7 +17,7 @@ from posbench import attention_logits, attention_output, encodings
 from posbench.encodings import _frequencies as rules
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError, UserError
-from posbench.model.attention.reference import logits_of, rows_of
+from posbench.model.attention.reference import rows_of
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
 FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order
@@ -389,33 +389,6 @@ def test_path_starts_as_in_its_authors_models(name: str) -> None:
     former = encodings.build(name, Shape(128, 4, 3, 64), {"start": "torch"})
     torch.manual_seed(0)
     assert torch.equal(former.get_parameter("down.0.weight"), nn.Linear(128, 32, bias=False).weight)
-
-
-def path_by_products(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """The definition: every key through one reflection per token up to the query, in fp64."""
-    q, k, w, beta = (part.double() for part in (q, k, w, beta))
-    length = q.shape[2]
-    logits = torch.full((*q.shape[:2], length, length), -math.inf, dtype=torch.float64)
-    turned = k.clone()
-    for i in range(length):
-        along = (turned[:, :, :i] * w[:, :, i : i + 1]).sum(-1, keepdim=True)
-        reflected = turned[:, :, :i] - beta[:, :, i, None, None] * along * w[:, :, i : i + 1]
-        turned = torch.cat([reflected, turned[:, :, i:]], dim=2)
-        logits[:, :, i, : i + 1] = (turned[:, :, : i + 1] @ q[:, :, i, :, None])[..., 0] / q.shape[-1] ** 0.5
-    return logits
-
-
-@pytest.mark.parametrize(("block", "window"), [(None, None), (37, None), (37, 70)])
-def test_path_over_several_key_blocks_equals_the_product_of_its_reflections(
-    block: int | None, window: int | None
-) -> None:
-    encoding = build("path")
-    q, k, v, x = layer_inputs(150)
-    positions = torch.arange(150)[None]
-    expected = path_by_products(q, k, *encoding.prepare(q, k, x, positions, 1)).float()
-    for rows in rows_of(encoding, q, k, v, x, positions, 1, block=block, window=window):
-        part = expected[:, :, rows.queries, rows.keys].masked_fill(~rows.visible, -math.inf)
-        torch.testing.assert_close(logits_of(encoding, rows), part, **FP32)
 
 
 def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients() -> None:

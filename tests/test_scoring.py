@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from support import Largest
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -147,18 +147,6 @@ def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_draw
         np.testing.assert_allclose(together, alone, atol=TOLERANCE)
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the most elements that any tensor made under it has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.elements = max(self.elements, out.numel())
-        return out
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "alibi", "fire", "cope", "shaw"])
 @pytest.mark.parametrize("sinks", [0, 4])
@@ -169,7 +157,7 @@ def test_at_64_train_lengths_no_tensor_grows_with_the_square_of_the_length(
     model, split, length = model_of(dataclasses.replace(tiny_config, training=training), name), text(5000), 64 * 64
     windows = Windows(length, 8, np.array([100]), np.array([0]), "concat")
     subject = subject_of(model).varied(Variant(window=64 if sinks else None, sinks=sinks), length).subject
-    with _Largest() as largest:
+    with Largest() as largest:
         nll = score(subject, split, windows, batch_tokens=2048)
     assert np.isfinite(nll).all()
-    assert 0 < largest.elements <= 2 * dispatch.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4
+    assert 0 < largest.numbers <= 2 * dispatch.SCORES_AT_ONCE < model.config.n_heads * length**2 / 4

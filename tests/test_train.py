@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import subprocess
@@ -22,7 +21,7 @@ import pytest
 import torch
 import yaml
 from disks import in_child
-from support import snapshot
+from support import snapshot, write_words
 
 import posbench.training.step
 import posbench.training.train
@@ -38,7 +37,7 @@ from posbench.kernels import native
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
 from posbench.run_folder import checkpoint, tracking
-from posbench.run_folder.folder import Run, held_config
+from posbench.run_folder.folder import Run, held_config, load_record
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.terminal.signals import ended_in_words, stop_signals
@@ -50,11 +49,8 @@ STEPS = 12
 
 @pytest.fixture
 def config(tiny_config: Config, tmp_path: pathlib.Path) -> Config:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-    text = tmp_path / "text.txt"
-    text.write_text(" ".join(rng.choices(words, k=8000)), encoding="utf-8")
-    data = dataclasses.replace(tiny_config.data, path=str(text))
+    write_words(tmp_path)
+    data = dataclasses.replace(tiny_config.data, path=str(tmp_path / "text.txt"))
     runtime = dataclasses.replace(tiny_config.runtime, cache=str(tmp_path / "cache"))
     return dataclasses.replace(tiny_config, data=data, runtime=runtime)
 
@@ -67,11 +63,6 @@ def weights_sha256(folder: pathlib.Path) -> str:
 def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
     rows = read_jsonl(folder / "metrics.jsonl")
     return [(row["step"], row["train/loss"], row["train/learning_rate"]) for row in rows]
-
-
-def record_of(folder: pathlib.Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
 
 
 def start(config: Config, folder: pathlib.Path) -> "subprocess.Popen[str]":
@@ -122,7 +113,7 @@ def stop_after(
 def test_a_run_leaves_a_complete_folder(config: Config, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     train(config, folder, ["posbench", "train"])
-    record = record_of(folder)
+    record = load_record(folder)
     assert (record["status"], record["reason"]) == ("done", None)
     assert record["tokens"] == config.training.tokens
     assert record["parameters"]["encoding"] == 0 < record["parameters"]["total"]
@@ -230,11 +221,11 @@ def test_a_kill_after_the_last_checkpoint_loses_no_number_of_the_run(
     config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, clean=clean))
     folder, numbers = tmp_path / "run", ("tokens", "train_seconds", "cpu_seconds", "peak_memory_bytes")
     train(config, folder, [])
-    record = record_of(folder)
+    record = load_record(folder)
     killed = record | {"status": "running"} | dict.fromkeys(numbers)
     (folder / "run.json").write_text(json.dumps(killed), encoding="utf-8")
     train(config, folder, [])
-    again = record_of(folder)
+    again = load_record(folder)
     assert again["status"] == "done" and again["tokens"] == record["tokens"] == config.training.tokens
     state = json.loads((folder / "checkpoint" / "step-00000012" / "state.json").read_bytes())
     assert [again[name] for name in numbers] == [state[name] for name in numbers]
@@ -264,15 +255,7 @@ def test_a_finished_run_is_not_trained_again_and_only_missing_rows_are_computed(
     wider = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=(1, 2)))
     train(wider, folder, [])
     assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
-    assert len(record_of(folder)["attempts"]) == 3
-
-
-def test_restart_moves_the_old_run_aside(config: Config, tmp_path: pathlib.Path) -> None:
-    folder = tmp_path / "study" / "run"
-    train(config, folder, [])
-    train(config, folder, [], restart=True)
-    assert len(list(folder.parent.iterdir())) == 2
-    assert len(record_of(folder)["attempts"]) == 1
+    assert len(load_record(folder)["attempts"]) == 3
 
 
 def reword(config: Config, word: str) -> None:
@@ -307,12 +290,12 @@ def test_a_trained_run_whose_text_is_another_now_is_refused_in_one_line_and_left
     was, now = (json.loads(files["run.json"]) for files in (before, after))
     assert {key for key in was if was[key] != now[key]} <= {"message"}
     train(config, folder, [], restart=True)
-    assert record_of(folder)["data"]["sha256"] != was["data"]["sha256"] and record_of(folder)["status"] == "done"
+    assert load_record(folder)["data"]["sha256"] != was["data"]["sha256"] and load_record(folder)["status"] == "done"
 
 
 def test_a_trained_run_whose_tokenizer_is_another_now_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
     train(config, tmp_path / "run", [])
-    record = record_of(tmp_path / "run") | {"tokenizer_sha256": "beef" * 16}
+    record = load_record(tmp_path / "run") | {"tokenizer_sha256": "beef" * 16}
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UserError, match=r"another tokenizer \(sha256 beefbeefbeef\) than its configuration"):
         train(config, tmp_path / "run", [])
@@ -327,16 +310,16 @@ def test_a_run_that_was_not_trained_yet_takes_the_text_as_it_is_now(config: Conf
     assert "\n" not in str(error.value)
     text.write_text(content, encoding="utf-8")
     train(config, tmp_path / "run", [])
-    assert record_of(tmp_path / "run")["status"] == "done"
+    assert load_record(tmp_path / "run")["status"] == "done"
 
 
 def test_a_finished_run_whose_text_is_gone_stays_done(config: Config, tmp_path: pathlib.Path) -> None:
     train(config, tmp_path / "run", [])
-    before = record_of(tmp_path / "run")
+    before = load_record(tmp_path / "run")
     pathlib.Path(str(config.data.path)).unlink()
     with pytest.raises(UserError, match=r"text\.txt"):
         train(config, tmp_path / "run", [])
-    assert record_of(tmp_path / "run") == before
+    assert load_record(tmp_path / "run") == before
 
 
 def test_a_clock_that_goes_back_makes_no_time_negative(
@@ -345,7 +328,7 @@ def test_a_clock_that_goes_back_makes_no_time_negative(
     hours = itertools.count()
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0 - 3600 * next(hours))
     train(config, tmp_path / "run", ["posbench", "train"])
-    record = record_of(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     seconds = [record[key] for key in ("train_seconds", "evaluate_seconds", "cpu_seconds")]
     seconds += [row["seconds"] for row in read_jsonl(tmp_path / "run" / "evaluation.jsonl")]
     assert record["status"] == "done" and min(seconds) >= 0
@@ -363,7 +346,7 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
     wait_for_step(killed, at_step)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert record_of(killed)["status"] == "running"
+    assert load_record(killed)["status"] == "running"
     train(config, killed, [])
     assert weights_sha256(killed) == weights_sha256(whole)
     assert losses(killed) == losses(whole)
@@ -421,7 +404,7 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     drope = with_encoding("drope", drop_at=0.5)
     train(drope, tmp_path / "whole", [])
     stop_after(8, drope, tmp_path / "cut", monkeypatch, KeyboardInterrupt)
-    assert (record_of(tmp_path / "cut")["status"], record_of(tmp_path / "cut")["reason"]) == ("stopped", "signal")
+    assert (load_record(tmp_path / "cut")["status"], load_record(tmp_path / "cut")["reason"]) == ("stopped", "signal")
     train(drope, tmp_path / "cut", [])
     assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
     train(with_encoding("rope"), tmp_path / "rope", [])
@@ -435,31 +418,6 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
         model.load_state_dict(weights)
     ids = torch.from_numpy(tokens.validation.ids[:16].astype("int64"))[None]
     assert torch.equal(*(model(ids) for model in models))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_the_run_and_it_continues_bit_exactly(
-    config: Config, tmp_path: pathlib.Path, number: signal.Signals, code: int
-) -> None:
-    longer = dataclasses.replace(
-        config,
-        training=dataclasses.replace(config.training, tokens=16 * 8 * 400),
-        runtime=dataclasses.replace(config.runtime, checkpoint_every_steps=1000),
-        evaluation=dataclasses.replace(config.evaluation, ratios=(1,), windowed=False),
-    )
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train(longer, whole, [])
-    process = start(longer, stopped)
-    wait_for_step(stopped, 20)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code and "Traceback" not in errors
-    record = record_of(stopped)
-    assert (record["status"], record["reason"]) == ("stopped", "signal")
-    assert start(longer, stopped).wait(timeout=120) == 0
-    assert weights_sha256(stopped) == weights_sha256(whole)
-    assert losses(stopped) == losses(whole)
 
 
 # -- checkpoints that are written while training goes on ---------------------------------------------------------------
@@ -501,17 +459,17 @@ def test_training_goes_on_while_a_checkpoint_is_written_up_to_the_next(
     def see(step: int) -> None:
         if step == 9:
             assert begun.is_set() and not written.is_set() and checkpoint.newest(folder) is None
-            assert record_of(folder)["attempts"][-1]["steps"] == 0, "nothing is said to be saved that is not"
+            assert load_record(folder)["attempts"][-1]["steps"] == 0, "nothing is said to be saved that is not"
             threading.Timer(0.3, written.set).start()
         if step == 10:  # the next checkpoint was begun: this one is there
             assert checkpoint.at(folder, 5, checkpoint.WEIGHTS) is not None
-            assert record_of(folder)["attempts"][-1]["steps"] >= 5
+            assert load_record(folder)["attempts"][-1]["steps"] >= 5
 
     seen_updates(monkeypatch, see)
     train(config, folder, [])
     assert weights_sha256(folder) == weights_sha256(tmp_path / "whole") and losses(folder) == losses(tmp_path / "whole")
     found = checkpoint.at(folder, 10, checkpoint.STATE)
-    assert found is not None and record_of(folder)["attempts"][-1]["steps"] == STEPS
+    assert found is not None and load_record(folder)["attempts"][-1]["steps"] == STEPS
 
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before_and_changes_no_number(
@@ -547,7 +505,7 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_the_same
     no_room_for(monkeypatch, step)
     with pytest.raises(RunFailed, match=rf"no room to write .*step-{step:08d} .* bytes needed, .* free; free"):
         train(config, tmp_path / "run", [])
-    record = record_of(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "disk")
     assert record["attempts"][-1]["steps"] == (0 if step == 5 else 10)
     assert not (tmp_path / "run" / "evaluation.jsonl").exists()
@@ -591,7 +549,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
     monkeypatch.setattr(GPT, "forward", poisoned)
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
         train(config, tmp_path / "run", [])
-    record = record_of(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", "diverged")
     saved = checkpoint.trained(tmp_path / "run")
     assert saved.step == 5 and all(torch.isfinite(weight).all() for weight in saved.weights().values())
@@ -625,7 +583,7 @@ def test_bf16_autocast_trains_close_to_fp32(config: Config, tmp_path: pathlib.Pa
     train(half, tmp_path / "bf16", [])
     pairs = list(zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16"), strict=True))
     assert max(abs(one - two) for (_, one, _), (_, two, _) in pairs) < 0.02  # bf16 has 8 bits: 0.4 % of a logit
-    assert record_of(tmp_path / "bf16")["attempts"][0]["dtype"] == "bf16"
+    assert load_record(tmp_path / "bf16")["attempts"][0]["dtype"] == "bf16"
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config) -> None:
@@ -667,18 +625,6 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(config: Config) 
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
-@pytest.mark.full
-def test_a_second_process_on_one_folder_is_refused(config: Config, tmp_path: pathlib.Path) -> None:
-    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, tokens=16 * 8 * 5000))
-    first = start(longer, tmp_path / "run")
-    wait_for_step(tmp_path / "run", 3)
-    second = start(longer, tmp_path / "run")
-    _, errors = second.communicate(timeout=60)
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
-    assert second.returncode != 0 and str(first.pid) in errors and "Traceback" not in errors
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("before", ["state", "attempt"])
 def test_a_run_does_not_go_on_in_another_precision(
@@ -699,7 +645,7 @@ def test_a_run_does_not_go_on_in_another_precision(
         train(config, folder, [])
     assert "\n" not in str(caught.value) and snapshot(folder / "checkpoint") == kept
     train(config, folder, [])
-    assert record_of(folder)["status"] == "done" and record_of(folder)["attempts"][-1]["bit_exact"] is True
+    assert load_record(folder)["status"] == "done" and load_record(folder)["attempts"][-1]["bit_exact"] is True
     monkeypatch.setattr(machine, "bf16_is_fast", lambda device: True)
     train(config, folder, [])  # nothing is left to train
 
@@ -724,7 +670,7 @@ def test_a_run_that_goes_on_in_another_way_says_so_and_is_marked(
         config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile=True))
     train(config, tmp_path / "run", [])
     assert f"continuing with {changed}: the weights will not be those of an uninterrupted run" in caplog.text
-    assert [attempt["bit_exact"] for attempt in record_of(tmp_path / "run")["attempts"]] == [True, False]
+    assert [attempt["bit_exact"] for attempt in load_record(tmp_path / "run")["attempts"]] == [True, False]
 
 
 @pytest.mark.sample(3)
@@ -760,7 +706,7 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
     with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"stopped by {number.name}"):
         patch.setattr("posbench.training.train.evaluate_into", lambda *_: signal.raise_signal(number))
         train(config, tmp_path / "run", [])
-    record = record_of(tmp_path / "run")
+    record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("stopped", "signal")
     assert signal.getsignal(number) is before
 
@@ -786,7 +732,7 @@ def test_a_run_that_was_killed_has_died_and_one_that_is_owned_is_running(
 ) -> None:
     folder = tmp_path / "outputs" / "study" / "run"
     train(config, folder, [])
-    record = record_of(folder) | {"status": "running"}
+    record = load_record(folder) | {"status": "running"}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     assert load.read(folder).outcome == "died"
     monkeypatch.chdir(tmp_path)

@@ -169,9 +169,9 @@ def _about_intervals(rows: list[EvaluationRow], known: dict[BlocksKey, list[Bloc
     if row is None:
         return []
     blocks = [block for block in known.get(row.blocks_key, []) if block.n_tokens]
-    behind = intervals.documents_of(intervals.blocks_of(blocks)) if blocks else None
-    if behind is None:
-        return ["95 %: over blocks of unknown documents, which is too narrow; 'posbench evaluate' makes it anew."]
+    if not blocks or any(block.document is None for block in blocks):
+        return ["95 %: over unknown documents; 'posbench evaluate' makes it anew."]
+    behind = intervals.documents_of(intervals.blocks_of(blocks))
     usual = f"95 %: over {behind.told}, for this checkpoint on other text like this; not for other seeds."
     return [behind.warning or usual]
 

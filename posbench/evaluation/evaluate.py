@@ -249,7 +249,7 @@ def _with_numbers(
     check_finite(nll)
     mean = float(nll.mean())
     interval, behind = intervals.over_text(filled), intervals.documents_of(filled)
-    assert interval is not None and behind is not None  # there are enough blocks, each with its document
+    assert interval is not None  # there are enough blocks
     n_bytes = None if evaluation.token_bytes is None else sum(block.n_bytes or 0 for block in blocks)
     row = dataclasses.replace(
         row,

@@ -23,7 +23,7 @@ from posbench.run_folder.rows import BlockRow
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Units = Literal["documents", "segments", "blocks"]
+Units = Literal["documents", "segments"]
 
 FEW_DOCUMENTS = 8  # fewer are no units to go by
 SEGMENTS = 16  # that the text of few documents is cut into, in all
@@ -85,25 +85,20 @@ class Blocks:
 
     sums: Floats
     counts: Floats
-    documents: Integers | None  # None: not known, as in files of earlier versions
+    documents: Integers
     stretches: Integers | None = None  # the held-out stretch of the document; None: all of a document's text is in one
 
     def same_text(self, other: "Blocks") -> bool:
-        if self.documents is None or other.documents is None:
-            documents = self.documents is other.documents
-        else:
-            documents = np.array_equal(self.documents, other.documents)
-        return documents and np.array_equal(self.counts, other.counts)
+        return np.array_equal(self.documents, other.documents) and np.array_equal(self.counts, other.counts)
 
 
 def blocks_of(rows: Sequence[BlockRow]) -> Blocks:
-    """Block rows as arrays, a number that a row lacks as NaN; the documents where every row has one."""
-    documents = [row.document for row in rows if row.document is not None]
+    """Block rows as arrays, a number that a row lacks as NaN, a document that it lacks as -1."""
     stretches = [row.stretch for row in rows if row.stretch is not None]
     return Blocks(
         sums=np.array([row.nll_sum for row in rows], dtype=np.float64),
         counts=np.array([row.n_tokens for row in rows], dtype=np.float64),
-        documents=np.array(documents, dtype=np.int64) if len(documents) == len(rows) else None,
+        documents=np.array([-1 if row.document is None else row.document for row in rows], dtype=np.int64),
         stretches=np.array(stretches, dtype=np.int64) if rows and len(stretches) == len(rows) else None,
     )
 
@@ -149,10 +144,8 @@ class Documents:
         return self.number < FEW_DOCUMENTS
 
 
-def documents_of(blocks: Blocks) -> Documents | None:
-    """The documents behind blocks; None if they are not known."""
-    if blocks.documents is None:
-        return None
+def documents_of(blocks: Blocks) -> Documents:
+    """The documents behind blocks."""
     tokens = np.bincount(np.unique(blocks.documents, return_inverse=True)[1], blocks.counts)
     tokens = tokens[tokens > 0]
     total = tokens.sum()
@@ -256,8 +249,6 @@ def by_unit(each: Sequence[Blocks]) -> tuple[Floats, Floats, Units]:
 def _units(text: Blocks) -> tuple[Integers, Units]:
     """The unit of each block, numbered from 0; blocks come in the order of the text."""
     documents, stretches = text.documents, text.stretches
-    if documents is None:
-        return np.arange(len(text.counts)), "blocks"
     numbers, document, blocks = np.unique(documents, return_inverse=True, return_counts=True)
     if len(numbers) >= FEW_DOCUMENTS:
         return document, "documents"

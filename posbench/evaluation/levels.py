@@ -207,8 +207,8 @@ class Level:
 def _sums(blocks: Sequence[BlockRow]) -> Blocks | None:
     """Sums by block; None if there are too few blocks for an interval, or one lacks its numbers."""
     found = blocks_of(blocks)
-    usable = len(blocks) >= 2 and bool(np.isfinite(found.sums).all() and (found.counts > 0).all())
-    return found if usable else None
+    whole = np.isfinite(found.sums).all() and (found.counts > 0).all() and (found.documents >= 0).all()
+    return found if len(blocks) >= 2 and whole else None
 
 
 def _level(row: EvaluationRow, blocks: Sequence[BlockRow]) -> Level:

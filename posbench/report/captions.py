@@ -116,16 +116,9 @@ def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[
             f"bounds with a chance of error of {claims.alpha_of(number):g}, the first look's by "
             f"{claims.alpha_of(1):g}: adding seeds until a word pleases would find one by luck."
         )
-    blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
     behind = documents(group)
     if behind and behind.warning:
         notes.append(behind.warning)
-    if any(one and one.documents is None for one in blocks):
-        notes.append(
-            "Some runs were evaluated by an earlier version, which did not record the document of each block. Where "
-            "a cell says so, their intervals are over blocks, which makes them too narrow, or over seeds on this very "
-            "text. 'posbench evaluate' computes new ones."
-        )
     measured = [level.row for run in group.runs if run.done for level in run.levels.at.values() if level.row.measured]
     if len(precisions := sorted({str(row.dtype) for row in measured})) > 1:
         notes.append(

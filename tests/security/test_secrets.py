@@ -15,6 +15,9 @@ MIXED = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY"
 FORMS = {
     "W&B, end of a sentence": HEX + ".",
     "W&B, in an address": HEX + "/",
+    "Hugging Face": "hf_" + "a1B2" * 8,
+    "GitHub": "ghp_" + "a1B2" * 9,
+    "OpenAI": "sk-proj-" + "a1B2" * 8,
     "AWS id": "AKIA" + "A1B2" * 4,
     "AWS passing id": "ASIA" + "A1B2" * 4,
     "AWS secret": MIXED,
@@ -76,6 +79,8 @@ def test_a_revision_is_a_commit_and_nothing_else() -> None:
         "/data/sets/English/Novels/Of/The/Nineteenth/Century/2024/part-0001.txt",
         "outputs/demo/rope-s0-1775196f sha256:" + "0123456789abcdef" * 4,
         "basic idea, bearer of news, the secret of it",
+        "data.revision=" + HEX,
+        "https://example.org/x@y",
         "hub/models--gpt2/snapshots/" + HEX + "/tokenizer.json",
     ],
 )

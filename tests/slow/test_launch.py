@@ -1,6 +1,5 @@
 """Processes of one run as users start them: by posbench, by torchrun, and ended by signals and kills."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from support import TINY, write_text
 
 from posbench import machine
+from posbench.run_folder.folder import load_record
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.rows import evaluation_rows
 
@@ -40,8 +40,7 @@ def folder(study: str) -> Path:
 
 
 def record(study: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder(study) / "run.json").read_text(encoding="utf-8"))
-    return content
+    return load_record(folder(study))
 
 
 def losses(study: str) -> list[float]:

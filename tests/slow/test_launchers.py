@@ -16,21 +16,11 @@ from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 
 pytestmark = pytest.mark.slow
+pytest.importorskip("submitit")
+SUBMITIT = ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]
 
 
-EACH = pytest.mark.parametrize(
-    ("package", "settings"),
-    [
-        ("submitit", ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]),
-    ],
-)
-
-
-@EACH
-def test_a_launcher_gives_the_runs_that_the_pool_gives(
-    package: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(package)
+def test_a_launcher_gives_the_runs_that_the_pool_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(posbench.report, "main", lambda paths: None, raising=False)
     write_text()
@@ -41,7 +31,7 @@ def test_a_launcher_gives_the_runs_that_the_pool_gives(
         "sets:\n- encoding=rope,alibi\n- encoding=none training.learning_rate=1e30\n"
     )
     with pytest.raises(PosbenchError, match="1 run of 3 not done: none-s0-"):
-        sweep.sweep(["sweep=mine", *overrides, *settings], config_dir=tmp_path / "configs")
+        sweep.sweep(["sweep=mine", *overrides, *SUBMITIT], config_dir=tmp_path / "configs")
     todo = plans.resolve([good])
     one_by_one(todo, tmp_path / "single")
     for job in todo:
@@ -50,7 +40,7 @@ def test_a_launcher_gives_the_runs_that_the_pool_gives(
     (failed,) = plans.resolve([bad])
     assert states.status(failed).reason == "diverged"
 
-    sweep.sweep([*good, *settings])  # nothing is left to do
+    sweep.sweep([*good, *SUBMITIT])  # nothing is left to do
     assert [len(states.record(job)["attempts"]) for job in todo] == [1, 1]
 
 
@@ -64,17 +54,13 @@ def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@EACH
-def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(
-    package: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is killed, one is asked to end, one fails, and one is done."""
-    pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     write_text()
     sets = [f"encoding=rope {LONG}", f"encoding=alibi {LONG}", f"encoding=none {SHORT} training.learning_rate=1e30"]
     killed, asked, *_ = todo = cells(*sets, f"encoding=sinusoidal {SHORT}")
-    process = start_cells(*settings)
+    process = start_cells(*SUBMITIT)
     os.kill(trainer(killed), signal.SIGKILL)
     os.kill(trainer(asked), signal.SIGTERM)
     code, output = end_of(process)
@@ -87,11 +73,10 @@ def test_each_of_four_cells_meets_its_fate_and_the_sweep_ends(
 
 def test_what_a_killed_worker_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What trains saves itself once its worker is gone."""
-    pytest.importorskip("submitit")
     monkeypatch.chdir(tmp_path)
     write_text()
     orphan, good = cells(f"encoding=rope {LONG}", "encoding=alibi training.tokens=640000")
-    process = start_cells("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5")
+    process = start_cells(*SUBMITIT)
     os.kill(parent(trainer(orphan)), signal.SIGKILL)
     code, output = end_of(process)
     assert code == 1, output

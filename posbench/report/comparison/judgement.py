@@ -58,7 +58,7 @@ def _interval(values: PerSeed) -> Interval | None:
     blocks = [one.blocks for one in values.values() if one.blocks is not None]
     if len(values) == 1:
         return intervals.over_text(blocks[0]) if blocks else None
-    if len(blocks) == len(values) and all(one.documents is not None and one.same_text(blocks[0]) for one in blocks):
+    if len(blocks) == len(values) and all(one.same_text(blocks[0]) for one in blocks):
         found = intervals.over_seeds_and_text(blocks) if blocks else None
         if found:
             return found

@@ -327,7 +327,7 @@ def gate(scheme: Scheme) -> Gate | None:
 def documents(group: Group) -> Documents | None:
     """The documents behind the figures of a set; where runs differ, the most uneven ones. None if no run knows them."""
     blocks = [level.blocks for run in group.runs if run.done and (level := run.levels.at_one)]
-    found = [behind for one in blocks if one and (behind := intervals.documents_of(one))]
+    found = [intervals.documents_of(one) for one in blocks if one]
     return max(found, key=lambda behind: behind.largest, default=None)
 
 
