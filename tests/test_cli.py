@@ -20,13 +20,13 @@ from posbench import encodings, installed, tasks
 from posbench.cli import listing
 from posbench.cli.app import main
 from posbench.config import compose
-from posbench.config.identity import run_id, run_ids
+from posbench.config.identity import run_id
 from posbench.config.schema import RuntimeConfig, load_saved
 from posbench.config.settings import settings
 from posbench.config.shipped import configs_dir
 from posbench.encodings.base import Encoding
 from posbench.evaluation import probes
-from posbench.launch import job, plans, states
+from posbench.launch import job, plans
 from posbench.run_folder.folder import load_record
 from posbench.run_folder.rows import evaluation_rows
 from posbench.show import places
@@ -644,23 +644,6 @@ def test_hydra_starts_a_single_run_only_where_more_than_a_folder_is_asked_of_it(
 def test_what_is_asked_of_hydra_in_a_single_run_is_done() -> None:
     assert train("hydra.output_subdir=asked", "hydra.job.chdir=true", f"data.path={Path('text.txt').absolute()}") == 0
     assert (the_run() / "asked" / "overrides.yaml").exists()
-
-
-@pytest.mark.full
-def test_a_run_under_its_old_name_is_continued_there() -> None:
-    config = compose.check([*TINY, "data.path=text.txt"])[0]
-    new, old = run_ids(config)
-    assert train() == 0 and runs() == [new]
-    Path("outputs/demo", new).rename(Path("outputs/demo", old))
-    record = Path("outputs/demo", old, "run.json")
-    record.write_text(record.read_text().replace(new, old))
-    for again in (train(), train("-m"), posbench("evaluate", f"outputs/demo/{old}")):
-        assert again == 0 and runs() == [old]
-    assert process("-m", "posbench.launch.job", f"outputs/demo/{old}/config.yaml").returncode == 0 and runs() == [old]
-    (of_sweep,) = plans.resolve([[*TINY, "data.path=text.txt"]])
-    assert of_sweep.id == of_sweep.folder.name == old and states.is_finished(of_sweep)
-    assert len(json.loads(record.read_text())["attempts"]) == 4
-    assert train("-m", "hydra.sweep.dir=outputs/demo", "study=other") == 0 and runs() == sorted([old, new])
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from disks import in_child, small_disk, start_child
 from support import snapshot
 
 from posbench import files
-from posbench.config.identity import run_id, run_ids
+from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, UserError
 from posbench.model import gpt
@@ -147,19 +147,12 @@ def test_what_is_not_identity_may_change(tmp_path: Path, tiny_config: Config) ->
         assert load_config(run.folder) == tiny_config
 
 
-def test_a_run_keeps_the_name_it_was_first_recorded_by(tmp_path: Path, tiny_config: Config) -> None:
-    new, old = run_ids(tiny_config)
-    for name, expected in {new: new, old: old, "elsewhere": new}.items():
-        for _ in range(2):
-            with Run.open(tmp_path / name, tiny_config, COMMAND) as run:
-                assert run.id == run.record["id"] == expected
+def test_a_runs_name_is_that_of_its_configuration(tmp_path: Path, tiny_config: Config) -> None:
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
-        run.update(id=old)
-    with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
-        assert run.id == old  # so that W&B continues the run it has
+        assert run.id == run.record["id"] == run_id(tiny_config)
         run.update(id="../../of a stranger")
     with Run.open(tmp_path / "elsewhere", tiny_config, COMMAND) as run:
-        assert run.id == new
+        assert run.id == run_id(tiny_config)
 
 
 def test_a_run_of_another_definition_of_the_block_is_refused(

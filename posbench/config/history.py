@@ -84,15 +84,11 @@ def written_out(container: Mapping[str, Any], defaults: Callable[[str], Mapping[
     return whole
 
 
-def without_neutral(container: Mapping[str, Any], inner: bool = True) -> dict[str, Any]:
-    """The same without the later keys that have their neutral values, nor sections that then hold nothing.
-
-    Args:
-        inner: leave out the older options of inner encodings that have their former defaults, too.
-    """
+def without_neutral(container: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without the later keys that have their neutral values, nor sections that then hold nothing."""
     rest = copy.deepcopy(dict(container))
     for name, options in _inner(rest.get("encoding")):
-        for option, former in _former(name, FORMER if inner else _STARTS).items():
+        for option, former in _former(name).items():
             _drop(options, [option], former)
     for path, neutral in _added(rest):
         _drop(rest, path, neutral)
@@ -138,7 +134,7 @@ def _inner(encoding: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _inner(options)
 
 
-def _former(name: str, known: Mapping[str, Any] = FORMER) -> dict[str, Any]:
+def _former(name: str) -> dict[str, Any]:
     """The former defaults of an encoding's options."""
     start = f"encoding/{name}."
-    return {key.removeprefix(start): value for key, value in known.items() if key.startswith(start)}
+    return {key.removeprefix(start): value for key, value in FORMER.items() if key.startswith(start)}

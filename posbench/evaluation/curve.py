@@ -113,7 +113,7 @@ def _not_learned(levels: Levels) -> list[str]:
     if said is None or levels.at_one is None:
         return []
     row = levels.at_one.row
-    reader = f"an n-gram model of order {row.ngram_order or 2}"
+    reader = f"an n-gram model of order {row.ngram_order}"
     return [
         f"{said}: {row.nll:.3f} nats at 1x, {reader} has {row.ngram_nll:.3f} on the same targets. "
         "Such a curve shows whether more context does harm, not whether it is used."

@@ -1,13 +1,10 @@
 """`posbench clean`: free the disk space of what a finished run no longer needs: older checkpoints, optimizer states."""
 
-import logging
 from pathlib import Path
 
 from posbench.errors import InUse
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import Run, load_any_config, load_record
-
-logger = logging.getLogger(__name__)
 
 
 def clean(folders: list[Path]) -> tuple[int, list[Path]]:

@@ -17,7 +17,7 @@ from typing import Any
 from posbench import files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedOn
-from posbench.config.identity import NOT_IDENTITY, is_one_run, run_ids
+from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
@@ -36,18 +36,15 @@ _LARGEST_RECORD = 2**24  # bytes; ten thousand attempts have a third of it
 class Run:
     """The owner of a run folder while the `with` block lasts; made by `Run.open`."""
 
-    def __init__(
-        self, folder: Path, config: AnyConfig, ids: tuple[str, ...], command: list[str] | None, lock: int
-    ) -> None:
+    def __init__(self, folder: Path, config: AnyConfig, id: str, command: list[str] | None, lock: int) -> None:
         self.folder = folder
         self._trains = isinstance(config, Config)
-        self._ids = ids  # an earlier name holds where it is the folder's or the record's
+        self.id = id
         self._command = None if command is None else redact(shlex.join(command))
         self._held = contextlib.ExitStack()  # until `close`
         self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
         self.record = self._first_record(config)
-        self.id = self.record["id"] if self.record["id"] in self._ids else self._ids[0]
 
     @classmethod
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
@@ -70,10 +67,10 @@ class Run:
             _refuse_links(folder)
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
-            ids = run_ids(_keep_config(folder, config))
+            id = run_id(_keep_config(folder, config))
             if _is_trained(folder) and isinstance(config, Config):
                 refuse_other_block(folder)
-            return cls(folder, config, ids, command, lock)
+            return cls(folder, config, id, command, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -188,7 +185,7 @@ class Run:
         path = self.folder / RECORD
         new: dict[str, Any] = {
             "schema": _SCHEMA,
-            "id": self.folder.name if self.folder.name in self._ids else self._ids[0],
+            "id": self.id,
             "study": config.study,
             "encoding": config.encoding.name,
             "seed": config.seed,
@@ -368,7 +365,7 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
         shown = ", ".join(f"{key} {was.get(key)!r} -> {now.get(key)!r}" for key in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise UserError(
-            f"{folder} holds another run ({run_ids(held)[0]}): {shown}{more}; "
+            f"{folder} holds another run ({run_id(held)}): {shown}{more}; "
             "choose another folder, or --restart to move that run aside"
         )
     return held

@@ -156,7 +156,6 @@ class BlockRow:
         return {**row.key._asdict(), "targets_sha256": row.targets_sha256, **dataclasses.asdict(self)}
 
 
-_EARLIER = {"ngram_nll": "bigram_nll", "ngram_sum": "bigram_sum"}  # columns' names in files of earlier versions
 Measured = tuple[EvaluationRow, list[BlockRow]]  # a row, and the blocks behind its numbers
 COLUMNS = tuple(field.name for field in dataclasses.fields(EvaluationRow))
 
@@ -318,7 +317,7 @@ def _values(kind: type, line: Mapping[str, Any]) -> dict[str, Any] | None:
     """A line's values as the columns of a class declare them; None if a column that places the row is wrong."""
     values: dict[str, Any] = {}
     for name, read, needed in _columns(kind):
-        given = line.get(name, line.get(_EARLIER.get(name, name)))
+        given = line.get(name)
         values[name] = value = read(given)
         if value is None and (needed or (name in EVALUATION_KEY and given is not None)):
             return None

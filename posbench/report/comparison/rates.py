@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from posbench.config.identity import run_ids
+from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.report.comparison.load import Group, Scheme, listed, studies
 from posbench.run_folder.jsonl import number
@@ -70,7 +70,7 @@ def tried(config: Config, rows: Iterable[dict[str, Any]]) -> Tried:
         rate, name = number(trial.get("learning_rate")), str(trial.get("id"))
         if rate is None or rate <= 0 or not name.startswith(f"{config.encoding.name}-s0-"):
             continue
-        if name in run_ids(at_rate(config, rate, seed=0)):
+        if name == run_id(at_rate(config, rate, seed=0)):
             found[rate] = number(trial.get("nll"))
     return dict(sorted(found.items()))
 
