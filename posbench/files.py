@@ -265,8 +265,11 @@ def lock(path: Path, wait: bool = False) -> int:
     with full_disk_as_failure(path):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except PermissionError:  # another user's, of a folder that is shared: enough to lock it
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError as denied:  # another user's, of a folder that is shared: enough to lock it
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:  # there is none, and none may be made
+                raise denied from None
     waits, tell_at = 0, 10
     while True:
         try:

@@ -13,6 +13,7 @@ from support import TINY, posbench, snapshot, write_text
 
 from posbench.api.many import runs
 from posbench.api.run import load
+from posbench.config import start
 from posbench.config.identity import run_id
 from posbench.config.start import RATE
 from posbench.data.batches import united
@@ -53,6 +54,14 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a test's own runs go; the current folder has a text and finished runs."""
     monkeypatch.chdir(place)
     return tmp_path
+
+
+def test_a_glob_of_runs_to_begin_from_leaves_out_what_a_restart_moved_aside(tmp_path: Path) -> None:
+    for name in ("rope-s0-1", "rope-s0-1.old-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    assert start.runs(f"{tmp_path}/*") == [str(tmp_path / "rope-s0-1")]
+    assert start.runs(str(tmp_path / "rope-s0-1.old-1")) == [str(tmp_path / "rope-s0-1.old-1")]
 
 
 def source(name: str, seed: int = 0) -> str:

@@ -304,7 +304,7 @@ def _runs_and_overrides(command: str, words: list[str], or_else: str = "") -> tu
     from posbench.config.overrides import full_key
     from posbench.run_folder import finding
 
-    paths = [word for word in words if Path(word).exists() or ("=" not in word and full_key(word) == word)]
+    paths = [word for word in words if os.path.exists(word) or ("=" not in word and full_key(word) == word)]
     overrides = [word for word in words if word not in paths]
     if not paths:
         raise UserError(f"which run? posbench {command} outputs/STUDY/RUN {shlex.join(overrides)}")

@@ -15,6 +15,7 @@ The encoding gets that run's training length as its own: extensions stretch from
 import dataclasses
 import glob
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ _SHARED = ("base", "layout")  # options that an encoding and its stretched forms
 
 
 def runs(pattern: str) -> list[str]:
-    """The run folders that a glob names, or the one of this name."""
-    found = sorted(path for path in glob.glob(pattern) if (Path(path) / SAVED).is_file())
+    """The run folders that a glob names, without those that --restart moved aside, or the one of this name."""
+    found = sorted(
+        path for path in glob.glob(pattern) if (Path(path) / SAVED).is_file() and not re.search(r"\.old-\d+/?$", path)
+    )
     return found or [pattern]
 
 

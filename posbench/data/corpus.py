@@ -145,6 +145,11 @@ def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made
         else:
             split, (spans, stretches) = "stretches", _stretches(sizes, config.test_pieces)
         documents = {s: texts.cut(spans[s]) for s in SPLITS}
+    if empty := [s for s in SPLITS if not len(documents[s])]:
+        raise UserError(
+            f"data '{config.name}': no document is left for {' and '.join(empty)}, since equal ones stay together: "
+            "take repeated documents out, or give splits of your own"
+        )
     documents, shared = _without_copies(documents, split, config.name)
     for s in SPLITS:
         np.save(made / f"{s}.npy", documents[s].rows)
@@ -160,7 +165,7 @@ def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made
 
 
 def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
-    if config.path is None:
+    if not config.path:
         raise UserError("data.path is missing: expected a file, a folder or a glob, such as data.path=novels/")
     found = reading.find(config.path)
     root = Path(config.path).expanduser()

@@ -419,13 +419,17 @@ def _csv(file: Path, column: str) -> Iterator[str]:
             rows = pandas.read_csv(
                 source,
                 sep=separator,
-                usecols=[column],
-                converters={column: str},
+                dtype=str,  # of all columns: usecols would drop surplus cells silently
                 keep_default_na=False,
                 chunksize=_CSV_ROWS,
             )
             for chunk in rows:
                 source.begin()
+                if not isinstance(chunk.index, pandas.RangeIndex):  # pandas took the surplus cells for an index
+                    raise UserError(
+                        f"'{file}' has rows with more cells than its header: expected quotation marks around a text "
+                        f"with {separator!r} in it"
+                    )
                 for value in chunk[column]:
                     number += 1
                     yield _text(value, f"'{file}' row {number}", column)

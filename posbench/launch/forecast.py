@@ -151,6 +151,8 @@ def _evaluation(config: Config, model: GPT) -> float:
         windows = Windows(length, length, starts, starts, "concat")
         return _seconds(lambda: score(subject, text, windows, config.evaluation.batch_tokens)) / len(starts) / length
 
+    if not passes:  # the text is too short for any length
+        return 0.0
     ends = sorted({train_length, max(passes)})
     if model.encoding.max_length is not None:
         ends = [min(end, model.encoding.max_length) for end in ends]

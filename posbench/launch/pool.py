@@ -206,11 +206,14 @@ def outcome(
 
 
 def write_outcome(job: Plan, status: Status) -> Status:
-    """Write the outcome into `run.json` for a process that could not; wait if another process owns the run."""
+    """Write the outcome into `run.json` for a process that could not; wait if another process owns the run.
+
+    A folder that cannot be written keeps its record, and the sweep goes on.
+    """
     try:
         with Run.open(job.folder, job.config, command=None) as run:
             run.finish(status.name, status.reason, status.message)
-    except UserError:
+    except (UserError, OSError):
         return states.IN_USE if in_use(job.folder) else status
     return status
 

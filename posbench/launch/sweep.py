@@ -49,6 +49,8 @@ def sweep(
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
+    if hydra:  # before a text is prepared or a race is recorded
+        cluster.check(hydra)
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []

@@ -246,9 +246,12 @@ def trained(folder: Path) -> Checkpoint:
 
 
 def keep_weights(folder: Path) -> int:
-    """Delete a finished run's checkpoints but the newest verified weights: all that is read. Returns bytes freed."""
+    """Delete a finished run's checkpoints but the newest weights: all that is read. Returns bytes freed.
+
+    Nothing if the newest are damaged: training makes them again from an older checkpoint.
+    """
     found = newest(folder, (WEIGHTS,))
-    if found is None:
+    if found is None or found.path != _steps(folder)[max(_steps(folder))]:
         return 0
     before = _size(folder / "checkpoint")
     _remove(path for path in _steps(folder).values() if path != found.path)
