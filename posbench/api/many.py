@@ -81,7 +81,8 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure
     if not read:
         raise UserError("nothing to plot: give runs, posbench.plot('outputs/demo')")
     once = list({run.folder.resolve(): run for run in read}.values())
-    repeats = load.repeated(once)  # as in a report, a seed counts once
+    once.sort(key=lambda run: not run.done)
+    repeats = load.repeated(once)  # as in a report, a seed counts once, by a run that ended well where there is one
     return figure([run for run in once if run not in repeats], reference)
 
 

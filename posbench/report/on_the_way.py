@@ -44,6 +44,7 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
     if not known:
         return []
     rows, read, views = [], [], _views(group)
+    every = sorted({seed for found in known.values() for by_seed in found.values() for seed in by_seed})
     for label, found in known.items():
         for tokens, by_seed in found.items():
             *levels, used = (_over_seeds(by_seed, name) for name in views)
@@ -51,8 +52,7 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
             cells = [*map(tables.decimal, levels), tables.whole(used)]
             of_all = Value(f"{gates.count('yes')}/{len(gates)}" if gates else "")
             rows.append([Value(label), tables.short(tokens), Value(str(len(by_seed)), len(by_seed)), of_all, *cells])
-        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-        read.append([Value(label), *(tables.short(reads_from(found, seed, group.train_length)) for seed in seeds)])
+        read.append([Value(label), *(tables.short(reads_from(found, seed, group.train_length)) for seed in every)])
     note = (
         f"Means over seeds; uses: the median over seeds of the shortest context within {USES_LIMIT:g} nats of the "
         "training length, by its upper bound over documents, of runs that have learned by then."
@@ -61,9 +61,6 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
     on_the_way = Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)
     if group.original_length is not None:
         return [on_the_way]
-    most = max(len(row) for row in read)
-    read = [[*row, *[Value("")] * (most - len(row))] for row in read]
-    every = sorted({seed for found in known.values() for by_seed in found.values() for seed in by_seed})
     begun = f"Tokens trained on, of those measured, from which on a run uses at least half of {group.train_length}."
     names = ["scheme", *(f"seed {seed}" for seed in every)]
     return [on_the_way, Table("When a model begins to read", names, read, f"{begun} Empty: never.")]
@@ -73,7 +70,9 @@ def reads_from(found: Measured, seed: int, train_length: int) -> int | None:
     """The tokens from which on a seed uses at least half of its training length; None if it does not at the end."""
     first = None
     for tokens, by_seed in sorted(found.items(), reverse=True):
-        used = by_seed.get(seed, {}).get("uses")
+        if seed not in by_seed:  # not measured there
+            continue
+        used = by_seed[seed].get("uses")
         if not isinstance(used, int) or 2 * used < train_length:
             break
         first = tokens

@@ -70,6 +70,8 @@ def read(groups: Sequence[Group], least: float) -> Ladder:
     target = rungs[-1]
     if not any(len(set(rung.schemes) & set(target.schemes)) >= FEWEST for rung in rungs[:-1]):
         raise UserError(f"no set has {FEWEST} schemes in common with the largest, {target.name}: {_RUN}")
+    if not any(target.cells.values()):
+        raise UserError(f"no scheme of the largest set, {target.name}, is shown to have learned: it ranks nothing")
     names = {label: name for rung in rungs for label, name in rung.names.items()}
     said = {
         (one.name, rung.name): transfer.against(

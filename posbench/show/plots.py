@@ -31,9 +31,9 @@ COLUMNS = 5
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
     """A row of panels per encoding, or two rows if it has many; UserError if the file cannot be written."""
-    most = max(len(picture.panels) for picture in pictures)
+    most = max(1, *(len(picture.panels) for picture in pictures))
     columns = -(-most // -(-most // COLUMNS))  # six are two rows of three
-    heights = [-(-len(picture.panels) // columns) for picture in pictures]
+    heights = [max(1, -(-len(picture.panels) // columns)) for picture in pictures]
     with _style():
         figure = _figure(width=4.1 * columns, height=ROW * sum(heights))
         rows = figure.subfigures(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
