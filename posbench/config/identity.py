@@ -43,8 +43,8 @@ def is_one_run(one: AnyConfig, other: AnyConfig) -> bool:
 def in_one_spelling(config: Config, study: Path | None = None) -> Config:
     """The configuration with each path to text or a tokenizer spelt in one way, so that one file makes one run.
 
-    Below the current folder it is relative to it, else absolute. Where a run already stands under the spelling that was
-    given, or under absolute paths, its own spelling is kept: it is that run.
+    A path below the current folder becomes relative to it, any other absolute. If a run already exists under the given
+    spelling, or under absolute paths, the configuration keeps that run's spelling.
 
     Args:
         study: the folder that the run is looked for in, the configuration's own unless another is given.

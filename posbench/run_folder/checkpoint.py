@@ -251,7 +251,7 @@ def keep_weights(folder: Path) -> int:
     Nothing if the newest are damaged: training makes them again from an older checkpoint.
     """
     found = newest(folder, (WEIGHTS,))
-    if found is None or found.path != _steps(folder)[max(_steps(folder))]:
+    if found is None or found.path != next(iter(_steps(folder).values())):
         return 0
     before = _size(folder / "checkpoint")
     _remove(path for path in _steps(folder).values() if path != found.path)
