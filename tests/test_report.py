@@ -28,7 +28,7 @@ from support import posbench
 from posbench import report
 from posbench.config import plain_yaml, shipped
 from posbench.config.identity import run_id
-from posbench.config.schema import Config
+from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
 from posbench.report import chart, figures, on_the_way, tables, text
 from posbench.report.answer import answer
@@ -375,6 +375,38 @@ def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path
     group = group_of(tmp_path)
     assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
+
+
+def test_one_number_spelt_in_two_ways_is_one_scheme(template: Config, tmp_path: Path) -> None:
+    for seed, base in enumerate((500000, 5e5)):
+        write_run(tmp_path, configured(template, "rope", seed, base=base), SCHEMES["rope"])
+    assert [(one.label, len(one.runs)) for one in group_of(tmp_path).schemes] == [("rope", 2)]
+
+
+def test_runs_that_begin_from_others_are_told_apart_by_where_and_how_they_began(
+    template: Config, tmp_path: Path
+) -> None:
+    budget = template.training.tokens
+
+    def begun(encoding: str = "rope", tokens: int = budget // 2, warmup: int = 0) -> Config:
+        start = StartConfig(f"outputs/x/{encoding}-s0-0123abcd", encoding, "t", "c", 0, 32, 8, 10, tokens, 0)
+        training = dataclasses.replace(template.training, tokens=budget - tokens, warmup_tokens=warmup)
+        return dataclasses.replace(configured(template, "ntk", 0), training=training, start=start)
+
+    def labels(*configs: Config) -> list[str]:
+        study = tmp_path / str(len(list(tmp_path.iterdir())))
+        for config in configs:
+            write_run(study, config, SCHEMES["rope"])
+        return [one.label for one in group_of(study).schemes]
+
+    whole = configured(
+        dataclasses.replace(template, training=dataclasses.replace(template.training, warmup_tokens=0)), "ntk", 0
+    )
+    assert labels(begun(), begun("yarn")) == ["ntk start.encoding=rope", "ntk start.encoding=yarn"]
+    assert labels(begun(), begun(warmup=64)) == ["ntk start.warmup_tokens=0", "ntk start.warmup_tokens=64"]
+    assert labels(whole, begun()) == ["ntk", "ntk start=32"]
+    tokens = [f"ntk start=32 start.tokens={each}" for each in (budget // 2, budget // 4)]
+    assert sorted(labels(whole, begun(), begun(tokens=budget // 4))) == sorted(["ntk", *tokens])
 
 
 def test_a_pattern_of_layers_has_its_name_in_tables(template: Config, tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder, run_id
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import PosbenchError, RunFailed, UserError
 from posbench.launch import cluster, forecast, plans, pool, rates, slurm, states, sweep, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.report.comparison import load
 from posbench.report.comparison import rates as rates_of
 from posbench.run_folder import finding
+from posbench.run_folder.facts import Where
+from posbench.run_folder.folder import Run
 from posbench.run_folder.lock import in_use
 from posbench.run_folder.rows import evaluation_rows
 from posbench.terminal import exits
@@ -520,6 +522,28 @@ def test_a_process_that_died_before_it_could_write_is_recorded_by_its_last_words
     assert pool.outcome(job, 75, states.record(job)) == states.IN_USE
     stopped = pool.outcome(job, -signal.SIGTERM, states.record(job), [signal.SIGTERM])
     assert (stopped.name, states.status(job).name) == ("stopped", "stopped")
+
+
+def test_a_finished_run_stays_done_if_a_later_attempt_fails_and_the_sweep_says_so(several: list[Plan]) -> None:
+    job, where = several[0], Where("cpu", "fp32", 1)
+    with Run.open(job.folder, job.config, []) as run:
+        run.begin_attempt(where)
+        run.finish("done")
+    before = states.record(job)
+    with Run.open(job.folder, job.config, []) as run:
+        run.begin_attempt(where)
+        run.ended_by(RunFailed("no space left", "disk"))
+    assert states.record(job)["status"] == "done"
+    assert pool.outcome(job, 1, before) == states.status(job) == Status("failed", "disk", "no space left")
+    with Run.open(job.folder, job.config, []) as run:
+        run.begin_attempt(where)
+    assert states.record(job)["status"] == "running"
+    assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
+    assert states.record(job)["status"] == "done"
+    with Run.open(job.folder, job.config, []) as run:
+        run.begin_attempt(where)
+        run.finish("done")
+    assert pool.outcome(job, 0, before) == states.status(job) == Status("done")
 
 
 def with_runtime(todo: list[Plan], **runtime: Any) -> list[Plan]:

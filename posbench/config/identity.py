@@ -24,7 +24,7 @@ def run_id(config: AnyConfig) -> str:
     if config.start:
         config = dataclasses.replace(config, start=dataclasses.replace(config.start, run=""))
     shaping = without_neutral(to_container(config))
-    identity = {key: _one_number(value) for key, value in shaping.items() if key not in NOT_IDENTITY}
+    identity = {key: one_number(value) for key, value in shaping.items() if key not in NOT_IDENTITY}
     return f"{config.encoding.name}-s{config.seed}-{digest(identity)}"
 
 
@@ -74,10 +74,10 @@ def _relative(path: str) -> str:
     return str(absolute)
 
 
-def _one_number(value: Any) -> Any:
+def one_number(value: Any) -> Any:
     """10000 and 10000.0 are one value, so that `encoding.base=1e4` is the run that `encoding.base=10000` is."""
     if isinstance(value, dict):
-        return {key: _one_number(item) for key, item in value.items()}
+        return {key: one_number(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_one_number(item) for item in value]
+        return [one_number(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

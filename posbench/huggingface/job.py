@@ -336,13 +336,12 @@ def _results(found: Found, config: Any, reading: ReadingConfig, asked: Asked) ->
 
 @contextlib.contextmanager
 def _outcome_kept(run: Run) -> Iterator[None]:
-    """Record the outcome. Complete results stay marked complete even if an attempt to add rows fails."""
-    complete = run.record["status"] == "done"
+    """Record the outcome."""
     try:
         yield
     except BaseException as error:
         run.note(f"the evaluation ended early: {type(error).__name__}: {error}")
-        run.ended_by(error, complete)
+        run.ended_by(error)
         raise
     run.finish("done")
 

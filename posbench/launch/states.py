@@ -37,10 +37,14 @@ def record(plan: Plan) -> dict[str, Any]:
 
 
 def status(plan: Plan) -> Status:
-    """The status in `run.json`, whether or not the process that wrote it is alive."""
+    """How the newest attempt in `run.json` stands, whether or not the process that wrote it is alive.
+
+    A run that is done, with the reason for which a later evaluation ended early, counts as failed.
+    """
     found = record(plan)
-    why = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
-    return Status(str(found.get("status", "waiting")), *why)
+    reason, message = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
+    name = str(found.get("status", "waiting"))
+    return Status("failed" if name == "done" and reason is not None else name, reason, message)
 
 
 def is_finished(plan: Plan) -> bool:

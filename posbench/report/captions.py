@@ -1,6 +1,6 @@
 """The captions of a set of runs: the data behind the figures, and notes for the reader."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posbench.config.external import ModelElsewhere, TrainedElsewhere, TrainedOn
@@ -37,17 +37,23 @@ def of_text(group: Group, summaries: list[Summary]) -> str:
 def _trained(config: Config, group: Group) -> str:
     runs = [run.config for run in group.runs if isinstance(run.config, Config)]
     begun = [one for one in runs if one.start]
-    if begun and (start := begun[0].start):
+    if begun:
         others = "; the others are trained at that length from the start, on as many tokens in all"
+        before = [one.start for one in begun if one.start]
+        tokens, length = _any(one.tokens for one in before), _any(one.train_length for one in before)
         return (
-            f"Begun from runs trained on {start.tokens:,} tokens at {start.train_length} tokens of context, then "
-            f"trained on {begun[0].training.tokens:,} at {begun[0].training.train_length}"
+            f"Begun from runs trained on {tokens} tokens at {length} tokens of context, then "
+            f"trained on {_any(one.training.tokens for one in begun)} at {begun[0].training.train_length}"
             f"{others if len(begun) < len(runs) else ''}, {_trained_by(begun[0], group)}."
         )
     return (
         f"Trained on {config.training.tokens:,} tokens at {config.training.train_length} tokens of context, "
         f"{_trained_by(config, group)}."
     )
+
+
+def _any(numbers: Iterable[int]) -> str:
+    return " or ".join(f"{number:,}" for number in sorted(set(numbers)))
 
 
 def _elsewhere(config: TrainedElsewhere | TrainedOn, group: Group) -> str:

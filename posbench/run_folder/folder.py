@@ -45,6 +45,7 @@ class Run:
         self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
         self.record = self._first_record(config)
+        self._complete = self.record["status"] == "done"  # before this process's attempt
 
     @classmethod
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
@@ -135,7 +136,11 @@ class Run:
         self.update(attempts=[*before, {**current, **fields}])
 
     def finish(self, status: str, reason: str | None = None, message: str | None = None) -> None:
-        """Record how the attempt ended: `done`, `failed` or `stopped`. A run that was done stays done."""
+        """Record how the attempt ended: `done`, `failed` or `stopped`. A run that is done stays done.
+
+        Args:
+            reason: why it failed or was stopped. Beside `done`: why a later attempt, to add rows, ended early.
+        """
         if self.record["status"] == "done":
             return
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
@@ -144,20 +149,17 @@ class Run:
         else:
             self.update()
 
-    def ended_by(self, error: BaseException, complete: bool = False) -> None:
+    def ended_by(self, error: BaseException) -> None:
         """Record what ended the attempt. If that fails too, warn: the error that ended it is still the one to report.
 
-        Args:
-            complete: the results were complete before this attempt, and are still.
+        A run that was done before the attempt, which was to add rows, stays done.
         """
-        if complete:
-            end: tuple[str, ...] = ("done",)
-        elif isinstance(error, (Stopped, KeyboardInterrupt)):
-            end = "stopped", "signal", str(error) or "interrupted"
+        if isinstance(error, (Stopped, KeyboardInterrupt)):
+            status, reason, message = "stopped", "signal", str(error) or "interrupted"
         else:
-            end = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
+            status, reason, message = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
         try:
-            self.finish(*end)
+            self.finish("done" if self._complete else status, reason, message)
         except (RunFailed, OSError) as failure:
             logger.warning("run.json still says 'running': %s", failure)
 

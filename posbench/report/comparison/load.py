@@ -17,7 +17,7 @@ from typing import Any
 from posbench import files
 from posbench.config import plain_yaml, shipped
 from posbench.config.external import AnyConfig, TrainedElsewhere, TrainedOn
-from posbench.config.identity import NOT_IDENTITY
+from posbench.config.identity import NOT_IDENTITY, one_number
 from posbench.config.schema import Config, flat, to_container
 from posbench.errors import UserError
 from posbench.evaluation.answers import Answers
@@ -38,8 +38,10 @@ REFERENCE = "rope"
 # Where a run began belongs to its scheme as well (`scheme_options`).
 _RATE = "training.learning_rate"
 _SCHEME_KEYS = ("encoding.", "model.attention.", _RATE)
+_START = "start"  # the training length before; beside it `start.encoding`, `start.tokens` and `start.warmup_tokens`
 _OFF = ("null", "false", "0")  # as JSON: an option that is off, or left as it is
 _NOT_COMPARED = (*NOT_IDENTITY, "study", "seed")
+_OF_ENCODING = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")  # a run's name
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256, of which twelve digits are shown
 
 
@@ -380,7 +382,8 @@ def asked(config: AnyConfig) -> dict[str, Any]:
     if isinstance(config, Config) and (start := config.start):  # compared with training as long from 0
         settings["training.tokens"] = start.tokens + config.training.tokens
         settings["training.warmup_tokens"] = start.warmup_tokens
-    return settings
+    found: dict[str, Any] = one_number(settings)
+    return found
 
 
 def compared(run: RunData) -> dict[str, Any]:
@@ -401,8 +404,13 @@ def scheme_options(run: RunData) -> dict[str, Any]:
     plain = to_container(run.config)
     options = {key: value for key, value in flat(plain).items() if key.startswith(_SCHEME_KEYS)}
     if isinstance(run.config, Config) and (start := run.config.start):
-        options["start"] = [start.train_length, start.tokens, run.config.training.warmup_tokens]
-    return options
+        name = _OF_ENCODING.match(Path(start.run).name)
+        options[_START] = start.train_length
+        options[f"{_START}.encoding"] = name[1] if name else None
+        options[f"{_START}.tokens"] = start.tokens
+        options[f"{_START}.warmup_tokens"] = run.config.training.warmup_tokens
+    found: dict[str, Any] = one_number(options)
+    return found
 
 
 def _schemes(members: list[RunData]) -> list[Scheme]:
@@ -414,7 +422,7 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
         options = [json.loads(key) for key in by_options]
         told = _telling(options)
         for chosen, same in zip(options, by_options.values(), strict=True):
-            pattern = _patterns().get(_text(same[0].config.encoding.options))
+            pattern = _patterns().get(_text(one_number(same[0].config.encoding.options)))
             keys = [key for key in told if not (pattern and key.startswith("encoding."))]
             parts = [_part(key, chosen) for key in keys if _text(chosen.get(key)) != told[key]]
             same.sort(key=lambda run: run.seed)
@@ -426,7 +434,8 @@ def _schemes(members: list[RunData]) -> list[Scheme]:
 def _patterns() -> dict[str, str]:
     """The names of patterns of layers, such as `layered/gemma3`, by their options."""
     options = {name: plain_yaml.load(path) for name, path in shipped.nested("encoding").items()}
-    return {_text({key: value for key, value in one.items() if key != "name"}): name for name, one in options.items()}
+    own = {name: {key: value for key, value in one.items() if key != "name"} for name, one in options.items()}
+    return {_text(one_number(each)): name for name, each in own.items()}
 
 
 def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
@@ -435,15 +444,16 @@ def _telling(options: list[dict[str, Any]]) -> dict[str, str | None]:
     That is the value of more than half of the variants, else one that switches the option off, if a variant has it. A
     run that begins from another has a rate of its own: it is not spelt out, unless nothing else tells runs apart.
     """
-    keys = differing(options)
-    if "start" in keys and len({json.dumps({**one, _RATE: None}, sort_keys=True) for one in options}) == len(options):
+    begun = differing([one for one in options if _START in one])
+    keys = [key for key in differing(options) if not key.startswith(f"{_START}.") or key in begun]
+    if _START in keys and len({_text({**one, _RATE: None}) for one in options}) == len(options):
         keys = [key for key in keys if key != _RATE]
     usual: dict[str, str | None] = {}
     for key in keys:
         counted = collections.Counter(_text(one.get(key)) for one in options)
         value, count = counted.most_common(1)[0]
         off = next((text for text in _OFF if text in counted), None)
-        usual[key] = _OFF[0] if key == "start" else value if 2 * count > len(options) else off
+        usual[key] = _OFF[0] if key.startswith(_START) else value if 2 * count > len(options) else off
     return usual
 
 
@@ -453,8 +463,8 @@ def _text(value: Any) -> str:
 
 def _part(key: str, chosen: dict[str, Any]) -> str:
     """`base=500000`; of a run that began from another, `start=128`, the length that this one was trained at."""
-    value: Any = chosen.get(key)
-    return f"{key.rpartition('.')[2]}={spelt(value[0] if key == 'start' else value)}"
+    name = key if key.startswith(_START) else key.rpartition(".")[2]
+    return f"{name}={spelt(chosen.get(key))}"
 
 
 def differing(settings: list[dict[str, Any]]) -> list[str]:
