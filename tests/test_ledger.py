@@ -180,6 +180,12 @@ def test_seven_seeds_are_judged_as_five(runs: dict[str, list[load.RunData]]) -> 
     assert found.interval == five.interval and found.interval is not None and found.interval.seeds == 5
 
 
+def test_a_failed_run_costs_one_seed(runs: dict[str, list[load.RunData]]) -> None:
+    claimed = entry("rope 4x - rope 1x - alibi 4x + alibi 1x", is_above=0.1)
+    (found,) = outcome.judge([(claimed, {**runs, "rope": runs["rope"][1:]})])
+    assert found.outcome == "supported" and found.interval is not None and found.interval.seeds == 5
+
+
 def test_few_seeds_and_models_that_read_little_have_no_outcome(template: Config, tmp_path: Path) -> None:
     reads_little = dataclasses.replace(TRUTHS["alibi"], used=8)
     folders = [write_run(tmp_path / "s", configured(template, "alibi", seed), reads_little) for seed in range(5)]
@@ -354,5 +360,7 @@ def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytes
 
 def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sweep, "cost", lambda todo, n_jobs: f"{len(todo)} runs")
-    assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "--dry-run") == 0
+    assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "rope_breaks", "--dry-run") == 0
     assert capsys.readouterr().out == "2 claims. At most, if no claim is settled by 5 seeds:\n20 runs\n"
+    assert support.posbench("reproduce", "rope_breaks", "model.n_layers=1,2", "--dry-run") == 2
+    assert "model.n_layers=1,2: expected one value each" in capsys.readouterr().err

@@ -377,6 +377,17 @@ def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path
     assert group.reference is not None and group.reference.label == "rope base=10000"
 
 
+def test_a_length_that_one_seed_has_shortens_no_reach_and_changes_no_order(template: Config, tmp_path: Path) -> None:
+    truths = {"alibi": Truth(3.66, 0.001, paired=True), "rope": Truth(3.66, 0.2, paired=True)}
+    write_study(tmp_path, template, truths)
+    for path in tmp_path.glob("*/evaluation.jsonl"):
+        if not path.parent.name.startswith("alibi-s0"):
+            write_rows(path, [row for row in read_rows(path) if row["length_ratio"] <= 4])
+    found = summary.summarise(group_of(tmp_path))
+    assert [one.scheme.label for one in found] == ["alibi", "rope"]
+    assert found[0].reach == claims.Reach(4 * template.training.train_length, longest_measured=True)
+
+
 def test_one_number_spelt_in_two_ways_is_one_scheme(template: Config, tmp_path: Path) -> None:
     for seed, base in enumerate((500000, 5e5)):
         write_run(tmp_path, configured(template, "rope", seed, base=base), SCHEMES["rope"])

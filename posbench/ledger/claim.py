@@ -108,7 +108,7 @@ def read(names: list[str], own: Path | None = None) -> list[Entry]:
         UserError: no such claim, or a file that is none.
     """
     known = choices("claim", own)
-    wanted = list(known) if names == ["all"] else names
+    wanted = list(known) if names == ["all"] else list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
             raise unknown("claim", name, known, "'posbench list claims' shows all")

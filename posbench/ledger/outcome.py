@@ -102,7 +102,13 @@ def _minutes(runs: Runs) -> float:
 
 
 def _at_a_look(runs: Runs) -> dict[str, Sequence[RunData]]:
-    """The first seeds of each run, as many as the last look that all runs have reached."""
+    """The first seeds of each run, as many as the last look that all runs have reached.
+
+    These are seeds that all runs have, if those are enough for a look: one failed run costs one seed.
+    """
+    shared = set.intersection(*({run.seed for run in each} for each in runs.values()))
+    if len(shared) >= LOOKS[0]:
+        runs = {name: [run for run in each if run.seed in shared] for name, each in runs.items()}
     seeds = max(look for look in LOOKS if all(len(each) >= look for each in runs.values()))
     return {name: sorted(each, key=lambda run: run.seed)[:seeds] for name, each in runs.items()}
 

@@ -40,10 +40,18 @@ def at(group: Group) -> list[Look]:
 
 
 def number(look: Look, earlier: Sequence[Look]) -> int:
-    """1 for the first look at these runs, 2 for the first with other seeds, and so on."""
-    same = [one for one in earlier if one.against == look.against and set(one.runs) & set(look.runs)]
+    """1 for the first look at these runs, 2 for the first with other seeds, and so on.
+
+    The reference goes by its name: its label gets options as soon as the folder has a variant of it.
+    """
+    same = [one for one in earlier if _name(one) == _name(look) and set(one.runs) & set(look.runs)]
     distinct = list(dict.fromkeys(one.runs for one in same))
     return 1 + (distinct.index(look.runs) if look.runs in distinct else len(distinct))
+
+
+def _name(look: Look) -> str:
+    """The name of the encoding in the reference's label."""
+    return look.against.partition(" ")[0]
 
 
 def read(path: Path) -> list[Look]:

@@ -11,7 +11,7 @@ any outcome to be significant.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -111,20 +111,18 @@ class Standing:
         plain = [place for place, one in self.at.items() if place.as_trained and one.status == "undefined"]
         return min((place.ratio for place in plain), default=None)
 
-    @property
-    def beyond(self) -> float | None:
-        """Mean over the lengths beyond the trained ones of the median accuracy; what is undefined counts as 0."""
-        found = [one for place, one in self.at.items() if place.as_trained and place.ratio > 1]
-        medians = [one.accuracy.median if one.accuracy else 0.0 for one in found]
-        return float(np.mean(medians)) if medians else None
-
 
 def standings(group: Group) -> list[Standing]:
-    """One per scheme: the most accurate beyond trained lengths first, what has not learned last."""
+    """One per scheme: the most accurate beyond trained lengths first, what has not learned last.
+
+    Beyond: by the mean of the medians over the lengths at which all were tested; what is undefined counts as 0.
+    """
     found = [_standing(scheme) for scheme in group.schemes]
     against = _against(found, reference(group)) if len(found) > 1 else {}
     found = [dataclasses.replace(one, against=against.get(one.scheme.label)) for one in found]
-    return sorted(found, key=_rank)
+    tested = [{place for place in one.at if place.as_trained and place.ratio > 1} for one in found if one.at]
+    beyond = set.intersection(*tested) if tested else set()
+    return sorted(found, key=lambda one: _rank(one, beyond))
 
 
 def reference(group: Group) -> Scheme:
@@ -198,10 +196,11 @@ def _share(run: RunData, place: Place, column: str = "accuracy") -> float | None
     return getattr(run.answers.at[place], column) if place in run.answers.at else None
 
 
-def _rank(one: Standing) -> tuple[bool, float, float, str]:
+def _rank(one: Standing, beyond: Collection[Place]) -> tuple[bool, float, float, str]:
     """Of equals beyond trained lengths, and of what has not learned, the more accurate first at the trained ones."""
-    beyond = one.beyond if one.ranked and one.beyond is not None else 0.0
-    return not one.ranked, -beyond, -(one.at_longest or 0.0), one.scheme.label
+    medians = [at.accuracy.median if (at := one.at.get(place)) and at.accuracy else 0.0 for place in beyond]
+    mean = float(np.mean(medians)) if medians and one.ranked else 0.0
+    return not one.ranked, -mean, -(one.at_longest or 0.0), one.scheme.label
 
 
 # -- against the reference ---------------------------------------------------------------------------------------------
@@ -214,13 +213,17 @@ def _against(found: list[Standing], other: Scheme) -> dict[str, Against]:
     base = next(one for one in found if one.scheme is other)
     own = [one for one in found if one is not base]
     raw: dict[Key, tuple[float, Exact]] = {}
+    why: dict[Key, str] = {}  # there is no test of accuracy
     for one in own:
         if one.seeds and base.seeds:
             share = one.learned / one.seeds - base.learned / base.seeds
             test = statistics.fisher((one.learned, one.seeds), (base.learned, base.seeds))
             raw[one.scheme.label, None] = (share, test)
         for ratio in ENDPOINTS if one.ranked and base.ranked else ():
-            if tested := _accuracy_test(one, base, Place("", ratio, 0)):
+            tested = _accuracy_test(one, base, Place("", ratio, 0))
+            if isinstance(tested, str):
+                why[one.scheme.label, ratio] = tested
+            else:
                 raw[one.scheme.label, ratio] = tested
     p = statistics.holm([test.p for _, test in raw.values()])
     least = statistics.holm([test.least for _, test in raw.values()])
@@ -228,33 +231,36 @@ def _against(found: list[Standing], other: Scheme) -> dict[str, Against]:
         key: Tested(difference, *adjusted)
         for (key, (difference, _)), adjusted in zip(raw.items(), zip(p, least, strict=True), strict=True)
     }
-    return {one.scheme.label: _of_scheme(one, base, tests) for one in own}
+    return {one.scheme.label: _of_scheme(one, base, tests, why) for one in own}
 
 
-def _accuracy_test(one: Standing, base: Standing, place: Place) -> tuple[float, Exact] | None:
-    """Over all seeds; None if a seed of either lacks the number, or if the problems were not the same."""
+def _accuracy_test(one: Standing, base: Standing, place: Place) -> tuple[float, Exact] | str:
+    """Over all seeds; or why there is no test: a seed lacks the number, or the problems or the precision differ."""
     pair = [known_runs(standing.scheme) for standing in (one, base)]
-    problems = {_problems(answer) for runs in pair for answer in answers_at(runs, place)}
+    answers = [answer for runs in pair for answer in answers_at(runs, place)]
+    if bad := next((answer.status for answer in answers if answer.status != "ok"), None):
+        return bad.replace("_", " ")
     own, other = ([_share(run, place) for run in runs] for runs in pair)
     first, second = ([share for share in shares if share is not None] for shares in (own, other))
-    if len(problems) > 1 or (len(first), len(second)) != (len(own), len(other)):
-        return None
+    if (len(first), len(second)) != (len(own), len(other)):
+        return "not tested in all seeds" if first and second else "not tested"
+    for column, word in (("targets_sha256", "problems"), ("dtype", "precision")):
+        if len({getattr(answer.row, column) for answer in answers}) > 1:
+            return f"other {word}"
     return float(np.mean(first) - np.mean(second)), statistics.permutation(first, second)
 
 
-def _problems(answer: Answer) -> tuple[str | None, str | None]:
-    """Identity of the problems, and the precision that they were answered in."""
-    return answer.row.targets_sha256, answer.row.dtype
-
-
-def _of_scheme(one: Standing, base: Standing, tests: dict[Key, Tested]) -> Against:
+def _of_scheme(one: Standing, base: Standing, tests: dict[Key, Tested], why: dict[Key, str]) -> Against:
     label = one.scheme.label
     learned = tests.get((label, None))
     accuracy = {ratio: tests[label, ratio] for ratio in ENDPOINTS if (label, ratio) in tests}
-    return Against(learned, accuracy, _verdict(one, base, learned, accuracy))
+    untested = {ratio: why[label, ratio] for ratio in ENDPOINTS if (label, ratio) in why}
+    return Against(learned, accuracy, _verdict(one, base, learned, accuracy, untested))
 
 
-def _verdict(one: Standing, base: Standing, learned: Tested | None, accuracy: dict[float, Tested]) -> str:
+def _verdict(
+    one: Standing, base: Standing, learned: Tested | None, accuracy: dict[float, Tested], untested: dict[float, str]
+) -> str:
     """In words; what seeds do not settle is said to be open, and too few of them to be too few."""
     if not one.seeds:
         return "no run is done"
@@ -271,16 +277,15 @@ def _verdict(one: Standing, base: Standing, learned: Tested | None, accuracy: di
         return "; ".join([*words, f"{base.scheme.label} has not learned"])
     if accuracy and not words and all(test.too_small for test in accuracy.values()):
         return "n too small"
-    return "; ".join([*words, *(_settled(one, base, ratio, accuracy.get(ratio)) for ratio in ENDPOINTS)])
+    settled = (
+        _settled(one, ratio, accuracy[ratio]) if ratio in accuracy else f"{untested[ratio]} at {ratio:g}x"
+        for ratio in ENDPOINTS
+    )
+    return "; ".join([*words, *settled])
 
 
-def _settled(one: Standing, base: Standing, ratio: float, test: Tested | None) -> str:
+def _settled(one: Standing, ratio: float, test: Tested) -> str:
     where = f"at {ratio:g}x"
-    if test is None:
-        found = [standing.at.get(Place("", ratio, 0)) for standing in (one, base)]
-        if any(at is not None and at.status == "undefined" for at in found):
-            return f"undefined {where}"
-        return f"not tested {where}" if None in found else f"other problems {where}"
     if test.too_small:
         return f"n too small {where}"
     if test.p >= ALPHA:

@@ -213,7 +213,8 @@ class Summary:
 def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) -> list[Summary]:
     """One summary per scheme: the one that rises least at the longest length first, then what has not learned.
 
-    What has no run that is done comes last. Of a race, only the seeds count that its looks took.
+    The longest length is one at which all were measured. What has no run that is done comes last. Of a race, only the
+    seeds count that its looks took.
 
     Args:
         least: nats per token; a smaller difference is not called better or worse.
@@ -244,7 +245,10 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
         for one in found
     ]
     found = [_repeated(one, misses[one.scheme.label]) if one.scheme.label in misses else one for one in found]
-    return sorted(found, key=_rank)
+    measured = [{point.length for point in one.plain.points} for one in found if one.plain.points]
+    shared = set.intersection(*measured) if measured else set()
+    longest = max((length for length in shared if length > group.train_length), default=None)
+    return sorted(found, key=lambda one: _rank(one, longest))
 
 
 def _repeated(value: Any, miss: float) -> Any:
@@ -342,11 +346,11 @@ def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
     return found.negated() if found else None
 
 
-def _rank(one: Summary) -> tuple[bool, bool, float, str]:
+def _rank(one: Summary, longest: int | None) -> tuple[bool, bool, float, str]:
     """The order of schemes: those without a finished run last, after those that have not learned."""
-    rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.ratio > 1]
+    rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.length == longest]
     undefined = any(point.status != "ok" for point in one.plain.points)
-    return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[-1], one.scheme.label)
+    return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[0], one.scheme.label)
 
 
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
@@ -428,9 +432,10 @@ def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR
 
 
 def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed]:
-    """nll against the training length, by every other length; empty where undefined or failed in some seed."""
-    measured = sorted({at for run in scheme.by_seed.values() for kind, at in run.levels.at if kind == PLAIN})
-    found = {length: per_seed(scheme, rise(PLAIN, length)) for length in measured if length != train_length}
+    """nll against the training length, by every other length that all seeds have; empty where undefined or failed."""
+    by_run = [{at for kind, at in run.levels.at if kind == PLAIN} for run in scheme.by_seed.values()]
+    measured = set.intersection(*by_run) if by_run else set()
+    found = {length: per_seed(scheme, rise(PLAIN, length)) for length in sorted(measured - {train_length})}
     return {length: each if len(each) == len(scheme.by_seed) else {} for length, each in found.items()}
 
 

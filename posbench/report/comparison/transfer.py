@@ -23,7 +23,7 @@ from posbench.config.schema import Config
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Floats
 from posbench.evaluation.levels import Contrast
-from posbench.report.comparison import judgement, statistics, summary
+from posbench.report.comparison import judgement, load, statistics, summary
 from posbench.report.comparison.claims import LEAST
 from posbench.report.comparison.judgement import PerSeed
 from posbench.report.comparison.load import Group, RunData, Scheme
@@ -95,7 +95,8 @@ def _rung(group: Group) -> Rung | None:
     learned = [one for one in done if levels.may_claim(gates.get(one.label))]
     targets = Counter(summary.targets(run) for one in done for run in one.by_seed.values())
     (usual, _), *_ = targets.most_common(1)
-    tokens, numbers = config.training.tokens, [len(one.by_seed) for one in done]
+    tokens: int = load.asked(config)["training.tokens"]  # of begun runs, with those of the run they began from
+    numbers = [len(one.by_seed) for one in done]
     short = f"{tokens / 1e9:g}B" if tokens >= 1e9 else f"{tokens / 1e6:g}M"
     sizes = [size for run in group.runs if (size := run.parameters("total")) is not None]
     # Per token 6 a parameter and 12 a layer, channel and token of context: Chowdhery et al. (2022), appendix B.
