@@ -219,11 +219,14 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     before = snapshot(tmp_path)
     sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", *overrides], n_jobs=2, dry_run=True)
     sweep.sweep(["encoding=rope,alibi", "seed=0,1,2", "tune=true", *overrides], n_jobs=2, dry_run=True)
-    once, tuned = capsys.readouterr().out.split("Nothing was run or written.\n")[:2]
+    farther = [word for word in overrides if not word.startswith("evaluation.ratios")]
+    sweep.sweep(["encoding=rope,alibi", "evaluation.ratios=[1,3]", *farther], n_jobs=2, dry_run=True)
+    once, tuned, other = capsys.readouterr().out.split("Nothing was run or written.\n")[:3]
     tokens = done.config.training.steps * done.config.training.tokens_per_step
     assert once.startswith(f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on.\nAbout ")
     assert "2 runs at a time" in once and "Measured just now: 2 kinds of runs." in once
     assert tuned.startswith(f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n")
+    assert other.startswith("2 runs: 0 finished, 2 to do (1 of them trained, ") and f" {tokens:,} tokens" in other
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forecast, "told", lambda *_: "")
     sweep.sweep(["experiment=demo", "encoding=rope", "rates=demo"], dry_run=True)
@@ -235,8 +238,8 @@ def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatc
     rest = [word for word in overrides if not word.startswith(("training.batch_size", "training.tokens"))]
     monkeypatch.setattr(forecast, "MEASURED", 2)
     todo = plans.resolve([["encoding=rope,alibi,none", "training.batch_size=4,40", "training.tokens=64000", *rest]])
-    monkeypatch.setattr(forecast, "_cost", lambda config: forecast.Cost(config.training.batch_size, 0))
-    assert [cost.seconds for cost in forecast.forecast(todo, 1)] == [plan.config.training.batch_size for plan in todo]
+    monkeypatch.setattr(forecast, "_cost", lambda config: forecast.Cost(config.training.batch_size, 0, 0))
+    assert [cost.training for cost in forecast.forecast(todo, 1)] == [plan.config.training.batch_size for plan in todo]
 
 
 @pytest.mark.full
@@ -248,7 +251,8 @@ def test_a_forecast_grows_with_the_work(overrides: list[str], monkeypatch: pytes
     longer = dataclasses.replace(plan, config=dataclasses.replace(plan.config, training=training))
     farther = dataclasses.replace(plan, config=dataclasses.replace(plan.config, evaluation=evaluation))
     cost, more, far = (forecast.forecast([one], 1)[0] for one in (plan, longer, farther))
-    assert more.seconds > 2 * cost.seconds and far.seconds > 2 * cost.seconds
+    assert more.training > 2 * cost.training and far.evaluation > 2 * cost.evaluation
+    assert cost.seconds(trained=False) == cost.training + cost.evaluation == cost.training + cost.seconds(trained=True)
     assert far.bytes == cost.bytes <= more.bytes
 
 
@@ -577,7 +581,7 @@ def test_threads_are_divided_among_the_processes(
     asked: list[tuple[list[Plan], list[dict[str, str]]]] = []
     monkeypatch.setattr(machine, "cores", lambda: cores)
     monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append((todo, slots)) or {})
-    sweep.execute(with_runtime(several, threads=configured), n_jobs, [])
+    sweep.execute(with_runtime(several, threads=configured), n_jobs)
     ((jobs_run, slots),) = asked
     assert len(slots) == processes
     assert {job.config.runtime.threads for job in jobs_run} == {threads}
@@ -619,7 +623,7 @@ def test_a_run_of_several_processes_has_a_gpu_or_a_core_for_each(
     assert len(sweep._slots(todo, None)) == 3
     asked: list[list[Plan]] = []
     monkeypatch.setattr(pool, "run", lambda todo, slots, *_: asked.append(todo) or {})
-    sweep.execute(todo, 1, [])
+    sweep.execute(todo, 1)
     assert {job.config.runtime.threads for job in asked[0]} == {3}
     monkeypatch.setattr(machine, "resolve", lambda name: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7,8")

@@ -43,6 +43,8 @@ def main() -> int:
 
 
 def _run(arguments: list[str]) -> None:
+    if "" in arguments:  # as a path it would be the current folder
+        raise UserError("an argument is empty: expected a value, such as that of a shell variable that is not set")
     try:
         code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
     except typer.Abort:

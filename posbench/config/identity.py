@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from posbench.config.schema import SAVED, Config, to_container
 
 # What may change without making it another run.
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
+_ASIDE = re.compile(r".+\.old-\d+")
 
 
 def run_id(config: AnyConfig) -> str:
@@ -31,6 +33,11 @@ def run_id(config: AnyConfig) -> str:
 def run_folder(config: Config, study: Path | None = None) -> Path:
     """The run's folder in a study's, its own unless another is given."""
     return (study or Path(config.runtime.outputs) / config.study) / run_id(config)
+
+
+def moved_aside(name: str) -> bool:
+    """Whether a folder has the name that `--restart` gives to an earlier run: `<run>.old-1`."""
+    return _ASIDE.fullmatch(name) is not None
 
 
 def is_one_run(one: AnyConfig, other: AnyConfig) -> bool:

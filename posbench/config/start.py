@@ -15,7 +15,6 @@ The encoding gets that run's training length as its own: extensions stretch from
 import dataclasses
 import glob
 import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from omegaconf import DictConfig, open_dict
 
 from posbench import encodings, files
 from posbench.config import external
+from posbench.config.identity import moved_aside
 from posbench.config.schema import SAVED, Config, StartConfig, to_container
 from posbench.config.shape import planned
 from posbench.encodings.extend import NAMES
@@ -40,7 +40,7 @@ _SHARED = ("base", "layout")  # options that an encoding and its stretched forms
 def runs(pattern: str) -> list[str]:
     """The run folders that a glob names, without those that --restart moved aside, or the one of this name."""
     found = sorted(
-        path for path in glob.glob(pattern) if (Path(path) / SAVED).is_file() and not re.search(r"\.old-\d+/?$", path)
+        path for path in glob.glob(pattern) if (Path(path) / SAVED).is_file() and not moved_aside(Path(path).name)
     )
     return found or [pattern]
 

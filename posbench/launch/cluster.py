@@ -28,6 +28,7 @@ from posbench.launch.states import FINAL, Status
 from posbench.run_folder.lock import in_use
 from posbench.terminal.signals import end_after, stop_signals, wait_for_parent
 
+Launcher = tuple[str, DictConfig]  # submitit's name of the cluster, and its settings
 _LAUNCHERS = {"submitit_slurm": "slurm", "submitit_local": "local"}  # and submitit's name of it
 _POLL_SECONDS = 1.0
 _FOLDER = "submitit_folder"
@@ -36,7 +37,7 @@ _COMMON = {"cpus_per_task", "gpus_per_node", "mem_gb", "name", "nodes", "stderr_
 _COMMON |= {"timeout_min"}
 
 
-def check(overrides: list[str]) -> tuple[str, DictConfig]:
+def check(overrides: list[str]) -> Launcher:
     """The cluster that `hydra/launcher=...` names, and its settings with `hydra.launcher.*` applied.
 
     Raises:

@@ -25,7 +25,7 @@ from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import AS_TRAINED
-from posbench.launch import tuning
+from posbench.launch import states, tuning
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
@@ -41,8 +41,12 @@ _BYTES_CLEANED = 4
 class Cost:
     """The cost of one run."""
 
-    seconds: float  # of training and evaluation, with the machine to itself
+    training: float  # seconds with the machine to itself
+    evaluation: float  # likewise, of all rows
     bytes: int  # of its checkpoints when it is done
+
+    def seconds(self, trained: bool) -> float:
+        return self.evaluation + (0.0 if trained else self.training)
 
 
 def forecast(todo: list[Plan], threads: int) -> list[Cost]:
@@ -70,7 +74,8 @@ def forecast(todo: list[Plan], threads: int) -> list[Cost]:
 
 
 def _median(costs: list[Cost]) -> Cost:
-    return Cost(statistics.median(one.seconds for one in costs), round(statistics.median(one.bytes for one in costs)))
+    middle = (statistics.median(each) for each in zip(*map(dataclasses.astuple, costs), strict=True))
+    return Cost(next(middle), next(middle), round(next(middle)))
 
 
 def _kind(plan: Plan) -> tuple[Path, str]:
@@ -85,11 +90,17 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
         left: those that are not finished.
         at_a_time: runs that this machine would do at a time, with so many CPU threads each.
     """
-    tokens = sum(plan.config.training.steps * plan.config.training.tokens_per_step for plan in left)
-    lines = [f"{_runs(len(todo))}: {len(todo) - len(left)} finished, {len(left)} to do, {tokens:,} tokens to train on."]
+    trained = [states.is_trained(plan) for plan in left]
+    to_train = [plan.config.training for plan, known in zip(left, trained, strict=True) if not known]
+    tokens = sum(training.steps * training.tokens_per_step for training in to_train)
+    only = f" ({sum(trained)} of them trained, at most all of their evaluation)" if any(trained) else ""
+    lines = [
+        f"{_runs(len(todo))}: {len(todo) - len(left)} finished, {len(left)} to do{only}, {tokens:,} tokens to train on."
+    ]
     if left:
         found = forecast(left, threads)
-        seconds, kept = [cost.seconds for cost in found], sum(cost.bytes for cost in found)
+        seconds = [cost.seconds(known) for cost, known in zip(found, trained, strict=True)]
+        kept = sum(cost.bytes for cost in found)
         whole = max(sum(seconds) / min(at_a_time, len(left)), max(seconds))
         each = {_time(min(seconds)): None, _time(max(seconds)): None}
         lines += [
@@ -125,7 +136,7 @@ def _cost(config: Config) -> Cost:
     each = _BYTES_CLEANED if config.runtime.clean else _BYTES_TRAINED
     kept = 1 if config.runtime.clean or config.training.steps <= config.runtime.checkpoint_every_steps else 2
     update = _seconds(training_step(config, vocabulary(config), model))
-    return Cost(config.training.steps * update + _evaluation(config, model), parameters * each * kept)
+    return Cost(config.training.steps * update, _evaluation(config, model), parameters * each * kept)
 
 
 def _evaluation(config: Config, model: GPT) -> float:

@@ -53,7 +53,12 @@ def is_finished(plan: Plan) -> bool:
         held = load_config(plan.folder)
     except UserError:
         return False
-    return record(plan).get("status") == "done" and held.evaluation == plan.config.evaluation
+    return is_trained(plan) and held.evaluation == plan.config.evaluation
+
+
+def is_trained(plan: Plan) -> bool:
+    """Whether a run of these weights is done, perhaps with other evaluation settings."""
+    return record(plan).get("status") == "done"
 
 
 def before(plan: Plan) -> Status:

@@ -49,8 +49,7 @@ def sweep(
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
-    if hydra:  # before a text is prepared or a race is recorded
-        cluster.check(hydra)
+    launcher = cluster.check(hydra) if hydra else None  # before a text is prepared or a race is recorded
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
@@ -59,7 +58,8 @@ def sweep(
         todo = rates.reused(todo, own["rates"], config_dir)
     racing = race.Racing(todo, looks) if looks else None
     if dry_run:
-        print(cost([*tuning.trials(todo, grid), *(racing.all if racing else todo)], n_jobs))
+        runs = racing.all if racing else tuning.as_far_as_known(todo, grid)
+        print(cost([*tuning.trials(todo, grid), *runs], n_jobs))
         if racing:
             print(f"A race: these are the most that it may take. Its first look takes {len(racing.first)} runs.")
         return
@@ -73,14 +73,14 @@ def sweep(
             "('posbench doctor' says which; tracking=none turns W&B off)"
         )
     if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, hydra), command)
+        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, launcher), command)
     if looks:
         racing = race.Racing(todo, looks)
         racing.record()
-        status = execute(racing.first, n_jobs, hydra, command, racing.more)
+        status = execute(racing.first, n_jobs, launcher, command, racing.more)
         todo = racing.among(status)
     else:
-        status = execute(todo, n_jobs, hydra, command)
+        status = execute(todo, n_jobs, launcher, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
@@ -137,17 +137,17 @@ def _grid(own: dict[str, str]) -> list[float]:
 def execute(
     todo: list[Plan],
     n_jobs: int | None,
-    hydra: list[str],
+    launcher: cluster.Launcher | None = None,
     command: str | None = None,
     more: pool.More | None = None,
 ) -> dict[str, Status]:
-    """Run plans, and those that `more` adds, here or where `hydra/launcher=...` says.
+    """Run plans, and those that `more` adds, here or by a launcher.
 
     Given the sweep's command, `sweep.json` records them.
     """
     processes = todo[0].config.runtime.processes or 1
-    if hydra:
-        name, settings = cluster.check(hydra)
+    if launcher:
+        name, settings = launcher
         cluster.refuse_lone_tasks(settings, processes)
         at_once, given = min(len(todo), machine.cores()), settings.cpus_per_task
     else:
@@ -161,7 +161,7 @@ def execute(
 
     with table.shown(todo) as show:
         follow = _recorded(todo, command, show) if command else show
-        if hydra:
+        if launcher:
             return cluster.run(todo, name, settings, follow, added)
         return pool.run(todo, slots, follow, added)
 

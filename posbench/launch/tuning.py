@@ -45,6 +45,17 @@ def tuned(
     return rates.applied([(job, rows[group(job)]["chosen"]) for job in todo])
 
 
+def as_far_as_known(todo: list[Plan], grid: list[float]) -> list[Plan]:
+    """The jobs of a sweep at their best learning rates where earlier trials have settled them, else as configured."""
+    known = {}
+    for name, job in _groups(todo).items():
+        tried = trials([job], grid)
+        status = {trial.id: states.before(trial) for trial in tried}
+        if tried and all(one.name == "done" for one in status.values()):
+            known[name] = _row(job, tried, status)["chosen"]
+    return [rates.applied([(job, known[group(job)])])[0] if group(job) in known else job for job in todo]
+
+
 def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     """The runs that the choice needs: each encoding at each multiple of its learning rate."""
     return [_trial(job, factor) for job in _groups(todo).values() for factor in grid]

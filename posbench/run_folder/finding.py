@@ -5,10 +5,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from posbench.config.identity import moved_aside
 from posbench.errors import UserError
 
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
-_ASIDE = re.compile(r".+\.old-\d+")
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
@@ -55,4 +55,4 @@ def _records(folder: Path) -> list[Path]:
 def _aside(folder: Path, under: Path) -> bool:
     """Whether the folder, or a parent below what the user named, was moved aside."""
     inner = folder.relative_to(under).parts
-    return any(_ASIDE.fullmatch(part) for part in (*inner, folder.name))
+    return any(moved_aside(part) for part in (*inner, folder.name))

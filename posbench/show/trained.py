@@ -48,13 +48,16 @@ def picture(folder: Path) -> Picture:
     notes = [f"{config.encoding.name}, trained", *panels.first_layer_of_several(model.encoding)]
     with codes.in_double(), torch.no_grad():
         drawn = panels.of_positions(_in_double(model.encoding, config, tokenizer))
-    try:
-        text = _text(folder, config)
-    except UserError as error:
-        notes.append(f"its text is not available: {error}")
+    if config.data.task is not None:
+        notes.append("attention is drawn for runs on text only")
     else:
-        with torch.no_grad():
-            drawn += _on_text(model, config, text)
+        try:
+            text = _text(folder, config)
+        except UserError as error:
+            notes.append(f"its text is not available: {error}")
+        else:
+            with torch.no_grad():
+                drawn += _on_text(model, config, text)
     return Picture(folder.resolve().name, ", ".join(notes), tuple(drawn), config.training.train_length)
 
 
