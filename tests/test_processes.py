@@ -374,11 +374,12 @@ def at(step: int, patch: pytest.MonkeyPatch, rank: int, event: BaseException | s
 def test_what_fails_in_one_process_ends_all_and_is_the_reason(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
+    monkeypatch.setattr(posbench.processes, "_END_SECONDS", 300.0)  # nothing waits for that
     at(7, monkeypatch, 1, RunFailed("no room", reason="oom") if reason == "oom" else KeyError("no key"))
     began = time.monotonic()
     with pytest.raises(RunFailed, match=r"^rank 1 of 2: (no room|KeyError: 'no key')$"):
         trained(config, tmp_path / "run", 2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     record = load_record(tmp_path / "run")
     assert (record["status"], record["reason"]) == ("failed", reason)
     assert record["message"].startswith("rank 1 of 2: no ") or "KeyError" in record["message"]
@@ -476,7 +477,7 @@ def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     def hang(world: Joined) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with world.last_resort(lambda error: (tmp_path / "said").write_text(str(error))):
-            time.sleep(60)
+            time.sleep(300)
 
     def fail(world: Joined) -> None:
         raise RunFailed("no room", reason="oom")
@@ -484,7 +485,7 @@ def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     began = time.monotonic()
     with pytest.raises(RunFailed, match=r"^no room$"):
         together(2, tmp_path / "run", fail, hang)
-    assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 10
+    assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 60
 
 
 @pytest.mark.full
