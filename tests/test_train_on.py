@@ -366,7 +366,7 @@ def test_reports_notebooks_and_other_commands_read_the_results(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["yarn", "ntk"])
+@pytest.mark.parametrize("name", ["yarn", "ntk", "longrope"])
 def test_a_run_and_the_folder_that_it_is_exported_to_are_trained_on_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -195,9 +195,14 @@ def tokenizer_file(name: str) -> tuple[Path, str]:
     return file, file.parent.name
 
 
+# Settings of tokenizers and of generation, which a model that is trained on keeps.
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+
+
 def model_folder(name: str) -> tuple[Path, str]:
-    """The folder of a model on the hub, in the hub's own cache, and its commit. Downloaded are its configuration, its
-    tokenizer and its .safetensors files, and nothing else.
+    """The folder of a model on the hub, in the hub's own cache, and its commit.
+
+    Downloaded are its configuration, its tokenizer with its settings, and its .safetensors files, and nothing else.
 
     Args:
         name: `EleutherAI/pythia-160m`, with a commit, tag or branch `EleutherAI/pythia-160m@main`.
@@ -210,7 +215,7 @@ def model_folder(name: str) -> tuple[Path, str]:
     weights = ["model.safetensors.index.json", "model.safetensors", "model-*.safetensors"]
     here = "a folder of this machine that save_pretrained of transformers has written"
     with _asked("model", name, here) as of:
-        patterns = ["config.json", "tokenizer.json", *weights]
+        patterns = ["config.json", "tokenizer.json", *_BESIDE, *weights]
         folder = Path(huggingface_hub.snapshot_download(allow_patterns=patterns, **of))
     return folder, folder.name
 
@@ -262,8 +267,8 @@ def _commit(kind: str, name: str, revision: str | None) -> str | None:
     except errors.RevisionNotFoundError:
         raise UserError(f"'{name}' has no revision '{revision}'") from None
     except errors.HFValidationError as error:
-        key = {"dataset": "data.dataset", "model": "data.tokenizer"}[kind]
-        raise UserError(f"{key} is '{name}': {str(error).splitlines()[0]}") from None
+        told = str(error).splitlines()[0]
+        raise UserError(f"'{name}' is neither here nor the name of a {kind} on the hub: {told}") from None
     except Exception as error:  # the transport's own errors: no network, time-out, a captive portal
         logger.info("the hub does not answer (%s): looking in the cache", type(error).__name__)
         return None

@@ -190,7 +190,7 @@ def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
         raise UserError(f"the code of '{encoding.name}' depends on the input's length: expected encoding.norm=length")
     _refuse_window(model, "GPT-2, the stock architecture with a table,")
     # As long as the evaluated lengths, so that the curve can be measured again.
-    longest = round(config.evaluation.ratios[-1] * config.training.train_length)
+    longest = round(max(1, config.evaluation.ratios[-1]) * config.training.train_length)
     longest = min(longest, encoding.max_length or longest)
     settings = {
         "n_embd": config.model.d_model,
@@ -198,6 +198,7 @@ def _gpt2(model: GPT, config: Config, encoding: Learned | Additive) -> Stock:
         "n_head": config.model.n_heads,
         "n_inner": hidden_width(config.model),
         "n_positions": longest,
+        "original_max_position_embeddings": config.training.train_length,  # what posbench takes as trained
         "activation_function": "gelu",
         "layer_norm_epsilon": _layer_norm_eps(model),
         "attn_pdrop": 0.0,

@@ -176,7 +176,10 @@ def find(word: str) -> Found:
     if Path(word).exists():
         return Found(folders.read(Path(word)), word, None)
     folder, commit = hub.model_folder(word)
-    return Found(folders.read(folder), word, commit)
+    try:
+        return Found(folders.read(folder), word, commit)
+    except UserError as error:
+        raise UserError(f"'{word}': {str(error).replace(str(folder), 'its repository on the hub')}") from None
 
 
 def asked_of(checkpoint: Checkpoint, overrides: list[str]) -> Asked:

@@ -41,10 +41,16 @@ def turns_of(config: Any, train_length: int) -> list[Turns]:
     ]
 
 
-def extended(config: Any, method: str, length: int, train_length: int, options: dict[str, Any]) -> "Extension":
+def extended(
+    config: Any, method: str, length: int, train_length: int, options: dict[str, Any], every_length: bool = False
+) -> "Extension":
     """An extension of a rotary model.
 
     Layers with a sliding window and a separate base are unchanged: they meet no new distances.
+
+    Args:
+        every_length: the model will read other lengths, too: LongRoPE keeps its set for those up to the training
+            length. Otherwise it has one set, that of this length.
 
     Raises:
         UserError: unknown method or a wrong option.
@@ -59,7 +65,13 @@ def extended(config: Any, method: str, length: int, train_length: int, options: 
         kind = f"{method} with ramp={facts['ramp']}" if method in SPELT else method
         raise Undefined(f"transformers has no configuration for '{kind}': expected {', '.join(SPELT)}")
     assert isinstance(made, Rotary)  # all methods that transformers knows change frequencies
-    spelt = {**parameters, **_spelt(method, plain, made, facts, train_length)}
+    short = (
+        methods.extended(plain, method, train_length, train_length, **options)[0]
+        if every_length and method == "longrope"
+        else made
+    )
+    assert isinstance(short, Rotary)
+    spelt = {**parameters, **_spelt(method, plain, made, short, facts, train_length)}
     new = copy.deepcopy(config)
     new.max_position_embeddings = train_length  # the starting length of the library's `dynamic`
     new.rope_parameters = spelt if layers is None else {**new.rope_parameters, layers: spelt}
@@ -79,7 +91,10 @@ class Extension:
 
 
 def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
-    """The largest error of a model's rotary modules in cosines and sines of position 1; `length` of the input."""
+    """The largest error of a model's rotary modules at position 1, in cosines and sines; `length` of the input.
+
+    Or a tenth of the largest relative error of an angle, which tells the slow pairs apart.
+    """
     positions = torch.tensor([[1, length - 1]])
     found = [0.0]
     for rotary in modules(model):
@@ -90,8 +105,15 @@ def difference(model: nn.Module, turns: list[Turns], length: int) -> float:
                 given = rotary(torch.zeros(1, dtype=torch.float32, device=device), positions.to(device), *kind)
             angle, factor = each.rope.inv_freq(_CPU), each.rope.attention_factor
             wanted = torch.cat([angle.cos(), angle.sin()]) * factor
-            found.append(min(float((form - wanted).abs().max()) for form in _forms(given, len(angle))))
+            found.append(min(_error(form, wanted) for form in _forms(given, len(angle))))
     return max(found)
+
+
+def _error(given: Tensor, wanted: Tensor) -> float:
+    """Of cosines and sines (2 * pairs,), as `difference` has it."""
+    turned, angle = (torch.atan2(sin, cos) for cos, sin in (given.chunk(2), wanted.chunk(2)))
+    relative = ((turned - angle).abs() / angle.abs().clamp_min(1e-9)).max()
+    return float(torch.maximum((given - wanted).abs().max(), relative / 10))
 
 
 def _forms(given: Any, pairs: int) -> Iterator[Tensor]:
@@ -172,8 +194,10 @@ SPELT = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope
 _RAMPS = {"ntk_by_parts": "index", "yarn": "index", "llama3": "rotations"}  # the only one that the library has
 
 
-def _spelt(method: str, plain: Rotary, made: Rotary, facts: dict[str, Any], train_length: int) -> Parameters:
-    """The `rope_parameters` of one of `SPELT`."""
+def _spelt(
+    method: str, plain: Rotary, made: Rotary, short: Rotary, facts: dict[str, Any], train_length: int
+) -> Parameters:
+    """The `rope_parameters` of one of `SPELT`; `short`: as made for inputs up to the training length."""
     base, factor = plain.base, facts.get("factor", 1.0)
     match method:
         case "pi":
@@ -187,9 +211,11 @@ def _spelt(method: str, plain: Rotary, made: Rotary, facts: dict[str, Any], trai
         case "llama3":
             slow, fast = facts["low_freq_factor"], facts["high_freq_factor"]
             return spelling.llama3(base, factor, slow=slow, fast=fast, original=train_length)
-        case "longrope":  # the same divisors in both lists: posbench has already chosen them for this length
-            divisors, scale = plain.inv_freq(_CPU) / made.inv_freq(_CPU), made.attention_factor
-            lists = {"short": divisors, "long": divisors}
-            return spelling.longrope(base, factor, **lists, attention_factor=scale, original=train_length)
+        case "longrope":
+            divisors = {
+                name: plain.inv_freq(_CPU) / one.inv_freq(_CPU) for name, one in (("short", short), ("long", made))
+            }
+            scale = made.attention_factor
+            return spelling.longrope(base, factor, **divisors, attention_factor=scale, original=train_length)
     slow, fast, scale = facts["alpha"], facts["beta"], made.attention_factor
     return spelling.yarn(base, factor, slow=slow, fast=fast, attention_factor=scale, original=train_length)

@@ -94,7 +94,7 @@ def _write_config(new: Path, library: Any, checkpoint: Checkpoint, config: Train
     parameters = every.get("full_attention", every)  # of the layers that see everything, where kinds of layers differ
     kind = parameters.get("rope_type")
     made.architectures, made.dtype = [family.model], DTYPES[checkpoint.weights.precision]
-    made.use_cache = kind != "dynamic"  # cached keys would have the frequencies of a shorter text
+    made.use_cache = kind not in ("dynamic", "longrope")  # cached keys would have the frequencies of a shorter text
     if kind == "yarn":  # transformers 4 takes the factor from these two lengths
         made.max_position_embeddings = round(parameters["original_max_position_embeddings"] * parameters["factor"])
     elif kind != "dynamic" and family.position != "learned":  # `dynamic` starts from this setting

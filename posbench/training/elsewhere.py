@@ -37,7 +37,7 @@ from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.log import kept
 from posbench.run_folder.names import TOKENIZER
-from posbench.run_folder.rows import evaluation_rows
+from posbench.run_folder.rows import evaluation_rows, headline_split
 from posbench.terminal.signals import ended_in_words
 from posbench.training.journal import RunJournal
 from posbench.training.step import learner_for
@@ -87,7 +87,7 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
     config, source = begun.config, begun.found.checkpoint
     device = machine.current(machine.resolve(config.runtime.device))
     dtype = machine.resolve_precision(config.training.precision, device)
-    longest = job.longest_of(config.evaluation, config.training.train_length)
+    longest = max(config.training.train_length, job.longest_of(config.evaluation, config.training.train_length))
     building.refuse_too_large(source, begun.library, "fp32", str(device), longest)
     needs, recomputed = learning.refuse_too_large(source, begun.library, config, dtype, str(device))
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -129,14 +129,18 @@ def train_model(word: str, overrides: list[str], restart: bool = False, config_d
 
             step = fit(learner, batches, tokens, config, RunJournal(run, tracker, config, where), evaluate)
         warn_of_rows_passed(run, config)
-        evaluate(step, config.evaluation)
-        if not (run.folder / MODEL).exists():
-            rows = [row for row in evaluation_rows(run.folder) if row.is_headline and row.kind == "plain"]
-            saving.save(run.folder / MODEL, model, source, config, run.record["command"], rows)
+        learner.optimizer.zero_grad(set_to_none=True)  # room for copies of the weights
+        with machine.out_of_memory_as_failure("the same command again, which goes on from the trained weights,"):
+            evaluate(step, config.evaluation)
+            if not (run.folder / MODEL).exists():
+                rows = evaluation_rows(run.folder)
+                split = headline_split(rows, config.evaluation.split)
+                rows = [row for row in rows if row.is_headline and row.kind == "plain" and row.split == split]
+                saving.save(run.folder / MODEL, model, source, config, run.record["command"], rows)
             logger.info("the trained model, for transformers: %s", run.folder / MODEL)
         run.finish("done")
         if config.runtime.clean:
-            checkpoint.keep_weights(run.folder)
+            checkpoint.keep_weights(run.folder, config.training.steps)
     return folder
 
 
@@ -252,7 +256,7 @@ def _extended(
         UserError: the model cannot be read at that length, or not be extended in that way.
     """
     source, length = found.checkpoint, base.training.train_length
-    library = building.configuration(source, job.longest_of(base.evaluation, length))
+    library = building.configuration(source, max(length, job.longest_of(base.evaluation, length)))
     position = position_of(source, library)
     if position == "learned" and length > library.max_position_embeddings:
         told = f"{source.kind} has a table of {library.max_position_embeddings:,} positions"
@@ -264,7 +268,7 @@ def _extended(
     if method is None and options.keys() != {"base"}:
         raise UserError(f"encoding.{min(options)}: expected extension=NAME beside it, or encoding.base alone")
     try:
-        made = rope.extended(library, method or "abf", length, before, options)
+        made = rope.extended(library, method or "abf", length, before, options, every_length=True)
     except Undefined as error:
         raise UserError(f"extension={method or 'abf'}: {error}") from None
     return made.config, made.turns, method or "rope"
