@@ -405,6 +405,14 @@ def test_jsonl_parquet_and_globs_hold_a_document_per_row(tmp_path: Path) -> None
         load(config(path=tmp_path / "data" / "rows.parquet", column="txt"), tmp_path)
 
 
+def test_a_glob_over_folders_named_by_split_keeps_their_splits(tmp_path: Path) -> None:
+    texts = {"train": "red " * 40, "valid": "green " * 40, "test": "blue " * 40}
+    for split, text in texts.items():
+        write(tmp_path / "data" / split, {"one.txt": text})
+    found = load(config(path=tmp_path / "data" / "*" / "*.txt"), tmp_path).documents
+    assert [[*found[split]] for split in ("train", "validation", "test")] == [[text] for text in texts.values()]
+
+
 def packed(content: bytes, packing: str) -> bytes:
     if packing == ".zst":
         sink = pyarrow.BufferOutputStream()

@@ -631,6 +631,22 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
     assert joined.rise("plain", 128) is not None and len({level.targets for level in joined.at.values()}) == 1
 
 
+def test_more_lengths_beyond_the_training_length_make_the_curve_and_a_row_without_a_number_takes_nothing_from_it(
+    trained: tuple[Config, pathlib.Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = trained
+    evaluate_run(folder, apply(config, ["length=4,8,12,16,32,64"]))  # nine rows on the run's own targets
+    evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
+    levels = load.read(folder).levels
+    assert levels.rise("plain", 128) is not None and not [n for _, n in levels.at if n < 16]
+    before, blocks = evaluation_rows(folder), evaluation_blocks(folder)
+    evaluate_run(folder, apply(config, ["length=16,32", "blocks=4"]))
+    assert {row.status for row in every_row(folder)} == {"ok", "too_short"}
+    assert evaluation_rows(folder) == before and load.read(folder).levels.headline == levels.headline
+    evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
+    assert evaluation_blocks(folder) == blocks and "dropped" not in caplog.text
+
+
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
     trained: tuple[Config, pathlib.Path],
 ) -> None:

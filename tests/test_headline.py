@@ -10,6 +10,7 @@ from support import posbench
 
 from posbench.config.identity import run_id
 from posbench.config.schema import Config
+from posbench.errors import UserError
 from posbench.evaluation import curve
 from posbench.evaluation.headline import check_objective, headline_of, objective
 from posbench.evaluation.levels import reach, uses
@@ -95,6 +96,15 @@ def test_an_objective_of_the_evaluation_is_accepted_and_names_no_other_run(templ
     chosen = dataclasses.replace(template, runtime=dataclasses.replace(template.runtime, objective=name))
     check_objective(chosen)
     assert run_id(chosen) == run_id(template)
+
+
+def test_an_objective_has_the_name_that_the_headline_gives_it(template: Config) -> None:
+    evaluation = dataclasses.replace(template.evaluation, ratios=(1.0, 1.5625, 2.001))
+    config = dataclasses.replace(template, evaluation=evaluation)
+    for name in ("nll_1.5625x", "rise_2x"):  # of 64 tokens: 100, and 128
+        check_objective(dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, objective=name)))
+    with pytest.raises(UserError, match=r"nll_1\.5625x"):
+        check_objective(dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, objective="nll_1.56x")))
 
 
 def test_an_unknown_objective_is_one_line_before_anything_is_made(

@@ -176,6 +176,8 @@ def test_its_name_follows_the_weights_not_the_path(here: Path) -> None:
     assert stretched.encoding.name == "ntk" and stretched.encoding.options["factor"] == 4
     assert config_of(source("rope"), "extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
     assert config_of(source("rope"), "training.batch_size=2").training.batch_size == 2
+    asked = config_of(source("rope"), "evaluation=full").evaluation
+    assert asked.ratios == resolve_one(["evaluation=full"]).config.evaluation.ratios  # what is typed comes first
     default = resolve_one([f"start={source('rope')}"])
     assert default is not None and default.config.training.tokens == 64  # a tenth of 512 is less than an update
 
@@ -213,6 +215,13 @@ def test_the_sweep_has_ten_ways_for_each_run(here: Path) -> None:
     ways = {(one.encoding.name, one.encoding.options.get("base"), one.model.attention.window) for one in configs}
     assert len(configs) == 20 and len(ways) == 10 and {one.seed for one in configs} == {0, 1}
     assert {one.study for one in configs} == {"extend"} and all(one.original_length == 16 for one in configs)
+
+
+def test_a_budget_below_one_update_of_the_run_that_it_began_from_is_trained_and_evaluated(here: Path) -> None:
+    words = ["training.batch_size=1", "training.tokens=64", "training.train_length=64", "training.warmup_tokens=0"]
+    assert posbench("train", f"start={source('rope')}", *on(here, *words, "protocol=fixed_target")) == 0
+    (row,) = {row.ngram_nll for row in evaluation_rows(only(here)) if row.tokens == 0}
+    assert row is not None
 
 
 # -- what cannot be begun ----------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ OF_A_SWEEP = (
     "race",
     "race.looks",
 )  # what `posbench sweep` takes beside what its runs take
-OF_A_FINISHED_RUN = [*_EVALUATION, "device", "threads", "processes"]  # what `posbench evaluate` takes
+# What `posbench evaluate` takes: what is measured on the way through training is none of it.
+OF_A_FINISHED_RUN = [*(word for word in _EVALUATION if word != "at_tokens"), "device", "threads", "processes"]
 
 FILES = ("data.path", "data.dataset", "data.tokenizer", "start")  # keys whose values may be files, of whatever name
 _PLAIN = re.compile(r"[\w./~-]*", re.ASCII)  # needs no quotation marks

@@ -331,6 +331,10 @@ class Config:
                     f"evaluation.protocols has {protocol}, for text, but data '{name}' is a task: expected "
                     "evaluation=problems, which experiment=tasks brings"
                 )
+        if self.data.task is None and asked.offsets:
+            raise UserError(
+                f"evaluation.offsets is {list(asked.offsets)}: they are for tasks, and data '{name}' is text"
+            )
         if self.data.task is not None and asked.at_tokens:
             told = f"evaluation.at_tokens is {list(asked.at_tokens)}: data '{name}' is a task"
             raise UserError(f"{told}, expected [] (validate_every_steps measures it on the way)")

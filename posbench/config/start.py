@@ -91,9 +91,10 @@ def begun(composed: DictConfig, run: Any, typed: Collection[str]) -> DictConfig:
         cfg.seed, cfg.study, cfg.start = source.seed, STUDY, dataclasses.asdict(start)
         cfg.training.tokens = source.training.tokens // 10
         cfg.training.learning_rate = source.training.learning_rate * RATE
-        asked = source.evaluation
-        cfg.evaluation.targets, cfg.evaluation.blocks = asked.targets, asked.blocks
-        cfg.evaluation.ratios = list(asked.ratios)
+        if "evaluation" not in typed:
+            asked = source.evaluation
+            cfg.evaluation.targets, cfg.evaluation.blocks = asked.targets, asked.blocks
+            cfg.evaluation.ratios = list(asked.ratios)
     return cfg
 
 

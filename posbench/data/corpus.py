@@ -170,7 +170,7 @@ def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     found = reading.find(config.path)
     root = Path(config.path).expanduser()
     if not root.is_dir():  # one file, or a glob
-        root = found[0].parent
+        root = Path(os.path.commonpath([path.parent for path in found]))
     splits = {"": found} if len(found) == 1 else reading.by_split(found, root) or {"": found}
     return {
         split: {path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in paths}

@@ -156,11 +156,11 @@ def _not_joined(folder: Path, split: str, joined: list[EvaluationRow]) -> list[s
     if not others:
         return []
     each = [f"{row.curve_name} at {row.length} {row.nll:.3f}" for row in sorted(others, key=lambda row: row.length)]
-    lengths = sorted({row.length for row in every})
-    return [
-        f"On other targets than the curve, so not comparable with it: {', '.join(each)}. Lengths that are asked for "
-        f"together share their targets: length={','.join(map(str, lengths))}"
-    ]
+    lengths = ",".join(map(str, sorted({row.length for row in every})))
+    together = f"Lengths that are asked for together share their targets: length={lengths}"
+    if all(row.protocol == "nonoverlap" for row in others):
+        together = "nonoverlap has the same targets at lengths that divide the longest one"
+    return [f"On other targets than the curve, so not comparable with it: {', '.join(each)}. {together}"]
 
 
 def _about_intervals(rows: list[EvaluationRow], known: dict[BlocksKey, list[BlockRow]]) -> list[str]:

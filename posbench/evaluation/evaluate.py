@@ -152,7 +152,8 @@ def _described(evaluation: Evaluation, measurement: Measurement) -> EvaluationRo
         documents=forward.windows[0].documents if forward.windows else None,
     )
     if not measurement.possible:
-        reason = f"the {settings.split} text has too few windows of {measurement.length} tokens"
+        choosing = ", or of the contexts that choose its key tokens" if measurement.select else ""
+        reason = f"the {settings.split} text has too few windows of {measurement.length} tokens{choosing}"
         if measurement.protocol in ("fixed_target", "task") and settings.blocks < MIN_BLOCKS:
             reason = f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS}, for an interval"
         return dataclasses.replace(row, status="too_short", reason=reason)

@@ -46,7 +46,7 @@ def check_objective(config: Config) -> None:
         UserError: it is none of the headline's values at the configured ratios.
     """
     name, measure = config.runtime.objective, measure_of(config)
-    known = measure.objectives([f"{ratio:.3g}x" for ratio in config.evaluation.ratios])
+    known = measure.objectives(config)
     if name is not None and name not in known:
         raise UserError(f"objective is '{name}'{did_you_mean(name, known)} (choices: {', '.join(known)})")
     if name is not None and measure.protocol not in config.evaluation.protocols:

@@ -224,7 +224,12 @@ def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
         before = dataclasses.replace(
-            training, train_length=start.train_length, batch_size=start.batch_size, accumulation=1
+            training,
+            train_length=start.train_length,
+            batch_size=start.batch_size,
+            accumulation=1,
+            tokens=start.tokens,
+            warmup_tokens=start.warmup_tokens,
         )
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
     return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
@@ -275,4 +280,5 @@ def _reference(subject: TrainedGPT, tokens: Tokens, settings: EvaluationConfig) 
         model=with_weights(folder, config, tokens.tokenizer, trained.weights()).to(subject.device).eval(),
         name=f"{record['id']} at step {trained.step}",
         train_length=config.training.train_length,
+        seed=config.seed,
     )

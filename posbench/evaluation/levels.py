@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posbench.config.external import AnyConfig
-from posbench.evaluation import intervals
+from posbench.config.schema import Config
+from posbench.evaluation import intervals, plan
 from posbench.evaluation.intervals import Blocks, Interval, blocks_of
 from posbench.evaluation.measure import Headline, Learned, Measure
 from posbench.run_folder.rows import (
@@ -68,7 +69,9 @@ class Levels(Measure):
         return cls(at, config.training.train_length)
 
     @staticmethod
-    def objectives(ratios: Sequence[str]) -> list[str]:
+    def objectives(config: Config) -> list[str]:
+        length = config.training.train_length
+        ratios = [f"{n / length:g}x" for n in plan.lengths_of(config.evaluation, length)]
         known = [f"{value}_{ratio}" for value in ("nll", "rise") for ratio in ratios]
         rises_from_1x_on = [name for name in known if not name.startswith(("rise_0", "rise_1x"))]
         return [*rises_from_1x_on, "reach", *(["uses"] if any(ratio.startswith("0") for ratio in ratios) else [])]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from posbench.config.external import AnyConfig
+from posbench.config.schema import Config
 from posbench.run_folder.rows import EvaluationRow
 
 Learned = Literal["yes", "no", "not resolved"]
@@ -45,8 +46,8 @@ class Measure(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def objectives(ratios: Sequence[str]) -> list[str]:
-        """The numbers of the headline, by name, of an evaluation at these multiples of the training length: `4x`."""
+    def objectives(config: Config) -> list[str]:
+        """The numbers of the headline, by name, of the evaluation that is asked for."""
 
     @staticmethod
     @abc.abstractmethod

@@ -45,7 +45,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
         _refuse_without_key(config)
         with Run.open(folder, config, command=None) as run:
             target = Target.of(config, folder, run.id, run.record)
-            moved = {name: given[name] for name in ("project", "entity") if name in given}
+            moved = {name: getattr(config.tracking, name) for name in ("project", "entity") if name in given}
             again: dict[str, Any] = {"id": f"{target.id}-{time.strftime('%Y%m%d%H%M%S')}"} if anew else {}
             try:
                 said = send(config, run, dataclasses.replace(target, **moved, **again))

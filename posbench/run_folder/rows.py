@@ -166,10 +166,13 @@ def multiple(ratio: float) -> str:
 
 
 def every_row(folder: Path) -> list[EvaluationRow]:
-    """Rows of `evaluation.jsonl`, the last of each key and targets. Without a number only the last of a key stays."""
+    """Rows of `evaluation.jsonl`, the last of each key and targets.
+
+    A row without a number lasts until the next of its key. It takes the place of a number on its own targets only.
+    """
     found: dict[RowKey, dict[str | None, EvaluationRow]] = {}
     for row in filter(None, map(EvaluationRow.from_json, read_jsonl(folder / EVALUATION))):
-        earlier = found.get(row.key, {}) if row.measured else {}
+        earlier = found.get(row.key, {})
         measured = {targets: one for targets, one in earlier.items() if one.measured and targets != row.targets_sha256}
         found[row.key] = {**measured, row.targets_sha256: row}
     return [row for of_key in found.values() for row in of_key.values()]
@@ -178,7 +181,8 @@ def every_row(folder: Path) -> list[EvaluationRow]:
 def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     """Rows of `evaluation.jsonl`, one of each key: the last, unless an earlier one pairs with more of its curve.
 
-    So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there.
+    So a later evaluation of a few lengths, on targets of their own, never breaks a curve that is there. Neither does
+    one that has no number, say for lack of text.
     """
     found = every_row(folder)
     if len(found) == len({row.key for row in found}):
@@ -187,7 +191,7 @@ def evaluation_rows(folder: Path) -> list[EvaluationRow]:
     for row in found:
         curves.setdefault((row.split, row.checkpoint_step), []).append(row)
     paired = {row.blocks_key for curve in curves.values() for row in on_shared_targets(curve)}
-    chosen = {row.key: row for row in sorted(found, key=lambda row: row.blocks_key in paired)}
+    chosen = {row.key: row for row in sorted(found, key=lambda row: (row.measured, row.blocks_key in paired))}
     return [row for row in found if chosen[row.key] is row]
 
 
@@ -207,12 +211,14 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that one line may join: for each protocol of text, the rows on its most common targets.
 
-    Of equally many the newer ones count. What has no number stays, and so do probes, problems and `per_position`, whose
-    rows have targets of their own by definition.
+    Most common from the training length on, then in all; of equally many the newer ones count. What has no number
+    stays, and so do probes, problems and `per_position`, whose rows have targets of their own by definition.
     """
-    counted = Counter((row.protocol, row.targets_sha256) for row in rows if row.protocol in _PAIRED and row.measured)
+    paired = [row for row in rows if row.protocol in _PAIRED and row.measured]
+    counted = Counter((row.protocol, row.targets_sha256) for row in paired)
+    far = Counter((row.protocol, row.targets_sha256) for row in paired if row.kind == PLAIN and row.length_ratio >= 1)
     shared: dict[str, str | None] = {}
-    for (protocol, targets), _ in sorted(reversed(counted.items()), key=lambda item: -item[1]):
+    for protocol, targets in sorted(reversed(counted), key=lambda key: (-far[key], -counted[key])):
         shared.setdefault(protocol, targets)
     return [
         row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
