@@ -794,6 +794,8 @@ def test_evaluate_adds_lengths_given_as_a_comma_list(capsys: pytest.CaptureFixtu
         "threads=0": "runtime.threads is 0: expected at least 1",
         "runtime.compile=true": "unknown key 'runtime.compile' (evaluate takes ",
         "training.tokens=5": "unknown key 'training.tokens' (evaluate takes ",
+        "at_tokens=5": "unknown key 'evaluation.at_tokens'",
+        "offsets=5": "evaluation.offsets is [5]: they are for tasks",
         "length": "cannot read 'length'",
     }.items():
         assert posbench("evaluate", folder, override) == 2
@@ -842,7 +844,7 @@ def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFix
     capsys.readouterr()
     assert posbench("clean", "outputs/demo") == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("MB in 1 of 2 runs") and second.endswith(f"not finished: {unfinished}")
+    assert first.endswith("MB in 1 of 2 runs") and second.endswith(f"not finished or in use: {unfinished}")
     assert support.snapshot(unfinished / "checkpoint") == kept
     rest = support.snapshot(cleaned / "checkpoint")
     assert sorted(rest) == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]

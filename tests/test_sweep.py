@@ -541,7 +541,7 @@ def test_a_finished_run_stays_done_if_a_later_attempt_fails_and_the_sweep_says_s
     assert pool.outcome(job, 1, before) == states.status(job) == Status("failed", "disk", "no space left")
     with Run.open(job.folder, job.config, []) as run:
         run.begin_attempt(where)
-    assert states.record(job)["status"] == "running"
+    assert (states.record(job)["status"], states.status(job).name) == ("done", "running")
     assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
     assert states.record(job)["status"] == "done"
     with Run.open(job.folder, job.config, []) as run:

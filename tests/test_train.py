@@ -521,6 +521,29 @@ def test_a_run_that_was_told_to_stop_is_not_called_saved_where_its_checkpoint_wa
         train(config, tmp_path / "run", [])
 
 
+@pytest.mark.parametrize("when", ["the last update", "the last checkpoint"])
+def test_a_signal_at_the_end_of_training_stops_it_before_the_evaluation(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "the last update":
+        seen_updates(monkeypatch, lambda step: step == STEPS - 1 and signal.raise_signal(signal.SIGTERM))
+    else:
+        end = checkpoint.Writer.__exit__
+
+        def told_to_stop(writer: checkpoint.Writer, *error: Any) -> None:
+            end(writer, *error)
+            signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr(checkpoint.Writer, "__exit__", told_to_stop)
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM after step {STEPS}; saved"):
+        train(config, tmp_path / "run", [])
+    assert load_record(tmp_path / "run")["status"] == "stopped" and not (tmp_path / "run" / "evaluation.jsonl").exists()
+    monkeypatch.undo()
+    train(config, tmp_path / "run", [])
+    record = load_record(tmp_path / "run")
+    assert record["status"] == "done" and record["tokens"] == config.training.tokens and record["train_seconds"] > 0
+
+
 def test_a_second_sigint_interrupts_training_and_is_counted_elsewhere() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_signals() as received:

@@ -394,7 +394,7 @@ def clean(
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
-        print(exits.spelt_out(f"not cleaned, since the run is not finished: {folder}"))
+        print(exits.spelt_out(f"not cleaned, since the run is not finished or in use: {folder}"))
 
 
 @app.command()

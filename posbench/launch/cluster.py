@@ -165,7 +165,8 @@ class _Array:
             # One that was stopped may be started again.
             return states.WAITING if found == states.WAITING else states.RUNNING
         if found.name not in FINAL:
-            found = pool.write_outcome(job, lost, self.before.pop(job.id, {}))
+            found = pool.write_outcome(job, lost)
+            self.before.pop(job.id, None)
         return found
 
 

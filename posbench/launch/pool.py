@@ -195,25 +195,24 @@ def outcome(
     now = states.record(job)
     if code == exits.IN_USE:
         return states.IN_USE
-    if now and now != before and now["status"] != "running":
-        return states.status(job)
+    if now and now != before and (found := states.status(job)).name != "running":
+        return found
     if code == 0:
         return Status("done")
     status, reason, message = (
         ("stopped", "signal", "stopped before it could save") if stopped else _death(job, code, oom_kills)
     )
-    return write_outcome(job, Status(status, reason, message), before)
+    return write_outcome(job, Status(status, reason, message))
 
 
-def write_outcome(job: Plan, status: Status, before: dict[str, Any]) -> Status:
+def write_outcome(job: Plan, status: Status) -> Status:
     """Write the outcome into `run.json` for a process that could not; wait if another process owns the run.
 
-    A run that was done before stays done. A folder that cannot be written keeps its record, and the sweep goes on.
+    A folder that cannot be written keeps its record, and the sweep goes on.
     """
-    name = "done" if before.get("status") == "done" else status.name
     try:
         with Run.open(job.folder, job.config, command=None) as run:
-            run.finish(name, status.reason, status.message)
+            run.finish(status.name, status.reason, status.message)
     except (UserError, OSError):
         return states.IN_USE if in_use(job.folder) else status
     return status

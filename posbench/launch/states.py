@@ -39,12 +39,22 @@ def record(plan: Plan) -> dict[str, Any]:
 def status(plan: Plan) -> Status:
     """How the newest attempt in `run.json` stands, whether or not the process that wrote it is alive.
 
-    A run that is done, with the reason for which a later evaluation ended early, counts as failed.
+    A run that is done counts as running while rows are added, and as failed where `reason` says that this ended early.
     """
     found = record(plan)
     reason, message = (None if value is None else str(value) for value in map(found.get, ("reason", "message")))
     name = str(found.get("status", "waiting"))
-    return Status("failed" if name == "done" and reason is not None else name, reason, message)
+    if name == "done" and reason is not None:
+        name = "failed"
+    elif name == "done" and _is_open(found.get("attempts")):
+        name = "running"
+    return Status(name, reason, message)
+
+
+def _is_open(attempts: Any) -> bool:
+    """Whether the newest attempt has not ended in words."""
+    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
+    return isinstance(newest, dict) and "ended" in newest and newest["ended"] is None
 
 
 def is_finished(plan: Plan) -> bool:

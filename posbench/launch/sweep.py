@@ -232,7 +232,9 @@ def _earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:
-    studies = dict.fromkeys(job.folder.parent for job in todo if status[job.id].name == "done")
+    studies = dict.fromkeys(
+        job.folder.parent for job in todo if status[job.id].name == "done" or states.is_trained(job)
+    )
     if studies:
         from posbench import report
 

@@ -245,13 +245,13 @@ def trained(folder: Path) -> Checkpoint:
     return found
 
 
-def keep_weights(folder: Path) -> int:
+def keep_weights(folder: Path, steps: int) -> int:
     """Delete a finished run's checkpoints but the newest weights: all that is read. Returns bytes freed.
 
-    Nothing if the newest are damaged: training makes them again from an older checkpoint.
+    Nothing if the newest are damaged, or not those after all `steps`: training makes these again.
     """
     found = newest(folder, (WEIGHTS,))
-    if found is None or found.path != next(iter(_steps(folder).values())):
+    if found is None or found.path != next(iter(_steps(folder).values())) or found.step < steps:
         return 0
     before = _size(folder / "checkpoint")
     _remove(path for path in _steps(folder).values() if path != found.path)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from posbench.config.external import TrainedElsewhere
 from posbench.errors import InUse
 from posbench.run_folder import checkpoint
 from posbench.run_folder.folder import Run, load_any_config, load_record
@@ -18,12 +19,14 @@ def clean(folders: list[Path]) -> tuple[int, list[Path]]:
     """
     freed, left = 0, []
     for folder in folders:
-        if load_record(folder)["status"] != "done":
+        config = load_any_config(folder)
+        if load_record(folder).get("status") != "done":
             left.append(folder)
             continue
         try:
-            with Run.open(folder, load_any_config(folder), command=None) as run:
-                freed += checkpoint.keep_weights(run.folder)
+            with Run.open(folder, config, command=None) as run:
+                if not isinstance(config, TrainedElsewhere):
+                    freed += checkpoint.keep_weights(run.folder, config.training.steps)
         except InUse:
             left.append(folder)
     return freed, left

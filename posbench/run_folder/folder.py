@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from posbench import files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedOn
 from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id
-from posbench.config.schema import Config, flat, to_container
+from posbench.config.schema import Config, EvaluationConfig, flat, to_container
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.run_folder.facts import Where, git_state, now, versions
 from posbench.run_folder.jsonl import append, drop_half_line, number, plain, shortened
@@ -38,14 +39,13 @@ class Run:
 
     def __init__(self, folder: Path, config: AnyConfig, id: str, command: list[str] | None, lock: int) -> None:
         self.folder = folder
-        self._trains = isinstance(config, Config)
+        self._config = config
         self.id = id
         self._command = None if command is None else redact(shlex.join(command))
         self._held = contextlib.ExitStack()  # until `close`
         self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
         self.record = self._first_record(config)
-        self._complete = self.record["status"] == "done"  # before this process's attempt
 
     @classmethod
     def open(cls, folder: Path, config: AnyConfig, command: list[str] | None, restart: bool = False) -> "Run":
@@ -98,7 +98,12 @@ class Run:
         files.write(self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n")
 
     def begin_attempt(self, where: Where, bit_exact: bool = True) -> None:
-        """Record that this process starts; `bit_exact`: training goes on as an uninterrupted run would have."""
+        """Record that this process starts; `bit_exact`: training goes on as an uninterrupted run would have.
+
+        A run that is done stays done while rows are added, so that a kill takes nothing from it.
+        """
+        if isinstance(self._config, Config) and self.record["status"] != "done":
+            _ask_for(self.folder, self._config.evaluation)
         attempt = {
             "started": now(),
             "ended": None,
@@ -109,7 +114,7 @@ class Run:
             "steps": 0,
         }
         self.update(
-            status="running",
+            status="done" if self.record["status"] == "done" else "running",
             reason=None,
             message=None,
             block=self._block(),
@@ -123,7 +128,7 @@ class Run:
         """The definition of the model's block; a model from elsewhere has none of ours."""
         from posbench.model.gpt import BLOCK
 
-        if not self._trains:
+        if not isinstance(self._config, Config):
             return None
         return (self.record["block"] or 1) if _is_trained(self.folder) else BLOCK
 
@@ -142,7 +147,7 @@ class Run:
             reason: why it failed or was stopped. Beside `done`: why a later attempt, to add rows, ended early.
         """
         if self.record["status"] == "done":
-            return
+            status = "done"
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
         if any(attempt["ended"] is None for attempt in self.record["attempts"][-1:]):
             self.update_attempt(ended=now())
@@ -150,16 +155,13 @@ class Run:
             self.update()
 
     def ended_by(self, error: BaseException) -> None:
-        """Record what ended the attempt. If that fails too, warn: the error that ended it is still the one to report.
-
-        A run that was done before the attempt, which was to add rows, stays done.
-        """
+        """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report."""
         if isinstance(error, (Stopped, KeyboardInterrupt)):
             status, reason, message = "stopped", "signal", str(error) or "interrupted"
         else:
             status, reason, message = "failed", error.reason if isinstance(error, RunFailed) else "error", str(error)
         try:
-            self.finish("done" if self._complete else status, reason, message)
+            self.finish(status, reason, message)
         except (RunFailed, OSError) as failure:
             logger.warning("run.json still says 'running': %s", failure)
 
@@ -375,10 +377,21 @@ def held_config(folder: Path, config: AnyConfig) -> AnyConfig | None:
 
 def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
     """The configuration in the folder; this one, written down, if the folder is new."""
-    import yaml
-
     held = held_config(folder, config)
     if held is None:
-        text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
-        files.write(folder / CONFIG, text.encode())
+        _write_config(folder, config)
     return held or config
+
+
+def _ask_for(folder: Path, evaluation: EvaluationConfig) -> None:
+    """Let the configuration of an unfinished run say what it is evaluated at once it is done."""
+    held = load_config(folder)
+    if held.evaluation != evaluation:
+        _write_config(folder, dataclasses.replace(held, evaluation=evaluation))
+
+
+def _write_config(folder: Path, config: AnyConfig) -> None:
+    import yaml
+
+    text = yaml.safe_dump(to_container(config), sort_keys=False, allow_unicode=True)
+    files.write(folder / CONFIG, text.encode())

@@ -60,7 +60,7 @@ def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
     tokens, seconds = number(record.get("tokens")), number(record.get("train_seconds"))
     found = {
         "status": record.get("status"),
-        "reason": record.get("reason"),
+        "reason": record.get("reason") or "",  # W&B would keep an earlier one
         **{f"parameters/{part}": count for part, count in (counts if isinstance(counts, dict) else {}).items()},
         "data/name": config.data.name,
         "data/sha256": data.get("sha256") if isinstance(data, dict) else None,

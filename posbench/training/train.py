@@ -131,7 +131,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         n_rows = evaluate_into(run, tracker, model, tokens, config, step, device, world)
         run.finish("done")
         if config.runtime.clean:
-            checkpoint.keep_weights(run.folder)
+            checkpoint.keep_weights(run.folder, config.training.steps)
         if not n_rows and not run.record["attempts"][-1]["steps"]:
             logger.info("finished; nothing to do: %s", run.folder)
             if config.tracking.backend == "wandb" and in_sweep():
@@ -256,14 +256,21 @@ def fit(
             if step in evaluations:  # before a checkpoint, from which a resumed run would not come back here
                 with journal.pause():
                     evaluate(step, evaluations[step])
+                stopped = world.stopped_by()
             if due(runtime.checkpoint_every_steps, step, total) or stopped:
                 journal.save(step, learner)
-            if stopped and step < total:
+            if stopped:
                 journal.saved()
-                raise Stopped(stopped, f"stopped by {signal.Signals(stopped).name} after step {step}; saved")
+                raise _stopped(stopped, step)
+    if world.received:  # while the last checkpoint was written
+        raise _stopped(world.received[0], step)
     tell_progress(learner.model, 1.0)
     journal.finish(learner)
     return total
+
+
+def _stopped(number: int, step: int) -> Stopped:
+    return Stopped(number, f"stopped by {signal.Signals(number).name} after step {step}; saved")
 
 
 def warn_of_rows_passed(run: Run, config: Trains) -> None:

@@ -194,6 +194,8 @@ def described(folder: Path) -> RunData:
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
     shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
+    if record.get("status") == "done" and "message" in shown:
+        shown["message"] = f"a later evaluation ended early ({record.get('reason')}): {shown['message']}"
     return RunData(folder, _shown(record | shown), config, rows)
 
 
