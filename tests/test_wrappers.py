@@ -146,6 +146,38 @@ def test_an_extension_stretches_what_a_temperature_stands_around() -> None:
     torch.testing.assert_close(attention(made, q, k, v, x, counting(64), 0), expected, **CLOSE)
 
 
+@pytest.mark.parametrize(("method", "option"), [("self_extend", {"group": 1}), ("leaky_rerope", {"k": 1.0})])
+def test_a_temperature_sharpens_far_pairs_like_near_ones(method: str, option: dict[str, float]) -> None:
+    temperature = schemes.build("temperature", {"rule": "mistral_large4"}, SHAPE)
+    made, _ = extended(temperature, method, train_length=32, length=64, **option)  # which changes no distance
+    given = (*inputs(64), counting(64), 1)
+    torch.testing.assert_close(attention(made, *given), attention(temperature, *given), **CLOSE)
+
+
+def test_biases_inside_a_temperature_are_those_of_the_queries_as_they_came() -> None:
+    temperature = schemes.build("temperature", {"inner": "deberta", "rule": "ssmax"}, SHAPE)
+    given = (*inputs(), counting(), 1)
+    expected = schemes.by_definition(temperature, inputs(), counting(), 1)
+    for consecutive in (False, True):
+        torch.testing.assert_close(attention(temperature, *given, consecutive=consecutive), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("outer", ["temperature", "layered", "learned_sinks", "canon", "shape"])
+def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(outer: str) -> None:
+    """A run that began from another has the shape of that one, and a training length of its own."""
+    options: dict[str, Any] = {"layers": [{"name": "rope"}]} if outer == "layered" else {"inner": "rope"}
+    encoding = encodings.build(outer, SHAPE, options)
+    for length, factor in ((128, 1.0), (256, 2.0)):
+        _, facts = extended(encoding, "pi", train_length=128, length=length)
+        assert {one["factor"] for one in facts["extended"].values()} == {factor}
+
+
+def test_shifted_positions_at_the_input_are_interpolated_to_where_they_end() -> None:
+    shifted = encodings.build("shape", SHAPE, {"inner": "learned", "shift": 10})
+    made, facts = extended(shifted, "interpolate", train_length=32, length=64)
+    assert made.max_length == 64 and [one["factor"] for one in facts["extended"].values()] == [74 / 42]
+
+
 def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> None:
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
     for rule, expected in (("ssmax", [0.0, 1.0, 2.0]), ("mistral_large4", [1.0] * 3), ("logn", [1.0, 1.0, 2.0])):
@@ -220,6 +252,16 @@ def test_a_learned_sink_keeps_the_cheap_form_of_its_encoding(inner: str, monkeyp
     for key, expected in defined.items():
         scale = max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(cheap[key], expected, atol=2e-5 * scale, rtol=1e-4, msg=lambda text, k=key: k + text)
+
+
+@pytest.mark.parametrize(("inner", "method"), [("alibi", "alibi_pi"), ("t5", "interpolate"), ("fire", "interpolate")])
+def test_a_learned_sink_stays_when_its_encoding_is_squeezed(inner: str, method: str) -> None:
+    sinks = schemes.build("learned_sinks", {"inner": inner}, SHAPE)
+    made, _ = extended(sinks, method, train_length=32, length=64, factor=1.0)  # which changes nothing
+    for consecutive in (False, True):
+        given = (*inputs(64), counting(64), 2)
+        ours = attention(made, *given, consecutive=consecutive)
+        torch.testing.assert_close(ours, attention(sinks, *given, consecutive=consecutive), **CLOSE)
 
 
 @pytest.mark.parametrize("inner", ["shaw", "stick_breaking"])

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Rows, Shape
+from posbench.encodings.base import Encoding, Rows, Shape, part_of
 from posbench.kernels.bias import Curves
 
 
@@ -48,11 +48,16 @@ class DeBERTa(Encoding):
     def logit_scale(self) -> float:
         return float((3 * self.shape.head_dim) ** -0.5)
 
+    def prepare(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor]:
+        """The queries, before anything around this encoding scales them."""
+        return (q,)
+
     def bias(self, rows: Rows) -> Tensor:
-        index = self._table_rows(rows.distance)[:, None].expand(*rows.q.shape[:3], -1)
-        with torch.autocast(rows.q.device.type, enabled=False):
+        q = part_of(rows.state[0], rows.queries)
+        index = self._table_rows(rows.distance)[:, None].expand(*q.shape[:3], -1)
+        with torch.autocast(q.device.type, enabled=False):
             table = self.table.float()
-            to_position = rows.q.float() @ (table @ self.keys[rows.layer].mT).mT  # (B, H, Tq, 2S)
+            to_position = q.float() @ (table @ self.keys[rows.layer].mT).mT  # (B, H, Tq, 2S)
             from_position = rows.k.float() @ (table @ self.queries[rows.layer].mT).mT  # (B, H, Tk, 2S)
             both = to_position.gather(-1, index) + from_position.gather(-1, index.mT).mT
             return both * self.logit_scale

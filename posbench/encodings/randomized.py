@@ -22,6 +22,7 @@ from torch import Tensor
 
 from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
 from posbench.encodings.base import Encoding, Shape, check_length
+from posbench.encodings.extend.stretch import Stretch
 
 _MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32; every draw orders all of them
 
@@ -47,6 +48,9 @@ class Randomized(Repositioned):
         super().adopt(inners)
         self.max_length = self.range if self.max_length is None else min(self.range, self.max_length)
         self.length_dependent = True  # a longer input draws other positions
+
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
+        return dataclasses.replace(stretch, train_length=inner.shape.train_length)  # the range
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from posbench.encodings._wrapper import NO_OPTIONS, Repositioned, build_inner
 from posbench.encodings.base import Encoding, Shape, check_length
+from posbench.encodings.extend.stretch import Stretch
 
 _MOST_POSITIONS = 2**24  # whole numbers up to here differ in fp32
 
@@ -45,6 +46,11 @@ class SHAPE(Repositioned):
         super().adopt(inners)
         if self.max_length is not None:
             self.max_length -= self.shift
+
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
+        if "embed" not in inner.hooks:  # distances stay those of the input
+            return stretch
+        return Stretch(stretch.train_length + self.shift, stretch.length + self.shift)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         check_length(self, ids.shape[-1])

@@ -22,6 +22,7 @@ what the inner encoding is checked against.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from posbench.encodings._wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.encodings.base import Encoding, Shape
+from posbench.encodings.extend.far_pairs import DualChunk, FarPairs
 
 Rule = Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"]
 
@@ -61,7 +63,10 @@ class Temperature(Wrapper):
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         used, own_layer = self.inner_encodings[0].at(layer)
-        return self.altered(used, own_layer, rotate=functools.partial(self._rotated, used, layer))
+        hooks: dict[str, Callable[..., Any]] = {"rotate": functools.partial(self._rotated, used, layer)}
+        if isinstance(used, FarPairs | DualChunk):  # whose logits of far pairs come from `prepare`
+            hooks["prepare"] = functools.partial(self._prepared, used, layer)
+        return self.altered(used, own_layer, **hooks)
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """The factor of queries that see n (T,) keys: (H, T) or (T,), fp32."""
@@ -79,8 +84,14 @@ class Temperature(Wrapper):
         self, used: Encoding, layer: int, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, own_layer: int
     ) -> tuple[Tensor, Tensor]:
         q, k = used.rotate(q, k, x, positions, own_layer)
+        return self._sharpened(q, layer), k
+
+    def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        return used.prepare(self._sharpened(q, layer), *rest)
+
+    def _sharpened(self, q: Tensor, layer: int) -> Tensor:
         factor = self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer)
-        return (q * factor[..., None]).to(q.dtype), k
+        return (q * factor[..., None]).to(q.dtype)
 
 
 def _per_head(shape: Shape, start: float) -> nn.ParameterList:

@@ -50,11 +50,11 @@ def build(
 def _draw_tables(encoding: Encoding) -> None:
     """Draw learned position tables from N(0,1).
 
-    These are the encoding's own parameters with rows. Maps that read the contents (in `prepare`, or networks in
-    submodules) keep their initial values, which are random already.
+    These are called `table`, or are the encoding's own parameters with rows. Maps that read the contents (in `prepare`,
+    or networks in submodules) keep their initial values, which are random already.
     """
-    for parameter in encoding.parameters(recurse=False):
-        if parameter.dim() > 1 and "prepare" not in encoding.hooks:
+    for name, parameter in encoding.named_parameters(recurse=False):
+        if parameter.dim() > 1 and (name == "table" or "prepare" not in encoding.hooks):
             parameter.normal_()
 
 

@@ -109,7 +109,7 @@ def _handed_on(
     facts: dict[str, dict[str, Any]] = {}
     for number, inner in enumerate(wrapper.inner_encodings):
         if method.name in methods_of(inner):
-            known = dataclasses.replace(stretch, train_length=inner.shape.train_length)  # `randomized` has more
+            known = wrapper.reached(inner, stretch)
             inner, facts[f"{inner.name} {number}"] = _extended(inner, method, known, options)
         inners.append(inner)
     return wrapper.around(inners), {"dynamic": any(one["dynamic"] for one in facts.values()), "extended": facts}

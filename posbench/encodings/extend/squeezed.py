@@ -23,10 +23,7 @@ class Squeezed(Encoding):
         super().__init__(inner.shape)
         self.inner = inner
         self.factor = factor
-
-    @property
-    def hooks(self) -> frozenset[str]:
-        return self.inner.hooks & {"token_dim", "embed", "distance_bias", "bias"}
+        vars(self)["overridden"] = inner.hooks & self.overridden
 
     def token_dim(self) -> int:
         return self.inner.token_dim()
