@@ -13,7 +13,7 @@ def by_torch(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("length", "width"), [(1, 3), (2, 16), (37, 4), (40, 1)])
+@pytest.mark.parametrize(("length", "width"), [(1, 3), (2, 16), (5, 8), (37, 4), (40, 1)])
 def test_values_and_gradients_of_a_part_of_a_projection_are_those_of_fp64(
     length: int, width: int, dtype: torch.dtype
 ) -> None:

@@ -65,6 +65,13 @@ def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
         torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["randomized", "cape", "shape"])
+def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config, name: str) -> None:
+    config = dataclasses.replace(tiny_config, encoding=EncodingConfig(name, {}))
+    losses = [update(learner(config, accumulation=parts), batch(0), 0, 1e-2)[0] for parts in (1, 2, 6)]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-5)
+
+
 def test_the_optimizer_takes_torchs_steps_and_reads_its_state(tiny_config: Config) -> None:
     ours, theirs = learner(tiny_config), learner(tiny_config)
     theirs = dataclasses.replace(theirs, optimizer=torch.optim.AdamW(theirs.optimizer.param_groups, fused=True))

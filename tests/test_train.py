@@ -615,8 +615,12 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
     assert cosine[:4] == [0.25, 0.5, 0.75, 1.0] and cosine[4] == 1.0
     assert cosine[99] == pytest.approx(0.1) and cosine[4:] == sorted(cosine[4:], reverse=True)
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
-    values = [learning_rate(step, 100, constant) for step in range(101)]
-    assert set(values[4:81]) == {1.0} and values[90] == pytest.approx(0.55) and values[100] == pytest.approx(0.1)
+    values = [learning_rate(step, 101, constant) for step in range(101)]
+    assert set(values[4:80]) == {1.0} and values[100] == pytest.approx(0.1) and values[80] < 1
+    assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
+    falling = dataclasses.replace(constant, decay_fraction=1.0)  # from the warm-up on
+    values = [learning_rate(step, 100, falling) for step in range(100)]
+    assert values[4:] == sorted(values[4:], reverse=True) and 0.98 < values[4] <= 1 and values[99] == pytest.approx(0.1)
 
 
 def test_a_warm_up_longer_than_the_training_is_cut_to_a_tenth_and_said_once(

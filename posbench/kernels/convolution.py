@@ -45,7 +45,7 @@ def _unconvolved(above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     length, width = x.shape[1], weight.shape[1]
     dx = _sliding(F.pad(above, (0, 0, 0, width - 1)), weight.flip(1))
     x, upper = x.to(weight.dtype), above.to(weight.dtype)
-    dweight = [(upper[:, back:] * x[:, : length - back]).sum((0, 1)) for back in reversed(range(width))]
+    dweight = [(upper[:, back:] * x[:, : max(0, length - back)]).sum((0, 1)) for back in reversed(range(width))]
     return dx.to(above.dtype), torch.stack(dweight, dim=1)
 
 

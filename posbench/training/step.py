@@ -42,8 +42,8 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
         progress = (step - warmup) / max(1, total - 1 - warmup)
         share = final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     else:
-        left = (total - step) / max(1.0, training.decay_fraction * total)
-        share = final + (1 - final) * min(1.0, left)
+        fall = min(training.decay_fraction * total, total - 1 - warmup)  # updates
+        share = final + (1 - final) * min(1.0, (total - 1 - step) / max(1.0, fall))
     return training.learning_rate * share
 
 
@@ -239,13 +239,13 @@ def begin_update(learner: Learner, batch: Batch, step: int, rate: float) -> Outc
     tell_progress(learner.model, step / learner.training.steps)
     world, parameters = learner.world, list(learner.model.parameters())
     parts = [part.to(learner.device) for part in batch.parts(learner.training.accumulation)]
-    draw = generator(learner.seed, "positions", step, device=learner.device)
     total = torch.zeros((), device=learner.device)
     learner.optimizer.zero_grad(set_to_none=True)
     for part in parts:
         # The number of such parts in the batch. Dividing by it is exact when parts are equal.
         times = n_scored / part.n_scored if part.n_scored else math.inf
         with machine.autocast(learner.device, learner.dtype), fusing(learner.compiled):
+            draw = generator(learner.seed, "positions", step, device=learner.device)  # the same for all parts
             given = {"n_scored": part.n_scored, "positions": part.positions, "generator": draw}
             loss: Tensor = learner.model(part.ids, part.labels, **given) / times
         with world.overlapping(parameters) if part is parts[-1] else contextlib.nullcontext():

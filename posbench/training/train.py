@@ -119,6 +119,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
         def evaluate(step: int, asked: EvaluationConfig) -> None:
             logger.info("after %s tokens of training:", f"{step * config.training.tokens_per_step:,}")
             now = dataclasses.replace(config, evaluation=asked)
+            tell_progress(model, 1.0)  # as when a finished run is evaluated, until the next update
             evaluate_into(run, tracker, model, tokens, now, step, device, world)
 
         for remark in [*model.encoding.remarks(), *task.remarks(config)]:
@@ -161,6 +162,7 @@ def train_beside(config: Config, world: World) -> None:
 
         def evaluate(step: int, asked: EvaluationConfig) -> None:
             now = dataclasses.replace(config, evaluation=asked)
+            tell_progress(model, 1.0)
             compute_share(model, tokens, now, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
