@@ -18,7 +18,7 @@ from posbench.evaluation.intervals import Interval
 from posbench.evaluation.levels import Contrast, weighted
 from posbench.ledger.claim import Entry, Outcome, Term
 from posbench.report.comparison import statistics, summary
-from posbench.report.comparison.judgement import PerSeed, interval
+from posbench.report.comparison.judgement import PerSeed, t_interval
 from posbench.report.comparison.load import RunData, Scheme
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, EvaluationRow, newest_of_split
@@ -90,7 +90,7 @@ def _tested(entry: Entry, runs: Runs) -> Finding:
     values = _per_seed(entry.terms, done)
     if isinstance(values, str):
         return Finding(entry, "not testable here", values)
-    found = interval(values) if len(values) >= LOOKS[0] else None
+    found = t_interval(values) if len(values) >= LOOKS[0] else None
     if found is None:
         return Finding(entry, "not testable here", "its runs have too few seeds in common, or other target tokens")
     return Finding(entry, "open", interval=found, p=statistics.p_of(found, entry.margin))
@@ -122,7 +122,7 @@ def _gate(name: str, runs: Sequence[RunData]) -> str:
     shorter = sorted({n for run in runs for kind, n in run.levels.at if kind == PLAIN and n < length})
     upper: dict[int, float | None] = {}
     for n in shorter:
-        known = interval(summary.per_seed(scheme, summary.rise(PLAIN, n)))
+        known = t_interval(summary.per_seed(scheme, summary.rise(PLAIN, n)))
         upper[n] = known.upper if known else None
     used = levels.uses(upper, length)
     return f"{name} needs only {used} of its {length} tokens" if used is not None and 2 * used < length else ""

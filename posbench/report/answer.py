@@ -1,6 +1,6 @@
 """The answer in words: how far each scheme holds, its cost at the training length, and open questions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from posbench.evaluation.intervals import Documents
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
@@ -23,7 +23,7 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
         _held(ranked, group.train_length),
         _used(ranked, group.train_length),
         *_against(group, ranked),
-        few_seeds(one.n_done for one in ranked if not one.raced),
+        few_seeds({one.scheme.label: one.n_done for one in ranked if not one.raced}),
         _two_groups(ranked),
     ]
     for gate, why in (
@@ -129,11 +129,14 @@ def _two_groups(ranked: list[Summary]) -> str:
     return f"Seeds in two groups, so that a mean says little (see the points): {_listed(names)}." if names else ""
 
 
-def few_seeds(of_each: Iterable[int]) -> str:
+def few_seeds(of_each: Mapping[str, int]) -> str:
     """What the seeds of each scheme are too few for; empty if they are enough."""
-    seeds = min(of_each, default=SEEDS_FOR_A_CLAIM)
-    if seeds >= SEEDS_FOR_A_CLAIM:
+    few = [label for label, seeds in of_each.items() if seeds < SEEDS_FOR_A_CLAIM]
+    if not few:
         return ""
+    if len(few) < len(of_each):
+        return f"Fewer than {SEEDS_FOR_A_CLAIM} seeds, which speak for these checkpoints only: {_listed(few)}."
+    seeds = min(of_each.values())
     if seeds == 1:
         return f"With one seed this speaks for these checkpoints only; a verdict takes {SEEDS_FOR_A_CLAIM} seeds."
     return f"With {seeds} seeds there is no verdict on schemes: that takes {SEEDS_FOR_A_CLAIM}. For rises take ten."

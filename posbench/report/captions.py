@@ -13,7 +13,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import Summary, documents
+from posbench.report.comparison.summary import Summary, confidence, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # most commands that are all listed
@@ -105,7 +105,7 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
     ranges = any(isinstance(point.rise, SeedRange) or isinstance(point.band, SeedRange) for point in points)
     instead = f", the range of seeds where they are fewer than {SEEDS_FOR_A_CLAIM}" if ranges else ""
     return [
-        *([f"Bands: 95 %, {banded}{instead}{few}."] if banded else []),
+        *([f"Bands: {confidence(summaries)}, {banded}{instead}{few}."] if banded else []),
         *([f"{said[:1].upper()}{said[1:]}."] if said else []),
     ]
 

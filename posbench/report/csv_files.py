@@ -26,7 +26,7 @@ _RUN_COLUMNS = [
 
 
 # Only for runs on tasks; a report on text alone lacks these columns.
-_OF_TASKS = ("problem_length", "offset", "n_distinct", "trivial")
+_OF_TASKS = ("problem_length", "offset", "n_distinct")
 _PLACE = ["variant", "problem_length", "length_ratio", "offset", "kind", "status"]
 _SCHEME_COLUMNS = [
     "task", "set", "label", "encoding", "learned", "seeds", "learned_low", "learned_high", "steps_to_gate", "ranked",

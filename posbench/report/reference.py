@@ -29,8 +29,7 @@ def beside(runs: Sequence[RunData], wanted: str) -> tuple[list[RunData], list[st
     Raises:
         UserError: this posbench has no kept rows, or an archive cannot be read.
     """
-    done = [run for run in runs if run.done]
-    own, settings = [_scheme(run) for run in done], [(_compared(run), _scored(run)) for run in done]
+    own, settings = [_scheme(run) for run in runs], [(_compared(run), _scored(run)) for run in runs if run.done]
     found: list[RunData] = []
     lines = []
     for path in archive.kept() if wanted == REFERENCE else [Path(wanted)]:

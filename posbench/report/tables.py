@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
@@ -20,9 +20,9 @@ from posbench.show.properties import PROPERTIES, Measured, Properties
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
-# The meaning of each sign in a cell.
+# The meaning of each sign in a cell; LEVEL is that of the intervals.
 SIGNS = {
-    "±": "± is half of a paired 95 % interval over seeds and documents: other seeds, other text",
+    "±": "± is half of a paired LEVEL interval over seeds and documents: other seeds, other text",
     "[": "[lowest, highest]: range of seeds, where they are fewer than "
     f"{SEEDS_FOR_A_CLAIM} or in two groups, which an interval would hide",
     FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
@@ -152,9 +152,10 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
     least = "; ≥ where nothing longer was measured" if any("≥" in row[-2].text for row in rows) else ""
     used = f" uses: shortest context within {USES_LIMIT:g} of the training length, by the same bound."
     least += "; ? where it is not resolved whether it holds further" if any("?" in row[-2].text for row in rows) else ""
+    signs = _signs(rows, summaries)
     note = (
-        f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. "
-        f"{_signs(rows)}reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its upper joint "
+        f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. {signs}"
+        f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its upper joint "
         f"bound, as are all shorter ones; from fewer than {SEEDS_FOR_A_CLAIM} seeds of these very checkpoints"
         f"{least}{gated}.{used if any(one.uses for one in summaries) else ''}"
     )
@@ -180,8 +181,9 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
         if (found := one.endpoints)
     ]
     needed = "" if any(one.raced for one in summaries) else f" Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
+    signs = _signs(rows, summaries)
     note = (
-        f"Differences from {reference.label}, paired by seed and target; below 0 is better. {_signs(rows)}Jointly: "
+        f"Differences from {reference.label}, paired by seed and target; below 0 is better. {signs}Jointly: "
         "intervals that all hold at once in 95 of 100 reports on the schemes that a sweep names, with those of how far "
         f"schemes hold; verdicts go by them. Equivalent: within {MARGIN:g}; differs by less: within {least:g}. Better "
         f"and worse take a whole interval on one side of 0 and an estimate of at least {least:g} nats; 'extrapolates "
@@ -256,18 +258,18 @@ def _precision(group: Group, summaries: list[Summary], least: float) -> Table:
         )
     reference = group.reference.label if group.reference else ""
     note = (
-        f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a 95 % interval: "
-        "over seeds, for this very text; over documents, for these very checkpoints; over both, which may be narrower "
-        "than over seeds alone, since it has more degrees of freedom. Needed: seeds on this text, or documents for "
-        f"these checkpoints, to find a difference of {least:g} nats with 80 % power at the level of the verdicts, "
-        "n = ((t(1 - level / 2) + t.80) SD / difference)². Seeds do not shrink what documents add, nor documents what "
-        "seeds add. For rises ten seeds are recommended."
+        f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a "
+        f"{summary.confidence(summaries)} interval: over seeds, for this very text; over documents, for these very "
+        "checkpoints; over both, which may be narrower than over seeds alone, since it has more degrees of freedom. "
+        f"Needed: seeds on this text, or documents for these checkpoints, to find a difference of {least:g} nats with "
+        "80 % power at the level of the verdicts, n = ((t(1 - level / 2) + t.80) SD / difference)². "
+        "Seeds do not shrink what documents add, nor documents what seeds add. For rises ten seeds are recommended."
     )
     return Table("Precision, and what more of it takes", columns, rows, note)
 
 
 def _needed(sd: float | None, least: float, level: float | None) -> Value:
-    return whole(None if sd is None or level is None else statistics.needed(sd, least, level))
+    return whole(None if sd is None or level is None or not least else statistics.needed(sd, least, level))
 
 
 def _extensions(group: Group, summaries: list[Summary]) -> Table:
@@ -282,7 +284,7 @@ def _extensions(group: Group, summaries: list[Summary]) -> Table:
             rows.append([Value(one.scheme.label), Value(curve.kind), *changes])
     columns = ["scheme", "extension", *(f"{ratio:g}x" for ratio in ratios)]
     said = "Change of nll by the extension, on the same target tokens; below 0 it helps. Exploratory."
-    note = f"{said} {_signs(rows)}".rstrip()
+    note = f"{said} {_signs(rows, summaries)}".rstrip()
     return Table(f"Context extensions, trained at {group.train_length} tokens", columns, rows, note)
 
 
@@ -388,10 +390,11 @@ def not_done(failures: list[Failure]) -> Table:
     )
 
 
-def _signs(rows: list[list[Value]]) -> str:
+def _signs(rows: list[list[Value]], summaries: Sequence[Summary]) -> str:
     """What the signs in these cells mean; empty if there are none."""
     texts = [value.text for row in rows for value in row]
     said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
+    said = said.replace("LEVEL", summary.confidence(summaries))
     return f"{said}. " if said else ""
 
 
@@ -489,6 +492,8 @@ def _ceiling(summaries: list[Summary]) -> str:
     low, high = min(gate.ceiling for gate in gates), max(gate.ceiling for gate in gates)
     said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
     learned = "learned: nll is below that, by a 95 % interval paired by seed and document where those are known"
+    if any(0 < one.n_done < SEEDS_FOR_A_CLAIM for one in summaries):
+        learned += f", of fewer than {SEEDS_FOR_A_CLAIM} seeds by document"
     return (
         f" The best n-gram model of the training tokens has {said} on the same targets; {learned}; "
         "what has not is not ranked."
@@ -514,7 +519,8 @@ def rise(point: Point | None) -> Value:
 def _change(one: Summary, kind: str, point: Point | None) -> Value:
     if point is None or point.status != "ok":
         return Value("" if point is None else point.status.replace("_", " "))
-    return signed(judgement.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length))))
+    change = judgement.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length)))
+    return signed(one.at_its_level(change))
 
 
 def learned(one: Summary) -> Value:

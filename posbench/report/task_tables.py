@@ -41,7 +41,7 @@ def answer(found: list[Standing]) -> list[str]:
         f"Seeds that learned: {learned}." if ranked else "",
         f"Not learned, and so not ranked (tokens right at the longest trained length): {others}." if others else "",
         _beyond(ranked),
-        few_seeds(one.seeds for one in ranked or found if one.seeds),
+        few_seeds({one.scheme.label: one.seeds for one in ranked or found if one.seeds}),
     ]
     return [sentence for sentence in sentences if sentence]
 

@@ -184,4 +184,4 @@ def reach(rises: Mapping[int, Bounds | None], train_length: int, limit: float) -
         breaks = length
     after = next((length for length in lengths if length > held), None)
     resolved = after is None or after not in known or (breaks is not None and breaks <= after)
-    return Reach(held, bool(lengths) and after is None, breaks, resolved)
+    return Reach(held, after is None, breaks, resolved)

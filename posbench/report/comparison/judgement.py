@@ -51,10 +51,11 @@ def interval(values: PerSeed) -> Interval | None:
 
     If the documents are unknown or differ between seeds, it is over seeds alone, on this very text.
     """
-    return _shown(_interval(values))
+    return _shown(t_interval(values))
 
 
-def _interval(values: PerSeed) -> Interval | None:
+def t_interval(values: PerSeed) -> Interval | None:
+    """The same, however few the seeds are: what words go by, where `interval` shows the range of seeds."""
     blocks = [one.blocks for one in values.values() if one.blocks is not None]
     if len(values) == 1:
         return intervals.over_text(blocks[0]) if blocks else None
@@ -62,7 +63,7 @@ def _interval(values: PerSeed) -> Interval | None:
         found = intervals.over_seeds_and_text(blocks) if blocks else None
         if found:
             return found
-    return seed_interval(values)
+    return intervals.over_seeds([one.value for one in values.values()]) if len(values) >= 2 else None
 
 
 def seed_interval(values: PerSeed) -> Interval | None:
@@ -102,7 +103,7 @@ class Judged:
 
 def judge(
     pairs: Mapping[str, Pair],
-    rises: Mapping[str, Mapping[int, PerSeed]],
+    rises: Mapping[str, Mapping[int, PerSeed | None]],
     train_length: int,
     least: float = LEAST,
     schemes: int = 0,
@@ -113,7 +114,8 @@ def judge(
 
     Args:
         pairs: by label, of the schemes that are compared with the reference and have enough seeds.
-        rises: by label and length but the training length, of every scheme; empty where the scheme is undefined.
+        rises: by label and length but the training length, of every scheme; empty where the scheme is undefined, None
+            where the loss is not finite.
         schemes: number that the sweep named, with the reference; it counts if it is more than there are here.
         alphas: by label, the chance of any wrong word that this look may have; by default that of a first report.
         enough: fewest seeds for an interval over seeds; with fewer it is over documents, for these very checkpoints.
@@ -126,7 +128,7 @@ def judge(
     levels_of = {label: claims.level(intervals_of_all, (alphas or {}).get(label, first)) for label in rises}
 
     def moderated(values: Mapping[str, PerSeed]) -> dict[str, Interval]:
-        found = {label: one for label, each in values.items() if (one := _of_claim(each, enough)) is not None}
+        found = {label: one for label, each in values.items() if (one := of_claim(each, enough)) is not None}
         apart = {label for label, each in values.items() if in_two_groups(each)}
         return found | claims.moderated({label: one for label, one in found.items() if label not in apart})
 
@@ -142,11 +144,11 @@ def judge(
         if label in at_one and label in beyond
     }
     by_length = {
-        length: joint(moderated({label: each.get(length, {}) for label, each in rises.items()})) for length in lengths
+        length: joint(moderated({label: each.get(length) or {} for label, each in rises.items()})) for length in lengths
     }
     unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
     rise_of = {
-        label: {n: by_length[n].get(label, unknown) if values else None for n, values in each.items()}
+        label: {n: None if values == {} else by_length[n].get(label, unknown) for n, values in each.items()}
         for label, each in rises.items()
     }
     reach = {
@@ -162,9 +164,9 @@ def judge(
     return Judged(at_one, beyond, words, differences, reach, uses, levels_of)
 
 
-def _of_claim(values: PerSeed, enough: int) -> Interval | None:
+def of_claim(values: PerSeed, enough: int = SEEDS_FOR_A_CLAIM) -> Interval | None:
     """Over seeds and documents; of fewer seeds than enough over documents, for these very checkpoints."""
-    return interval(values) if len(values) >= enough else text_interval(values)
+    return t_interval(values) if len(values) >= enough else text_interval(values)
 
 
 def in_two_groups(values: PerSeed) -> bool:

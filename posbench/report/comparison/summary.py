@@ -7,7 +7,7 @@ against the reference, and how far each scheme holds. All else is exploratory.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from posbench.report.comparison.judgement import (
     in_two_groups,
     interval,
     judge,
+    of_claim,
     seed_interval,
     text_interval,
 )
@@ -199,6 +200,10 @@ class Summary:
         """Whether it has learned, as far as is known."""
         return levels.may_claim(self.learned)
 
+    def at_its_level(self, found: Interval | None) -> Interval | None:
+        """An interval that misses as often as those of this summary: in a race each look has its share of 5 %."""
+        return dataclasses.replace(found, miss=self.nll.miss) if found and self.nll else found
+
     @property
     def n_done(self) -> int:
         return self.outcomes.get("done", 0)
@@ -229,7 +234,8 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
     for one, found_so_far in races:
         group = one.counted(group, found_so_far.seeds)
     misses = {label: one.race.alpha for one, _ in races for label in one.runs}
-    lengths = sorted({length for run in group.runs for kind, length in run.levels.at if kind == PLAIN})
+    of_text = (item for run in group.runs for item in run.levels.at.items())
+    lengths = sorted({at for (kind, at), one in of_text if kind == PLAIN and one.status != "too_short"})
     found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
     against, judged = _judged(group, least, earlier, races)
     stops = {label: stop for _, found_so_far in races for label, stop in found_so_far.stops.items()}
@@ -249,6 +255,12 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
     shared = set.intersection(*measured) if measured else set()
     longest = max((length for length in shared if length > group.train_length), default=None)
     return sorted(found, key=lambda one: _rank(one, longest))
+
+
+def confidence(summaries: Iterable[Summary]) -> str:
+    """The level of their intervals in words: 95 %, in a race more, since its looks share the chance to miss."""
+    misses = sorted({one.nll.miss for one in summaries if one.nll})
+    return " or ".join(f"{100 * (1 - miss):.4g} %" for miss in misses) or "95 %"
 
 
 def _repeated(value: Any, miss: float) -> Any:
@@ -313,8 +325,11 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
     return Curve(kind, points)
 
 
-def gate(scheme: Scheme) -> Gate | None:
-    """The gate over seeds and documents, by `levels.learned`; None where no run knows it."""
+def gate(scheme: Scheme, enough: int = SEEDS_FOR_A_CLAIM) -> Gate | None:
+    """The gate over seeds and documents, by `levels.learned`; None where no run knows it.
+
+    Of fewer seeds than enough it is over documents, for these very checkpoints.
+    """
     known = [
         (level.nll, level.row.ngram_nll)
         for level in (run.levels.at_one for run in scheme.by_seed.values())
@@ -325,7 +340,8 @@ def gate(scheme: Scheme) -> Gate | None:
     nll, ceiling = np.mean(known, axis=0)
     above = per_seed(scheme, lambda run: run.levels.above_ngram)
     paired_by_text = all(one.blocks is not None for one in above.values())
-    return Gate(float(ceiling), levels.learned(float(nll - ceiling), interval(above) if paired_by_text else None))
+    found = of_claim(above, enough) if paired_by_text else None
+    return Gate(float(ceiling), levels.learned(float(nll - ceiling), found))
 
 
 def documents(group: Group) -> Documents | None:
@@ -349,8 +365,8 @@ def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
 def _rank(one: Summary, longest: int | None) -> tuple[bool, bool, float, str]:
     """The order of schemes: those without a finished run last, after those that have not learned."""
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.length == longest]
-    undefined = any(point.status != "ok" for point in one.plain.points)
-    return (not one.n_done, not one.ranked, math.inf if undefined or not rises else rises[0], one.scheme.label)
+    unknown = any(point.status in ("undefined", "failed") for point in one.plain.points)
+    return (not one.n_done, not one.ranked, math.inf if unknown or not rises else rises[0], one.scheme.label)
 
 
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
@@ -395,7 +411,7 @@ class _Family:
     number: int  # of schemes that the sweep named, with the reference
     pairs: dict[str, Pair]  # by label, of those beside the reference
     why: dict[str, "NoVerdict | None"]  # by label
-    rises: dict[str, dict[int, PerSeed]]
+    rises: dict[str, dict[int, PerSeed | None]]
     enough: int  # seeds for a verdict
 
     def judged(self, alphas: Mapping[str, float], least: float = LEAST) -> Judged:
@@ -416,7 +432,7 @@ def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR
     length, reference = group.train_length, group.reference
     base, risen = nll(PLAIN, length), rise(PLAIN, ENDPOINT_RATIO * length)
     schemes = [one for one in group.schemes if one.label in labels]
-    gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
+    gates = {one.label: known.learned for one in group.schemes if (known := gate(one, enough))}
     unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
     behind = documents(group)
     one_has_half = behind.no_verdict if behind else ""
@@ -431,12 +447,23 @@ def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR
     return _Family(length, number, pairs, why, rises, enough)
 
 
-def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed]:
-    """nll against the training length, by every other length that all seeds have; empty where undefined or failed."""
-    by_run = [{at for kind, at in run.levels.at if kind == PLAIN} for run in scheme.by_seed.values()]
-    measured = set.intersection(*by_run) if by_run else set()
-    found = {length: per_seed(scheme, rise(PLAIN, length)) for length in sorted(measured - {train_length})}
-    return {length: each if len(each) == len(scheme.by_seed) else {} for length, each in found.items()}
+def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed | None]:
+    """nll against the training length, by every other length that all seeds have; empty where a seed is undefined.
+
+    None where a seed has no finite loss. A length that the text is too short for is none.
+    """
+    levels_of = [run.levels.at for run in scheme.by_seed.values()]
+    lengths = [{at for kind, at in each if kind == PLAIN} for each in levels_of]
+    shared = set.intersection(*lengths) if lengths else set()
+    found: dict[int, PerSeed | None] = {}
+    for length in sorted(shared - {train_length}):
+        statuses = {each[PLAIN, length].status for each in levels_of}
+        values = per_seed(scheme, rise(PLAIN, length))
+        if "undefined" in statuses:
+            found[length] = {}
+        elif "too_short" not in statuses:
+            found[length] = values if len(values) == len(levels_of) else None
+    return found
 
 
 def paired(scheme: Scheme, reference: Scheme, measure: PerRun) -> PerSeed:
@@ -483,6 +510,10 @@ def _no_verdict(
     far = [run.levels.at.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in far):
         return NoVerdict(f"undefined at {ENDPOINT_RATIO}x", final=True)
+    if pair[0] and not pair[1]:
+        bad = next((level.status for level in far if level is not None and level.status != "ok"), "not paired")
+        with_it = f" with {reference.label}" if bad == "not paired" else ""
+        return NoVerdict(f"{bad.replace('_', ' ')} at {ENDPOINT_RATIO}x{with_it}: no verdict", final=False)
     seeds = min(len(values) for values in pair)
     if not seeds or any(interval(values) is None for values in pair):
         return NoVerdict(f"not paired with {reference.label}: no verdict", final=False)
