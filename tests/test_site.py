@@ -292,7 +292,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     catalogue = importlib.import_module("catalogue")
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    tiny = support.each_once(["study=catalogue", *SMALL, "evaluation.ratios=[1,4,16]"])
+    tiny = support.each_once(["study=catalogue", *SMALL, "evaluation.ratios=[1,2,8]"])
     sets = [[*tiny, f"encoding={name}"] for name in ("rope", "learned", "layered/smollm3", "fox")]
     for one in sets[:3]:
         assert support.posbench("train", *one) == 0
@@ -310,14 +310,14 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     told = [("rope", 1e-6, 3e-6), ("rope", 2e-6, 1e-6), ("learned", 0.0, 0.0)]
     Path("oracles.xml").write_text(f"<suite>{''.join(case.format(*one) for one in told)}<testcase/></suite>")
     text = catalogue.page(found, again, catalogue.errors(Path("oracles.xml")), {"rope": 0.974})
-    assert "3 of 4 runs are in the tables. Not run yet: `fox`." in text
+    assert "3 of 4 rows have their run. Not run yet: `fox`." in text
     rows = {cells[1]: cells[2:-1] for line in text.splitlines() if len(cells := re.split(r" ?\| ?", line)) > 8}
     (rope,) = [cells for name, cells in rows.items() if name.startswith("[`rope`]")]
     base, rise, far = map(float, rope[1:4])
     levels = {
         level.row.length_ratio: level.nll for (kind, _), level in found["rope"].levels.at.items() if kind == "plain"
     }
-    assert (base, rise, far) == pytest.approx([levels[1], levels[4] - levels[1], levels[16] - levels[1]], abs=6e-4)
+    assert (base, rise, far) == pytest.approx([levels[1], levels[2] - levels[1], levels[8] - levels[1]], abs=6e-4)
     assert rope[0] == "0" and rope[4] == "0.97" and rope[6:] == ["2e-06", "3e-06"]
     assert f"| `rope` | {rope[1]} | {again['rope'].levels.at['plain', 16].nll:.3f} |" in text
     (learned,) = [cells for name, cells in rows.items() if name.startswith("[`learned`]")]
