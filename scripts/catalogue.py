@@ -2,7 +2,7 @@
 
     posbench sweep sweep=catalogue
     python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
-    python scripts/catalogue.py outputs/catalogue_reader build/oracles.xml --speeds docs/rows/catalogue_speeds.json
+    python scripts/catalogue.py outputs/catalogue build/oracles.xml --speeds docs/rows/catalogue_speeds.json
 
 The tables name the runs that are missing. With `--speeds FILE`, which `posbench bench ... --json` printed, they
 have a column of speeds. Runs with seed 1, as `posbench sweep sweep=catalogue seed=1` makes them, are set beside those
@@ -184,9 +184,9 @@ rows are sorted by loss. These commands make this page:
 
 ```console
 posbench sweep sweep=catalogue
-mkdir -p outputs && tar xf docs/rows/catalogue_reader.tar.xz -C outputs   # or take our rows
+mkdir -p outputs && tar xf docs/rows/catalogue.tar.xz -C outputs   # or take our rows
 python -m pytest tests/test_oracles.py --junitxml=build/oracles.xml
-python scripts/catalogue.py outputs/catalogue_reader build/oracles.xml --speeds docs/rows/catalogue_speeds.json
+python scripts/catalogue.py outputs/catalogue build/oracles.xml --speeds docs/rows/catalogue_speeds.json
 ```
 
 {tokens} tokens of the built-in corpus at {length} tokens of context, seed {seed}, on two CPU cores without a GPU, one
@@ -230,7 +230,7 @@ _LEFT_OUT = """## Left out, and why
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="the study's folder, outputs/catalogue_reader")
+    parser.add_argument("runs", type=Path, help="the study's folder, outputs/catalogue")
     parser.add_argument("oracles", type=Path, help="what pytest wrote about tests/test_oracles.py")
     parser.add_argument("--speeds", type=Path, help="what posbench bench printed as JSON")
     arguments = parser.parse_args()

@@ -118,7 +118,7 @@ def report(folder: Path) -> None:
         tables.more_tables(group, summaries, summary.LEAST)
         latex.table(group, summaries, None, "title", "caption")
         page.curves(group, summaries, figures.baseline(group, summaries))
-    load.repeated(runs), load.never_begun(runs), load.failures(runs)
+    load.repeated(runs), load.failures(runs)
     tables.outcomes(runs)
     csv_files.write(folder, load.groups(runs), runs)
 

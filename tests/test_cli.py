@@ -667,7 +667,7 @@ def test_a_path_alone_trains_on_that_text_and_is_the_run_of_data_text(capsys: py
 
 
 @pytest.mark.full
-def test_a_saved_configuration_is_held_to_its_source_but_a_run_from_before_is_kept() -> None:
+def test_a_saved_configuration_is_held_to_its_source() -> None:
     assert train("hydra.run.dir=mine") == 0
     saved = Path("mine/config.yaml").read_text().replace("subset: null", "subset: other")
     Path("new.yaml").write_text(saved)
@@ -675,15 +675,6 @@ def test_a_saved_configuration_is_held_to_its_source_but_a_run_from_before_is_ke
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "error: data.subset is 'other', which data=text does not read: data=hub does\n"
     assert not Path("outputs").exists()
-    Path("mine/config.yaml").write_text(saved)
-    assert process("-m", "posbench.launch.job", "mine/config.yaml", "--run-dir", "mine").returncode == 0
-
-
-def test_another_run_in_the_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("hydra.run.dir=mine/a") == 0
-    capsys.readouterr()
-    assert train("hydra.run.dir=mine/a", "encoding=none") == 2
-    assert "holds another run" in error_line(capsys)
 
 
 def test_a_diverged_run_is_exit_code_1_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -906,13 +897,6 @@ def test_a_mistyped_evaluation_ends_with_exit_code_2_and_no_row(capsys: pytest.C
     done = process("-m", "posbench", "evaluate", str(folder), "extension=yarn:fctor=2")  # as a user's shell sees it
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("error: ") and "'yarn' has no option 'fctor'" in line
-
-
-def test_an_extension_that_a_scheme_has_not_is_a_row_and_no_error() -> None:
-    assert train("encoding=learned", "evaluation.extensions=[yarn]") == 0
-    folder = the_run()
-    rows = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
-    assert {row["status"] for row in rows if row["extension"] == "yarn"} == {"undefined"}
 
 
 @pytest.mark.full

@@ -1,6 +1,5 @@
 """What the documents say exists, exists: commands, files, folders, encodings."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -109,7 +108,7 @@ def test_the_learning_rates_of_the_results_are_those_that_come_with_posbench() -
     ("page", "heading", "rows", "least"),
     [
         ("results", "At a size that reads", ["six"], 23),
-        ("results", "The catalogue at that size", ["catalogue_reader"], 75),
+        ("results", "The catalogue at that size", ["catalogue"], 75),
         ("results", "The same, as a race", ["six", "six_race"], 11),
         ("results", "The demo: six schemes", ["six_demo"], 23),
         ("longer", "Results", ["extend"], 50),
@@ -183,10 +182,7 @@ def test_the_tree_has_every_package_and_every_group_of_configurations() -> None:
 
 
 def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
-    assert spec and spec.loader
-    readme = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(readme)
+    readme = support.script("readme")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.written(text) == text, "README's table of encodings is out of date: run `make readme`"
 

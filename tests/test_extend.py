@@ -312,8 +312,6 @@ def test_dynamic_far_pairs_meet_no_distance_that_training_did_not(length: int) -
     assert far(length - 1, 0) == pytest.approx(L - 1)
     far = self_extend_distance(grouped["window"], grouped["group"])
     assert max(far(i, j) for i in range(length) for j in range(i + 1)) <= L - 1
-    chunks = dual_chunk_distance(L, 3 * L // 4)
-    assert max(chunks(i, j) for i in range(length) for j in range(i + 1)) <= L - 1
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

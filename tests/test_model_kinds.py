@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hf_models import changed, write_text, write_tokenizer
-from support import posbench
+from support import posbench, script
 from test_huggingface import EVALUATE, WRONG, refused
 
 from posbench.errors import Undefined, UserError
@@ -26,9 +26,7 @@ from posbench.training import elsewhere
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(ROOT / "scripts"))
-    import model_kinds
+model_kinds = script("model_kinds")
 LENGTH, LONG = model_kinds.LENGTH, model_kinds.LONG
 IDS = np.random.default_rng(0).integers(2, model_kinds.VOCABULARY, (2, LONG + 1))
 
@@ -62,8 +60,8 @@ def test_numbers_are_those_of_the_librarys_own_logits_windows_and_extensions(she
 @pytest.mark.timeout(600)
 def test_the_table_in_the_docs_is_what_the_script_prints() -> None:
     """At least 50 kinds; differences may vary with the machine."""
-    script = [sys.executable, str(ROOT / "scripts" / "model_kinds.py")]
-    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = [sys.executable, str(ROOT / "scripts" / "model_kinds.py")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [line for line in printed if line.startswith("| `")]
     documented = (ROOT / "docs" / "your_model.md").read_text(encoding="utf-8").splitlines()
     number = re.compile(r"\d\.?\d*e-0[5-9]|0e\+00")

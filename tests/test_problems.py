@@ -18,7 +18,7 @@ from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.config.task import task_of
 from posbench.data import problems
-from posbench.data.prepared import prepare
+from posbench.data.problems import prepare
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import evaluate as text
 from posbench.evaluation.answers import GATE
@@ -296,7 +296,7 @@ def test_a_run_on_a_task_from_the_command_line_and_continued(
 
 def test_the_fixed_problems_have_a_digest_that_options_change() -> None:
     config = composed("data=task/copy", "experiment=tasks").data
-    record = problems.prepare(config).record
+    record = prepare(config).record
     assert record["name"] == "copy" and record["task"]["longest"] == 20 and len(record["sha256"]) == 64
     other = dataclasses.replace(config, task={**(config.task or {}), "vocabulary": 31})
-    assert problems.prepare(other).record["sha256"] != record["sha256"]
+    assert prepare(other).record["sha256"] != record["sha256"]

@@ -1,7 +1,6 @@
 """Races: how often their words are wrong, what stops them, and that what decides is settled before the first run."""
 
 import dataclasses
-import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -35,28 +34,24 @@ RACES = 40
 MOST = stats.binom.ppf(0.999, RACES, claims.ALPHA) / RACES  # of a procedure that is wrong in one of twenty
 
 
-@pytest.fixture(scope="module")
-def words() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
-        yield importlib.import_module("words")
+words = support.script("words")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("truth", ["all equal", "each at another limit"])
 @pytest.mark.parametrize(("kind", "equal"), [("normal", False), ("t3", True)])
-def test_one_race_in_twenty_has_a_wrong_word_at_most(words: Any, truth: str, kind: str, equal: bool) -> None:
+def test_one_race_in_twenty_has_a_wrong_word_at_most(truth: str, kind: str, equal: bool) -> None:
     setting = words.Setting(5, 20, 12, equal, kind)
     assert words.races(words.Population(LOSSES), words.TRUTHS[truth], setting, RACES).wrong <= MOST
 
 
 @pytest.mark.full
-def test_looks_that_each_spend_all_would_not_do(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_that_each_spend_all_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "level", lambda *_: claims.ALPHA)
     assert words.races(words.Population(LOSSES), words.TRUTHS["all equal"], words.Setting(5, 60), RACES).wrong > MOST
 
 
-def test_large_effects_stop_early_and_none_is_missed(words: Any) -> None:
+def test_large_effects_stop_early_and_none_is_missed() -> None:
     kinds = [words.Truth(0.4, (1.3, 2.0)), words.Truth(0.0)]
     found = words.races(words.Population(LOSSES), kinds, words.Setting(4, 60), 10)
     large, equal = found.ends

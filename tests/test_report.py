@@ -802,27 +802,6 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(study: Path, tmp_path
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_folders_of_runs_that_never_read_their_text_count_as_nothing(
-    tmp_path: Path, template: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What earlier versions left behind for each mistyped path."""
-    for scheme in ("rope", "alibi"):
-        write_run(tmp_path / "fake", configured(template, scheme, 0), SCHEMES[scheme])
-    typos = []
-    for path in ("a.txt", "b.txt", "c.txt"):
-        config = configured(template, "rope", 0)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
-        no_text = {"data": None, "tokenizer_sha256": None, "reason": "error", "message": "no file matches"}
-        typos.append(write_run(tmp_path / "fake", config, None, "failed", **no_text))
-    report.main([tmp_path / "fake"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "2 runs: 2 done" in printed and "repeats a run" not in printed
-    names = ", ".join(sorted(folder.name for folder in typos))
-    assert f"Left out, since they ended before they had read their text: {names}" in printed
-    assert "rope, runs 1 of 2" not in printed
-
-
-@pytest.mark.usefixtures("without_pictures")
 def test_each_set_names_the_command_that_its_own_runs_were_started_with(template: Config, tmp_path: Path) -> None:
     """A study that was swept twice, with other budgets."""
     folder, cells = tmp_path / "fake", []

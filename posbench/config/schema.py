@@ -306,16 +306,10 @@ class Config:
             raise UserError(f"seed is {self.seed}: expected a whole number from 0 to 2^63 - 1")
         self.training.refuse_uneven(self.runtime.processes or 1)
         self._refuse_other_protocols()
-        if self.data.task is None and self.evaluation.targets > self.training.train_length:
-            raise UserError(
-                f"evaluation.targets is {self.evaluation.targets}: expected at most training.train_length, "
-                f"{self.training.train_length}"
-            )
-        if (self.evaluation.stride or 1) > self.training.train_length:
-            raise UserError(
-                f"evaluation.stride is {self.evaluation.stride}: expected at most training.train_length, "
-                f"{self.training.train_length}"
-            )
+        for name, value in (("targets", self.evaluation.targets), ("stride", self.evaluation.stride or 1)):
+            if value > self.training.train_length and (name == "stride" or self.data.task is None):
+                told = f"evaluation.{name} is {value}: expected at most training.train_length"
+                raise UserError(f"{told}, {self.training.train_length}")
 
     def _refuse_other_protocols(self) -> None:
         """Text has no answers, and problems no text: each is measured in its own way."""

@@ -81,8 +81,6 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     Raises:
         UserError: nothing there, with the nearest name; a hub that can be neither asked nor remembered.
     """
-    if config.max_documents is not None and config.max_documents < 1:
-        raise UserError(f"data.max_documents is {config.max_documents}: expected at least 1, or null for all")
     if config.source == "hub" and config.path is None:
         if config.splits and ("train" not in config.splits or not set(config.splits) <= set(SPLITS)):
             raise UserError(f"data.splits names {', '.join(config.splits)}: expected train, and validation and test")

@@ -21,8 +21,10 @@ import torch
 
 from posbench.config.schema import DataConfig, TrainingConfig
 from posbench.config.task import task_of
+from posbench.data import tokens
 from posbench.data.batches import Batch
 from posbench.data.tokenizer import Tokenizer, of_symbols
+from posbench.data.tokens import Tokens
 from posbench.kernels.cross_entropy import IGNORED
 from posbench.randomness import derive
 from posbench.tasks.base import Problems, Task
@@ -55,8 +57,16 @@ class TaskData:
         return [Batch.of(*part) for part in parts]
 
 
-def prepare(config: DataConfig) -> TaskData:
-    """The data of a configuration whose data is a task; UserError if an option of the task is wrong."""
+def prepare(config: DataConfig, cache: str | None = None) -> Tokens | TaskData:
+    """The data of a run: the problems of a task, or the tokens of a text; `cache` is `runtime.cache`, for text.
+
+    Both have a `tokenizer`, a `record` for `run.json`, `batches` to train on and `validation_batches`.
+
+    Raises:
+        UserError: an option of the task is wrong; of text as `tokens.prepare`.
+    """
+    if config.task is None:
+        return tokens.prepare(config, tokens.cache_folder(cache))
     task = task_of(config)
     record = {"name": config.name, "sha256": _digest(task, config.offset), "task": config.task, "offset": config.offset}
     logger.info("data '%s': problems of length %d to %d", config.name, task.shortest, task.longest)

@@ -70,21 +70,24 @@ def evaluate(evaluation: AnyEvaluation, known: Sequence[EvaluationRow] = ()) -> 
 
     Raises:
         UserError: as `planned`; before anything is computed.
+        RunFailed: memory ran out; what may fit is said.
     """
-    for row, measure in evaluation.planned():
-        if any(same(row, other, evaluation.settings) for other in known):
-            continue
-        blocks: list[BlockRow] = []
-        if row.status == "ok":
-            started = time.monotonic()
-            machine.reset_peak_memory(evaluation.device)
-            try:
-                row, blocks = measure(row)
-            except NotFinite as error:
-                row = dataclasses.replace(row, status="failed", reason=str(error))
-            seconds = round(time.monotonic() - started, 3)  # of what this row computed: next to none if all was cached
-            row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=machine.peak_memory(evaluation.device))
-        yield row, blocks
+    with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
+        for row, measure in evaluation.planned():
+            if any(same(row, other, evaluation.settings) for other in known):
+                continue
+            blocks: list[BlockRow] = []
+            if row.status == "ok":
+                started = time.monotonic()
+                machine.reset_peak_memory(evaluation.device)
+                try:
+                    row, blocks = measure(row)
+                except NotFinite as error:
+                    row = dataclasses.replace(row, status="failed", reason=str(error))
+                seconds = round(time.monotonic() - started, 3)  # of this row alone: next to none if all was cached
+                peak = machine.peak_memory(evaluation.device)
+                row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
+            yield row, blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

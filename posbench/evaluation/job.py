@@ -17,8 +17,7 @@ from posbench.config.external import Trains
 from posbench.config.overrides import Asked
 from posbench.config.schema import Config, DataConfig, EvaluationConfig
 from posbench.data.batches import united
-from posbench.data.prepared import prepare
-from posbench.data.problems import TaskData
+from posbench.data.problems import TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import UserError
 from posbench.evaluation import answer_curve, curve, picture
@@ -35,7 +34,6 @@ from posbench.run_folder.folder import Run, load_config, load_record
 from posbench.run_folder.names import TOKENIZER
 from posbench.run_folder.rows import (
     EvaluationRow,
-    Measured,
     evaluation_rows,
     headline_split,
     newest_of_split,
@@ -157,7 +155,7 @@ def rows_into(run: Run, tracker: tracking.Mirror, asked: AnyEvaluation, known: S
     started, n_rows = time.monotonic(), 0
     tracker.catch_up()
     try:
-        for row, blocks in evaluated(asked, known):
+        for row, blocks in evaluate(asked, known):
             run.log_evaluation(row, blocks)
             tracker.curve(row)
             logger.info("%s", describe(row))
@@ -173,7 +171,7 @@ def compute_share(
 ) -> None:
     """Compute a share of what the first process evaluates by `evaluate_into`; arguments as there."""
     asked = evaluation_of("", model, tokens, config, step, device, world)
-    collections.deque(evaluated(asked, world.from_first()), maxlen=0)
+    collections.deque(evaluate(asked, world.from_first()), maxlen=0)
 
 
 def on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
@@ -233,16 +231,6 @@ def _ngrams(tokens: Tokens, config: Config, step: int) -> NGrams | None:
         )
         spans.append(tokens.batches(before, start.seed).spans(start.steps))
     return NGrams(tokens.train.ids, united(spans), tokens.tokenizer.vocab_size) if spans else None
-
-
-def evaluated(asked: AnyEvaluation, known: Sequence[EvaluationRow]) -> Iterator[Measured]:
-    """The rows that are not known, with their blocks, as they are computed.
-
-    Raises:
-        RunFailed: memory ran out; what may fit is said.
-    """
-    with machine.out_of_memory_as_failure("a smaller evaluation.batch_tokens, or shorter lengths,"):
-        yield from evaluate(asked, known)
 
 
 def show_results(folder: Path, config: Trains, tracker: tracking.Mirror) -> None:

@@ -337,11 +337,6 @@ class Sizes(ctypes.Structure):
 class Strided(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "time"))]
 
-    @classmethod
-    def of(cls, x: Tensor) -> "Strided":
-        """A tensor (B, H, T, Dh), where it lies."""
-        return cls(x.data_ptr(), *x.stride()[:3])
-
 
 class _Added(ctypes.Structure):
     _fields_ = [
@@ -359,7 +354,8 @@ at = ctypes.byref
 
 
 def strided(x: Tensor) -> Any:
-    return at(Strided.of(x))
+    """A tensor (B, H, T, Dh), where it lies."""
+    return at(Strided(x.data_ptr(), *x.stride()[:3]))
 
 
 def pointer(x: Tensor | None, first: int = 0) -> ctypes.c_void_p | None:

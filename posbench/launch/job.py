@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config.identity import run_folder
-from posbench.config.schema import SAVED, load_saved
+from posbench.config.schema import load_saved
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
 from posbench.errors import PosbenchError, Stopped, UserError
@@ -182,8 +182,7 @@ def _command_line() -> None:
     given = parser.parse_args()
     config = load_saved(given.saved)
     folder = given.run_dir or run_folder(config)
-    if not (folder / SAVED).is_file():  # an older run keeps keys that its source of text does not read
-        refuse_unread(config.data)
+    refuse_unread(config.data)
     run(plan(config, folder, [sys.executable, "-m", "posbench.launch.job", str(given.saved)]), given.restart)
 
 

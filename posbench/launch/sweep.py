@@ -17,7 +17,8 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import cluster, forecast, plans, pool, race, rates, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.run_folder import jsonl, tracking
+from posbench.report.comparison import load
+from posbench.run_folder import tracking
 from posbench.run_folder.redaction import redact
 from posbench.terminal import console
 
@@ -207,7 +208,8 @@ def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status
     own = {job.id: _row(job, status[job.id], command) for job in todo}
     path = study / RECORD
     study.mkdir(parents=True, exist_ok=True)
-    earlier = [row for row in _earlier(path) if row.get("id") not in own and (study / str(row.get("id"))).is_dir()]
+    others = (row for row in load.listed(path, "cells") if row.get("id") not in own)
+    earlier = [row for row in others if (study / str(row.get("id"))).is_dir()]
     content = {"schema": 1, "command": redact(command), "cells": [*earlier, *own.values()]}
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
 
@@ -221,14 +223,6 @@ def _row(job: Plan, status: Status, command: str) -> dict[str, Any]:
         "message": None if status.message is None else redact(status.message),
         "command": redact(command),
     }
-
-
-def _earlier(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = json.loads(files.read(path, jsonl.LARGEST))
-        return [row for row in content["cells"] if isinstance(row, dict)]
-    except (OSError, UserError, ValueError, KeyError, TypeError):  # none, or not ours: the run folders are the truth
-        return []
 
 
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:

@@ -96,12 +96,9 @@ def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     if not runs:
         raise UserError(f"none of the runs can be read: {warnings[0]}")
     runs.sort(key=lambda run: not run.done)
-    twice, never_begun = load.repeated(runs), load.never_begun(runs)
-    if never_begun:
-        names = ", ".join(run.folder.name for run in never_begun)
-        warnings.append(f"Left out, since they ended before they had read their text: {names}")
+    twice = load.repeated(runs)
     warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
-    return [run for run in runs if run not in twice and run not in never_begun], warnings
+    return [run for run in runs if run not in twice], warnings
 
 
 def _write(

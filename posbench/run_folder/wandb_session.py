@@ -141,12 +141,11 @@ class Session:
             ),
         )
         there = dict(self._run.summary) if self._run.resumed else {}
-        # What is there: the last steps, the last line of evaluation.jsonl, and how many rows of both.
-        step, self.line, self.rows = (int(number(there.get(name)) or 0) for name in ("step", LINE, _ROWS))
-        counted = {name: number(there.get(name)) for name in (_TRAINED, _VALIDATED)}
-        if None in counted.values():  # what earlier versions logged has the step alone
-            counted = dict.fromkeys(counted, step)
-        self._steps = {name: int(last or 0) for name, last in counted.items()}
+        # What is there: the last line of evaluation.jsonl, how many rows of it and of steps, and the last steps.
+        self.line, self.rows, *last = (
+            int(number(there.get(name)) or 0) for name in (LINE, _ROWS, _TRAINED, _VALIDATED)
+        )
+        self._steps = dict(zip((_TRAINED, _VALIDATED), last, strict=True))
         self._rows = self.rows
         self._shown: set[str] = set()
         self._run.define_metric("tokens")

@@ -23,8 +23,7 @@ from posbench.config import size, task
 from posbench.config.external import Trains
 from posbench.config.schema import Config, EvaluationConfig, TrainingConfig
 from posbench.data.batches import Batch, TrainingBatches, own_rows
-from posbench.data.prepared import prepare
-from posbench.data.problems import ProblemBatches, TaskData
+from posbench.data.problems import ProblemBatches, TaskData, prepare
 from posbench.data.tokens import Tokens
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.job import compute_share, evaluate_into, on_the_way

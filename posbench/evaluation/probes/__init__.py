@@ -52,11 +52,6 @@ class Choice:
     right: Ids  # (A,): which of them it is; -1 where there is no choice
     trivial: Ids | None = None  # (A,): which of them the trivial reader says; None: the task has no such reader
 
-    @classmethod
-    def of_one(cls, ids: Ids, candidates: Ids, right: int) -> "Choice":
-        """With an answer of one token, one of the candidates (K,), after the ids (C,) that are read."""
-        return cls(np.append(ids, candidates[right]), candidates[None], np.array([right]))
-
 
 Pose = Callable[[Ids, int], Choice]  # of what a window of the text reads (C,), and its number
 

@@ -10,7 +10,6 @@ import functools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,20 +251,9 @@ def _home(run: RunData, known: list[str]) -> str:
 
 def repeated(runs: list[RunData]) -> list[RunData]:
     """Runs that another folder of the same encoding, options and seed has already: they would count one seed twice."""
-    return _again([run for run in runs if _corpus(run) is not None], _corpus)
-
-
-def never_begun(runs: list[RunData]) -> list[RunData]:
-    """Runs that ended before they knew their text, say after a mistyped path, while another run asks for the same."""
-    sorted_runs = sorted(runs, key=lambda run: _corpus(run) is None)
-    return [run for run in _again(sorted_runs, lambda run: None) if _corpus(run) is None]
-
-
-def _again(runs: list[RunData], text: Callable[[RunData], Any]) -> list[RunData]:
-    """Those of the runs that repeat an earlier one: same settings, scheme, seed and text."""
     seen, again = set(), []
-    for run in runs:
-        key = json.dumps([asked(run.config), text(run), scheme_options(run), run.seed], sort_keys=True)
+    for run in (run for run in runs if _corpus(run) is not None):
+        key = json.dumps([asked(run.config), _corpus(run), scheme_options(run), run.seed], sort_keys=True)
         if key in seen:
             again.append(run)
         seen.add(key)

@@ -100,7 +100,6 @@ def read(path: Path) -> Race | None:
     try:
         content = json.loads(files.read(path, jsonl.LARGEST))
         looks, schemes = content["looks"], content["schemes"]
-        content = {"runs_before": 0, **content}
         runs = tuple(tuple(names) for names in schemes)
         race = Race(tuple(looks), content["reference"], runs, content["runs_before"])
         check(race.looks)
