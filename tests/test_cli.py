@@ -218,6 +218,8 @@ HINTS = {
     "compare rope": "no command 'compare': did you mean 'sweep'?",
     "report": "which runs? posbench report outputs/STUDY",
     "train --resume": "there is no --resume: repeat the same command to continue",
+    "train --dry-run": "--dry-run is for sweep and reproduce: 'posbench sweep encoding=rope --dry-run'",
+    "sweep encoding=rope seeds=5": "unknown key 'seeds' (several seeds are a list: seed=0,1,2,3,4 or ",
     "train --nix": "No such option: --nix",
     "train encoding=rop": "unknown encoding 'rop': did you mean 'rope'?",
     "train encoding=alibi encoding.base=2": "'alibi' has no option 'base'",

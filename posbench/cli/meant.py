@@ -27,6 +27,8 @@ def hint(arguments: list[str], error: Any) -> str:
         return f"which runs? posbench {first} outputs/STUDY"
     if said.startswith("No such option: --resume"):
         return "there is no --resume: repeat the same command to continue or complete the run"
+    if said.startswith("No such option: --dry-run"):
+        return "--dry-run is for sweep and reproduce: 'posbench sweep encoding=rope --dry-run' says what one run takes"
     if said.startswith("No such option"):
         return _settings(arguments, error)
     if not said.startswith("No such command"):

@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "it is study, the folder that runs share": "run_name experiment_name",
     "it is runtime.outputs, the folder of the studies": "output_dir out_dir",
     "it is for posbench sweep": "sweep tune tune_grid rates",
+    "several seeds are a list: seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }
 
 
