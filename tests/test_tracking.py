@@ -115,7 +115,7 @@ def test_an_offline_run_reads_back(
     assert sorted(mirrored.hidden) == ["eval/length", "eval/length_ratio", *counters]
     assert sorted(mirrored.not_summarised) == sorted(["eval/length", "eval/length_ratio", *curves])
     assert mirrored.summary == {
-        "status": "done", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
+        "status": "done", "reason": "", "nll_1x": 1.0, "tokens_per_second": 192.0, "data/name": "text",
         "parameters/total": 7, "parameters/encoding": 0, "parameters/non_embedding": 3,
         "step": 3, "tokens": 384, "train/loss": 1.0, "validation/nll": 2.5, "eval/line": 3, "rows": 7,
         "train_step": 3, "validation_step": 3,
