@@ -89,7 +89,7 @@ def page(
             ordered = sorted(members, key=lambda name: _nll(all_runs[name]) or math.inf)
             rows = [_row(name, all_runs[name], worst, speeds) for name in ordered]
             parts.append(f"## Acts on: {family}\n\n" + _table(rows, bool(speeds)))
-    if second := {name: nll for name, run in again.items() if (nll := _nll(run)) is not None}:
+    if second := {name: run for name, run in again.items() if _nll(run) is not None}:
         parts.append(_again(all_runs, second))
     parts.append(_LEFT_OUT)
     return "\n".join(parts)
@@ -116,12 +116,15 @@ def _introduction(all_runs: dict[str, load.RunData | None], done: list[load.RunD
     )
 
 
-def _again(all_runs: dict[str, load.RunData | None], second: dict[str, float]) -> str:
-    """Losses at the training length of the runs with another seed, beside those of the first seed."""
+def _again(all_runs: dict[str, load.RunData | None], second: dict[str, load.RunData | None]) -> str:
+    """The figures of the runs with another seed, beside those of the first seed."""
     ordered = sorted(second, key=lambda name: _nll(all_runs[name]) or math.inf)
-    rows = [[f"`{name}`", f"{_nll(all_runs[name]):.3f}", f"{second[name]:.3f}"] for name in ordered]
-    lines = [["encoding", "seed 0", "seed 1"], ["---", "---:", "---:"], *rows]
-    return f"## Once more\n\n{_AGAIN}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    both = {name: zip(_figures(all_runs[name]), _figures(second[name]), strict=True) for name in ordered}
+    rows = [[f"`{name}`", *(figure for pair in pairs for figure in pair)] for name, pairs in both.items()]
+    columns = [f"{what}, seed {n}" for what in ("nll at 1x", *(f"rise at {r}x" for r in RATIOS)) for n in (0, 1)]
+    lines = [["encoding", *columns], ["---", *["---:"] * len(columns)], *rows]
+    told = _AGAIN.format(number=len(second), all=len(all_runs))
+    return f"## Once more\n\n{told}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _row(name: str, run: load.RunData | None, worst: dict[str, Errors], speeds: dict[str, float]) -> list[str]:
@@ -206,7 +209,7 @@ its own). A verdict needs five seeds ([results](results.md)).
   setting's largest value or gradient, or 1 if that is less.
 """
 
-_AGAIN = """The lowest losses with a second seed, which draws other weights and another order of the text: nll at 1x.
+_AGAIN = """A second seed draws other weights and another order of the text. {number} of {all} rows have it, in bf16.
 """
 
 _SPEED = """\

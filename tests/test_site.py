@@ -319,7 +319,7 @@ def test_the_catalogue_has_a_row_per_encoding_with_what_its_run_and_its_oracle_s
     }
     assert (base, rise, far) == pytest.approx([levels[1], levels[2] - levels[1], levels[8] - levels[1]], abs=6e-4)
     assert rope[0] == "0" and rope[4] == "0.97" and rope[6:] == ["2e-06", "3e-06"]
-    assert f"| `rope` | {rope[1]} | {again['rope'].levels.at['plain', 16].nll:.3f} |" in text
+    assert f"| `rope` | {rope[1]} | {again['rope'].levels.at['plain', 16].nll:.3f} | {rope[2]} | " in text
     (learned,) = [cells for name, cells in rows.items() if name.startswith("[`learned`]")]
     assert learned[2:4] == ["undefined", "undefined"] and learned[6:] == ["0", "0"]
     (smollm3,) = [cells for name, cells in rows.items() if name.startswith("[`layered/smollm3`]")]
