@@ -149,13 +149,21 @@ class Run:
         if self.record["status"] == "done":
             status = "done"
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
-        if any(attempt["ended"] is None for attempt in self.record["attempts"][-1:]):
+        if self._attempt_is_open():
             self.update_attempt(ended=now())
         else:
             self.update()
 
+    def _attempt_is_open(self) -> bool:
+        return any(attempt.get("ended", "") is None for attempt in self.record["attempts"][-1:])
+
     def ended_by(self, error: BaseException) -> None:
-        """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report."""
+        """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report.
+
+        A run that is done and was refused before an attempt began is left as it is.
+        """
+        if self.record["status"] == "done" and not self._attempt_is_open():
+            return
         if isinstance(error, (Stopped, KeyboardInterrupt)):
             status, reason, message = "stopped", "signal", str(error) or "interrupted"
         else:
