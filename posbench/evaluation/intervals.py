@@ -67,6 +67,11 @@ class Interval:
         return self.half_at(self.miss)
 
     @property
+    def confidence(self) -> str:
+        """95 %, or more where several looks share the chance to miss."""
+        return f"{100 * (1 - self.miss):.4g} %"
+
+    @property
     def upper(self) -> float:
         """One-sided upper bound, of 95 %."""
         return self.mean + self.half_at(2 * self.miss)

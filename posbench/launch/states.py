@@ -8,7 +8,7 @@ from posbench import files
 from posbench.errors import UserError
 from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
-from posbench.run_folder.folder import load_config, load_record
+from posbench.run_folder.folder import attempt_is_open, load_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, newest_of_split
 
@@ -46,15 +46,9 @@ def status(plan: Plan) -> Status:
     name = str(found.get("status", "waiting"))
     if name == "done" and reason is not None:
         name = "failed"
-    elif name == "done" and _is_open(found.get("attempts")):
+    elif name == "done" and attempt_is_open(found):
         name = "running"
     return Status(name, reason, message)
-
-
-def _is_open(attempts: Any) -> bool:
-    """Whether the newest attempt has not ended in words."""
-    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
-    return isinstance(newest, dict) and "ended" in newest and newest["ended"] is None
 
 
 def is_finished(plan: Plan) -> bool:

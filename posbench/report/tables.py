@@ -20,9 +20,9 @@ from posbench.show.properties import PROPERTIES, Measured, Properties
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
-# The meaning of each sign in a cell; LEVEL is that of the intervals.
+# The meaning of each sign in a cell; `level` is that of the intervals.
 SIGNS = {
-    "±": "± is half of a paired LEVEL interval over seeds and documents: other seeds, other text",
+    "±": "± is half of a paired {level} interval over seeds and documents: other seeds, other text",
     "[": "[lowest, highest]: range of seeds, where they are fewer than "
     f"{SEEDS_FOR_A_CLAIM} or in two groups, which an interval would hide",
     FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
@@ -394,7 +394,7 @@ def _signs(rows: list[list[Value]], summaries: Sequence[Summary]) -> str:
     """What the signs in these cells mean; empty if there are none."""
     texts = [value.text for row in rows for value in row]
     said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
-    said = said.replace("LEVEL", summary.confidence(summaries))
+    said = said.format(level=summary.confidence(summaries))
     return f"{said}. " if said else ""
 
 

@@ -149,20 +149,17 @@ class Run:
         if self.record["status"] == "done":
             status = "done"
         self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
-        if self._attempt_is_open():
+        if attempt_is_open(self.record):
             self.update_attempt(ended=now())
         else:
             self.update()
-
-    def _attempt_is_open(self) -> bool:
-        return any(attempt.get("ended", "") is None for attempt in self.record["attempts"][-1:])
 
     def ended_by(self, error: BaseException) -> None:
         """Record what ended the attempt. If that fails too, warn: what ended it is still the error to report.
 
         A run that is done and was refused before an attempt began is left as it is.
         """
-        if self.record["status"] == "done" and not self._attempt_is_open():
+        if self.record["status"] == "done" and not attempt_is_open(self.record):
             return
         if isinstance(error, (Stopped, KeyboardInterrupt)):
             status, reason, message = "stopped", "signal", str(error) or "interrupted"
@@ -328,6 +325,13 @@ def load_record(folder: Path) -> dict[str, Any]:
     if schema is not None and schema > _SCHEMA:
         raise UserError(f"{path} has schema {schema:g}, this posbench reads up to {_SCHEMA}: upgrade posbench")
     return record
+
+
+def attempt_is_open(record: Mapping[str, Any]) -> bool:
+    """Whether the newest attempt of a `run.json` has not ended in words: it is under way, or was killed."""
+    attempts = record.get("attempts")
+    newest = attempts[-1] if isinstance(attempts, list) and attempts else None
+    return isinstance(newest, dict) and "ended" in newest and newest["ended"] is None
 
 
 def refuse_other_block(folder: Path) -> None:

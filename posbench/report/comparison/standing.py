@@ -120,8 +120,8 @@ def standings(group: Group) -> list[Standing]:
     found = [_standing(scheme) for scheme in group.schemes]
     against = _against(found, reference(group)) if len(found) > 1 else {}
     found = [dataclasses.replace(one, against=against.get(one.scheme.label)) for one in found]
-    tested = [{place for place in one.at if place.as_trained and place.ratio > 1} for one in found if one.at]
-    beyond = set.intersection(*tested) if tested else set()
+    tested = ({place for place in one.at if place.as_trained and place.ratio > 1} for one in found if one.at)
+    beyond = statistics.in_all(tested)
     return sorted(found, key=lambda one: _rank(one, beyond))
 
 

@@ -3,14 +3,21 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from posbench.evaluation.intervals import Interval
 
+Item = TypeVar("Item")
 SEEDS_FOR_A_CLAIM = 5  # fewer give intervals too, but marked ones
+
+
+def in_all(sets: Iterable[set[Item]]) -> set[Item]:
+    """What all of the sets have; nothing if there are none."""
+    found = list(sets)
+    return set.intersection(*found) if found else set()
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

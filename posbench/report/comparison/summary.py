@@ -17,7 +17,7 @@ from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Documents, Interval
 from posbench.evaluation.levels import Contrast
 from posbench.evaluation.measure import Learned
-from posbench.report.comparison import claims, load, looks, race
+from posbench.report.comparison import claims, load, looks, race, statistics
 from posbench.report.comparison.claims import LEAST, MARGIN, AtOne, Beyond, Bounds, Reach
 from posbench.report.comparison.judgement import (
     Judged,
@@ -251,16 +251,14 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
         for one in found
     ]
     found = [_repeated(one, misses[one.scheme.label]) if one.scheme.label in misses else one for one in found]
-    measured = [{point.length for point in one.plain.points} for one in found if one.plain.points]
-    shared = set.intersection(*measured) if measured else set()
+    shared = statistics.in_all({point.length for point in one.plain.points} for one in found if one.plain.points)
     longest = max((length for length in shared if length > group.train_length), default=None)
     return sorted(found, key=lambda one: _rank(one, longest))
 
 
 def confidence(summaries: Iterable[Summary]) -> str:
     """The level of their intervals in words: 95 %, in a race more, since its looks share the chance to miss."""
-    misses = sorted({one.nll.miss for one in summaries if one.nll})
-    return " or ".join(f"{100 * (1 - miss):.4g} %" for miss in misses) or "95 %"
+    return " or ".join(sorted({one.nll.confidence for one in summaries if one.nll}, reverse=True)) or "95 %"
 
 
 def _repeated(value: Any, miss: float) -> Any:
@@ -453,8 +451,7 @@ def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed | None]:
     None where a seed has no finite loss. A length that the text is too short for is none.
     """
     levels_of = [run.levels.at for run in scheme.by_seed.values()]
-    lengths = [{at for kind, at in each if kind == PLAIN} for each in levels_of]
-    shared = set.intersection(*lengths) if lengths else set()
+    shared = statistics.in_all({at for kind, at in each if kind == PLAIN} for each in levels_of)
     found: dict[int, PerSeed | None] = {}
     for length in sorted(shared - {train_length}):
         statuses = {each[PLAIN, length].status for each in levels_of}
