@@ -242,6 +242,11 @@ def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatc
     assert [cost.training for cost in forecast.forecast(todo, 1)] == [plan.config.training.batch_size for plan in todo]
 
 
+def test_a_dry_run_refuses_a_text_that_is_not_there() -> None:
+    with pytest.raises(UserError, match="no file matches 'nowhere"):
+        sweep.sweep(["experiment=demo", "encoding=rope", "data=text", "data.path=nowhere.txt"], dry_run=True)
+
+
 @pytest.mark.full
 def test_a_forecast_grows_with_the_work(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "_ENOUGH", 0.1)

@@ -7,6 +7,7 @@ the training length and at the longest context. Between the two the cost of a to
 import dataclasses
 import itertools
 import json
+import logging
 import statistics
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
 
+logger = logging.getLogger(__name__)
 MEASURED = 8  # kinds of runs at most, of each size some; the others cost the median of their size
 _ENOUGH = 1.0  # seconds of measuring one step
 _TEXT = 2**21  # tokens of the random text on which windows are planned
@@ -64,7 +66,9 @@ def forecast(todo: list[Plan], threads: int) -> list[Cost]:
     for kind, config in kinds.items():
         by_size.setdefault(json.dumps(load.asked(config), sort_keys=True), []).append(kind)
     in_turn = (kind for each in itertools.zip_longest(*by_size.values()) for kind in each if kind is not None)
-    measured = {kind: _cost(kinds[kind]) for kind in itertools.islice(in_turn, MEASURED)}
+    chosen = [*itertools.islice(in_turn, MEASURED)]
+    logger.info("measuring the steps of %s", _kinds(len(chosen)))
+    measured = {kind: _cost(kinds[kind]) for kind in chosen}
     usual = {
         kind: _median([measured[one] for one in alike if one in measured] or list(measured.values()))
         for alike in by_size.values()
@@ -105,7 +109,7 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
         each = {_time(min(seconds)): None, _time(max(seconds)): None}
         lines += [
             f"About {_time(whole)} on this machine, {_runs(at_a_time)} at a time, if nothing else runs on it; "
-            f"a run takes {' to '.join(each)}. Measured just now: {_kinds(left)}.",
+            f"a run takes {' to '.join(each)}. Measured just now: {_measured(left)}.",
             f"Checkpoints: {kept / 1e9:,.2f} GB when all is done.",
         ]
         if any(plan.config.data.task is not None for plan in left):
@@ -117,11 +121,15 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _kinds(left: list[Plan]) -> str:
+def _kinds(count: int) -> str:
+    return "1 kind of runs" if count == 1 else f"{count} kinds of runs"
+
+
+def _measured(left: list[Plan]) -> str:
     count = len({_kind(plan) for plan in left})
     if count > MEASURED:
-        return f"{MEASURED} of {count} kinds of runs, the others at the median of their size"
-    return "1 kind of runs" if count == 1 else f"{count} kinds of runs"
+        return f"{MEASURED} of {_kinds(count)}, the others at the median of their size"
+    return _kinds(count)
 
 
 def _time(seconds: float) -> str:

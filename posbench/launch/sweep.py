@@ -12,6 +12,7 @@ from typing import Any
 
 from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
+from posbench.data import reading
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import cluster, forecast, plans, pool, race, rates, states, table, tuning
@@ -91,8 +92,10 @@ def sweep(
 
 
 def cost(todo: list[Plan], n_jobs: int | None) -> str:
-    """What plans would take on this machine, in words."""
+    """What plans would take on this machine, in words. Raises UserError if a text is not there."""
     left = [job for job in todo if not states.is_finished(job)]
+    for path in {job.config.data.path for job in left} - {None}:
+        reading.find(path)
     slots = len(_slots(todo, n_jobs))
     return forecast.told(todo, left, slots, _threads(todo, slots))
 
