@@ -146,9 +146,12 @@ def test_an_extension_stretches_what_a_temperature_stands_around() -> None:
     torch.testing.assert_close(attention(made, q, k, v, x, counting(64), 0), expected, **CLOSE)
 
 
+@pytest.mark.parametrize("options", [{}, {"inner": "canon", "inner_options": {"inner": "rope"}}])
 @pytest.mark.parametrize(("method", "option"), [("self_extend", {"group": 1}), ("leaky_rerope", {"k": 1.0})])
-def test_a_temperature_sharpens_far_pairs_like_near_ones(method: str, option: dict[str, float]) -> None:
-    temperature = schemes.build("temperature", {"rule": "mistral_large4"}, SHAPE)
+def test_a_temperature_sharpens_far_pairs_like_near_ones(
+    method: str, option: dict[str, float], options: dict[str, Any]
+) -> None:
+    temperature = schemes.build("temperature", {"rule": "mistral_large4", **options}, SHAPE)
     made, _ = extended(temperature, method, train_length=32, length=64, **option)  # which changes no distance
     given = (*inputs(64), counting(64), 1)
     torch.testing.assert_close(attention(made, *given), attention(temperature, *given), **CLOSE)

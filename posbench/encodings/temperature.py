@@ -87,7 +87,8 @@ class Temperature(Wrapper):
         return self._sharpened(q, layer), k
 
     def _prepared(self, used: Encoding, layer: int, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return used.prepare(self._sharpened(q, layer), *rest)
+        *queries, keys = used.prepare(q, *rest)
+        return *(self._sharpened(one, layer) for one in queries), keys
 
     def _sharpened(self, q: Tensor, layer: int) -> Tensor:
         factor = self.factor(torch.arange(1, q.shape[2] + 1, device=q.device), layer)
