@@ -618,6 +618,8 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config: Config)
     values = [learning_rate(step, 101, constant) for step in range(101)]
     assert set(values[4:80]) == {1.0} and values[100] == pytest.approx(0.1) and values[80] < 1
     assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
+    never = dataclasses.replace(constant, decay_fraction=0.0)
+    assert {learning_rate(step, 101, never) for step in range(4, 101)} == {1.0}
     falling = dataclasses.replace(constant, decay_fraction=1.0)  # from the warm-up on
     values = [learning_rate(step, 100, falling) for step in range(100)]
     assert values[4:] == sorted(values[4:], reverse=True) and 0.98 < values[4] <= 1 and values[99] == pytest.approx(0.1)
@@ -777,7 +779,7 @@ def test_an_end_that_cannot_be_written_down_does_not_hide_what_ended_the_run(
 
     monkeypatch.setattr(Run, "finish", no_room)
     stop_after(3, config, tmp_path / "run", monkeypatch)  # raises what ended it
-    assert "run.json still says 'running': no room to write run.json" in caplog.text
+    assert "run.json does not say how the run ended: no room to write run.json" in caplog.text
 
 
 @pytest.mark.full

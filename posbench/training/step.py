@@ -41,6 +41,8 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     if training.schedule == "cosine":
         progress = (step - warmup) / max(1, total - 1 - warmup)
         share = final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    elif training.decay_fraction == 0:
+        share = 1.0
     else:
         fall = min(training.decay_fraction * total, total - 1 - warmup)  # updates
         share = final + (1 - final) * min(1.0, (total - 1 - step) / max(1.0, fall))
