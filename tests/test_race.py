@@ -166,6 +166,20 @@ def test_before_its_first_look_a_race_says_nothing(template: Config, tmp_path: P
     assert ends and ends.nll and ends.nll_bounds is None and "no verdict" in ends.verdict.text
 
 
+def test_the_table_of_a_race_and_its_verdicts_ask_one_gate(template: Config, tmp_path: Path) -> None:
+    """Three seeds vary so little over documents, and so much among them, that the two gates differ."""
+    study = tmp_path / "fake"
+    write_race(study, template, (3, 5), {"rope": Truth(3.66, 0.16), "alibi": Truth(3.66, 0.01)}, seeds=0)
+    for seed, nll in enumerate((3.5, 3.7, 3.9)):
+        write_run(study, configured(template, "rope", seed), Truth(3.66, 0.16, ngram=9.0, paired=True))
+        write_run(study, configured(template, "alibi", seed), Truth(nll, 0.01, ngram=3.9, paired=True))
+    found = read(study)[1]["alibi"]
+    by_documents = summary.gate(found.scheme)
+    assert found.learned == "not resolved" and by_documents and by_documents.learned == "yes"
+    assert found.endpoints and found.endpoints.verdict.text == "learned: not resolved, not ranked"
+    assert found.reach is None
+
+
 @pytest.mark.full
 def test_a_race_is_no_look_of_a_report_and_takes_no_other_rules(
     template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -492,7 +492,7 @@ def _ceiling(summaries: list[Summary]) -> str:
     low, high = min(gate.ceiling for gate in gates), max(gate.ceiling for gate in gates)
     said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
     learned = "learned: nll is below that, by a 95 % interval paired by seed and document where those are known"
-    if any(0 < one.n_done < SEEDS_FOR_A_CLAIM for one in summaries):
+    if any(0 < one.n_done < SEEDS_FOR_A_CLAIM and not one.raced for one in summaries):
         learned += f", of fewer than {SEEDS_FOR_A_CLAIM} seeds by document"
     return (
         f" The best n-gram model of the training tokens has {said} on the same targets; {learned}; "

@@ -236,7 +236,10 @@ def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) 
     misses = {label: one.race.alpha for one, _ in races for label in one.runs}
     of_text = (item for run in group.runs for item in run.levels.at.items())
     lengths = sorted({at for (kind, at), one in of_text if kind == PLAIN and one.status != "too_short"})
-    found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
+    found = [
+        _summary(scheme, lengths, group.train_length, race.FEWEST if scheme.label in misses else SEEDS_FOR_A_CLAIM)
+        for scheme in group.schemes
+    ]
     against, judged = _judged(group, least, earlier, races)
     stops = {label: stop for _, found_so_far in races for label, stop in found_so_far.stops.items()}
     found = [
@@ -273,7 +276,7 @@ def _repeated(value: Any, miss: float) -> Any:
     return value
 
 
-def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
+def _summary(scheme: Scheme, lengths: list[int], train_length: int, enough: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
     from_one_on = [length for length in lengths if length >= train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
@@ -288,7 +291,7 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         nll=interval(base),
         nll_on_text=seed_interval(base),
         nll_of_checkpoints=text_interval(base),
-        gate=gate(scheme),
+        gate=gate(scheme, enough),
         bits_per_byte=_bits_per_byte(scheme),
         slope=interval(per_seed(scheme, slope(from_one_on))) if len(from_one_on) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
@@ -510,7 +513,8 @@ def _no_verdict(
     if pair[0] and not pair[1]:
         bad = next((level.status for level in far if level is not None and level.status != "ok"), "not paired")
         with_it = f" with {reference.label}" if bad == "not paired" else ""
-        return NoVerdict(f"{bad.replace('_', ' ')} at {ENDPOINT_RATIO}x{with_it}: no verdict", final=False)
+        said = f"{bad.replace('_', ' ')} at {ENDPOINT_RATIO}x{with_it}: no verdict"
+        return NoVerdict(said, final=bad == "too_short")
     seeds = min(len(values) for values in pair)
     if not seeds or any(interval(values) is None for values in pair):
         return NoVerdict(f"not paired with {reference.label}: no verdict", final=False)
