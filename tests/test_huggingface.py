@@ -561,7 +561,7 @@ def test_what_ends_an_evaluation_is_reported_even_where_it_cannot_be_written_dow
     monkeypatch.setattr(Run, "finish", no_room)
     assert posbench(*command, "length=96") == 1
     said = capsys.readouterr().err
-    assert "run.json still says 'running': no space left" in said and "error: the lights went out" in said
+    assert "run.json does not say how the run ended: no space left" in said and "error: the lights went out" in said
 
 
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(

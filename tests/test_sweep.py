@@ -222,10 +222,15 @@ def test_a_dry_run_counts_measures_and_writes_nothing(
     farther = [word for word in overrides if not word.startswith("evaluation.ratios")]
     sweep.sweep(["encoding=rope,alibi", "evaluation.ratios=[1,3]", *farther], n_jobs=2, dry_run=True)
     once, tuned, other = capsys.readouterr().out.split("Nothing was run or written.\n")[:3]
+    (done.folder / "checkpoint").rename(tmp_path / "aside")  # as of rows that were kept: such a run trains again
+    sweep.sweep(["encoding=rope", "seed=0", "evaluation.ratios=[1,3]", *farther], n_jobs=1, dry_run=True)
+    again = capsys.readouterr().out
+    (tmp_path / "aside").rename(done.folder / "checkpoint")
     tokens = done.config.training.steps * done.config.training.tokens_per_step
     assert once.startswith(f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on.\nAbout ")
     assert "2 runs at a time" in once and "Measured just now: 2 kinds of runs." in once
     assert tuned.startswith(f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on.\n")
+    assert again.startswith(f"1 run: 0 finished, 1 to do, {tokens:,} tokens")
     assert other.startswith("2 runs: 0 finished, 2 to do (1 of them trained, ") and f" {tokens:,} tokens" in other
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forecast, "told", lambda *_: "")
@@ -548,6 +553,10 @@ def test_a_finished_run_stays_done_if_a_later_attempt_fails_and_the_sweep_says_s
         run.begin_attempt(where)
     assert (states.record(job)["status"], states.status(job).name) == ("done", "running")
     assert pool.outcome(job, -signal.SIGKILL, before).name == states.status(job).name == "failed"
+    killed = states.record(job)
+    with Run.open(job.folder, job.config, []) as run:
+        run.ended_by(RunFailed("no such text", "error"))  # before this attempt began
+    assert states.record(job) == killed
     assert states.record(job)["status"] == "done"
     with Run.open(job.folder, job.config, []) as run:
         run.begin_attempt(where)

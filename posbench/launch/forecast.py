@@ -30,6 +30,7 @@ from posbench.launch import states, tuning
 from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
+from posbench.run_folder.folder import has_weights
 
 logger = logging.getLogger(__name__)
 MEASURED = 8  # kinds of runs at most, of each size some; the others cost the median of their size
@@ -94,10 +95,10 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
         left: those that are not finished.
         at_a_time: runs that this machine would do at a time, with so many CPU threads each.
     """
-    trained = [states.is_trained(plan) for plan in left]
+    trained = [states.is_trained(plan) and has_weights(plan.folder) for plan in left]
     to_train = [plan.config.training for plan, known in zip(left, trained, strict=True) if not known]
     tokens = sum(training.steps * training.tokens_per_step for training in to_train)
-    only = f" ({sum(trained)} of them trained, at most all of their evaluation)" if any(trained) else ""
+    only = f" ({sum(trained)} of them trained, their evaluation is left)" if any(trained) else ""
     lines = [
         f"{_runs(len(todo))}: {len(todo) - len(left)} finished, {len(left)} to do{only}, {tokens:,} tokens to train on."
     ]

@@ -94,7 +94,7 @@ def sweep(
 def cost(todo: list[Plan], n_jobs: int | None) -> str:
     """What plans would take on this machine, in words. Raises UserError if a text is not there."""
     left = [job for job in todo if not states.is_finished(job)]
-    for path in {job.config.data.path for job in left} - {None}:
+    for path in filter(None, {job.config.data.path for job in left}):
         reading.find(path)
     slots = len(_slots(todo, n_jobs))
     return forecast.told(todo, left, slots, _threads(todo, slots))

@@ -45,6 +45,7 @@ class Run:
         self._held = contextlib.ExitStack()  # until `close`
         self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
+        self._began = False  # whether this process began an attempt
         self.record = self._first_record(config)
 
     @classmethod
@@ -69,7 +70,7 @@ class Run:
             files.remove_stale(folder)
             files.remove_stale(folder / "checkpoint")
             id = run_id(_keep_config(folder, config))
-            if _is_trained(folder) and isinstance(config, Config):
+            if has_weights(folder) and isinstance(config, Config):
                 refuse_other_block(folder)
             return cls(folder, config, id, command, lock)
         except BaseException:
@@ -102,6 +103,7 @@ class Run:
 
         A run that is done stays done while rows are added, so that a kill takes nothing from it.
         """
+        self._began = True
         if isinstance(self._config, Config) and self.record["status"] != "done":
             _ask_for(self.folder, self._config.evaluation)
         attempt = {
@@ -130,7 +132,7 @@ class Run:
 
         if not isinstance(self._config, Config):
             return None
-        return (self.record["block"] or 1) if _is_trained(self.folder) else BLOCK
+        return (self.record["block"] or 1) if has_weights(self.folder) else BLOCK
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
@@ -159,7 +161,7 @@ class Run:
 
         A run that is done and was refused before an attempt began is left as it is.
         """
-        if self.record["status"] == "done" and not attempt_is_open(self.record):
+        if self.record["status"] == "done" and not (self._began and attempt_is_open(self.record)):
             return
         if isinstance(error, (Stopped, KeyboardInterrupt)):
             status, reason, message = "stopped", "signal", str(error) or "interrupted"
@@ -168,7 +170,7 @@ class Run:
         try:
             self.finish(status, reason, message)
         except (RunFailed, OSError) as failure:
-            logger.warning("run.json still says 'running': %s", failure)
+            logger.warning("run.json does not say how the run ended: %s", failure)
 
     def refuse_other_text(self, sha256: str, tokenizer_sha256: str) -> None:
         """Refuse to resume or evaluate a trained run on another text or with another tokenizer.
@@ -176,7 +178,7 @@ class Run:
         Args:
             sha256: of the corpus that the run's configuration means now.
         """
-        if not _is_trained(self.folder):
+        if not has_weights(self.folder):
             return
         data = self.record["data"]
         for what, before, here in (
@@ -347,7 +349,8 @@ def refuse_other_block(folder: Path) -> None:
         )
 
 
-def _is_trained(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether a run keeps a checkpoint. Rows that were kept of a run have none."""
     return any((folder / "checkpoint").glob("step-*"))
 
 
@@ -396,7 +399,7 @@ def _keep_config(folder: Path, config: AnyConfig) -> AnyConfig:
 
 
 def _ask_for(folder: Path, evaluation: EvaluationConfig) -> None:
-    """Let the configuration of an unfinished run say what it is evaluated at once it is done."""
+    """Let the configuration of an unfinished run say how it is evaluated when training ends."""
     held = load_config(folder)
     if held.evaluation != evaluation:
         _write_config(folder, dataclasses.replace(held, evaluation=evaluation))
