@@ -263,7 +263,7 @@ def fit(
             if stopped:
                 journal.saved()
                 raise _stopped(stopped, step)
-    if world.received:  # while the last checkpoint was written
+    if world.received and world.rank == 0:  # while it wrote the last checkpoint; it tells the others
         raise _stopped(world.received[0], step)
     tell_progress(learner.model, 1.0)
     journal.finish(learner)
