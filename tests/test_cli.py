@@ -837,7 +837,7 @@ def test_a_cleaned_run_is_small_and_is_still_evaluated(capsys: pytest.CaptureFix
     capsys.readouterr()
     assert posbench("clean", "outputs/demo") == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("MB in 1 of 2 runs") and second.endswith(f"not finished or in use: {unfinished}")
+    assert first.endswith("MB in 1 of 2 runs") and second.endswith(f"unfinished or in use: {unfinished}")
     assert support.snapshot(unfinished / "checkpoint") == kept
     rest = support.snapshot(cleaned / "checkpoint")
     assert sorted(rest) == [f"step-00000002/{name}" for name in ("manifest.json", "model.safetensors", "state.json")]

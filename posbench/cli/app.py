@@ -44,7 +44,7 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> None:
     if "" in arguments:  # as a path it would be the current folder
-        raise UserError("an argument is empty: expected a value, such as that of a shell variable that is not set")
+        raise UserError("an argument is empty, perhaps from a shell variable that is not set: give it a value or leave it out")
     try:
         code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
     except typer.Abort:
@@ -394,7 +394,7 @@ def clean(
     freed, left = cleaning.clean(folders)
     print(f"freed {freed / 1e6:,.1f} MB in {len(folders) - len(left)} of {len(folders)} runs")
     for folder in left:
-        print(exits.spelt_out(f"not cleaned, since the run is not finished or in use: {folder}"))
+        print(exits.spelt_out(f"not cleaned, since the run is unfinished or in use: {folder}"))
 
 
 @app.command()

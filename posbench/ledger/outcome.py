@@ -106,7 +106,7 @@ def _at_a_look(runs: Runs) -> dict[str, Sequence[RunData]]:
 
     These are seeds that all runs have, if those are enough for a look: one failed run costs one seed.
     """
-    shared = set.intersection(*({run.seed for run in each} for each in runs.values()))
+    shared = statistics.in_all({run.seed for run in each} for each in runs.values())
     if len(shared) >= LOOKS[0]:
         runs = {name: [run for run in each if run.seed in shared] for name, each in runs.items()}
     seeds = max(look for look in LOOKS if all(len(each) >= look for each in runs.values()))
@@ -131,7 +131,7 @@ def _gate(name: str, runs: Sequence[RunData]) -> str:
 def _per_seed(terms: Sequence[Term], runs: Runs) -> PerSeed | str:
     """The figure of every seed that all runs have; or a sentence on a level that is missing."""
     by_seed = {name: {run.seed: run for run in each} for name, each in runs.items()}
-    seeds = set.intersection(*(set(each) for each in by_seed.values()))
+    seeds = statistics.in_all(set(each) for each in by_seed.values())
     found: PerSeed = {}
     for seed in sorted(seeds):
         parts, targets = [], set()
