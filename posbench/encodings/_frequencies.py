@@ -44,7 +44,8 @@ def ramp(kind: Ramp, inv_freq: Tensor, base: float, train_length: int, alpha: fl
 
     In between, `rotations`, the papers' ramp, is linear in the number of rotations. `index`, the ramp of YaRN's
     authors, transformers and vLLM, is linear in the pair's index. It runs from the pair with beta rotations, rounded
-    down, to the pair with alpha, rounded up, and never slows the first pair.
+    down, to the pair with alpha, rounded up, and never slows the first pair. It goes by the base alone: rotations are
+    counted as plain RoPE makes them, even where the frequencies were learned or stretched before.
 
     Both ends of the index ramp are clamped to 0 .. 2P-1. Those implementations clamp the start from below and the end
     from above only. Their ramp reverses when both lie off the same end: it interpolates all pairs if each makes more
