@@ -124,7 +124,8 @@ def _again(all_runs: dict[str, load.RunData | None], second: dict[str, load.RunD
     rows = [[f"`{name}`", *(figure for pair in pairs for figure in pair)] for name, pairs in both.items()]
     columns = [f"{what}, seed {n}" for what in ("nll at 1x", *(f"rise at {r}x" for r in RATIOS)) for n in (0, 1)]
     lines = [["encoding", *columns], ["---", *["---:"] * len(columns)], *rows]
-    told = _AGAIN.format(number=len(second), all=len(all_runs))
+    number = "Every row has" if len(second) == len(all_runs) else f"{len(second)} of {len(all_runs)} rows have"
+    told = _AGAIN.format(number=number)
     return f"## Once more\n\n{told}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -200,7 +201,7 @@ per run: Python {python}, torch {torch}, {dtype}, {day}. {runs} of {all} rows ha
 the training tokens has {ngram} nats per token on the same targets. A row above it at 1x has not learned: ignore its
 rise. All share one learning rate, which suits some better than others ([the protocol](protocol.md) tells how each gets
 its own). A verdict needs five seeds ([results](results.md)).
-[Results](results.md#the-catalogue-at-that-size-one-seed) has the same runs with intervals, and what they say.
+[Results](results.md#the-catalogue-at-that-size) has the same runs with intervals, and what they say.
 
 - parameters: those of the encoding.
 - nll at 1x: nats per token at the training length, `fixed_target`; rise: the increase on the same target tokens with 2
@@ -210,8 +211,8 @@ its own). A verdict needs five seeds ([results](results.md)).
   setting's largest value or gradient, or 1 if that is less.
 """
 
-_AGAIN = """A second seed draws other weights and another order of the text. {number} of {all} rows have it so far, in
-bf16 on two cores of an AMD EPYC with AVX-512 BF16:
+_AGAIN = """A second seed draws other weights and another order of the text. {number} one, in bf16 on two cores of an AMD EPYC
+with AVX-512 BF16:
 
 ```console
 posbench sweep sweep=catalogue seed=1 training.precision=bf16
