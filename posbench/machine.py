@@ -36,12 +36,13 @@ def resolve(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> torch.device:
-    """Make a CUDA device the current one, and return it; any other device is returned.
+    """Make a CUDA device the current one, without TF32 in convolutions, and return it; any other device is returned.
 
     Kernels of Triton, events and NCCL go to the current device, wherever their tensors lie: `cuda:1` would not do.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
     return device
 
 

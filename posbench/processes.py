@@ -201,7 +201,7 @@ class Joined(World):
     def _together(self, exchange: Callable[[], object]) -> None:
         try:
             exchange()
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this process
             raise
         except RuntimeError as error:  # of torch, whatever it is that broke
             said = str(error).partition("\n")[0]

@@ -216,3 +216,17 @@ def test_the_loss_from_the_head_on_keeps_what_a_scale_saves_in_fp16_and_is_0_of_
         assert float((one - expected).norm()) < 5e-3 * float(expected.norm())
     none = linear_cross_entropy(leaves[0][:0], leaves[1], labels[:0])
     assert none == 0 and not torch.autograd.grad(none, leaves[1])[0].any()
+
+
+def test_the_loss_of_the_head_makes_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights require gradients while a model is only scored, too."""
+    asked, plain = [], module._piece
+    monkeypatch.setattr(module, "_piece", lambda *given: asked.append(given[2]) or plain(*given))
+    hidden, weight = torch.randn(5, 8), torch.randn(16, 8, requires_grad=True)
+    labels = torch.randint(16, (5,))
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            loss = linear_cross_entropy(hidden, weight, labels)
+    assert asked == [False, False, True]
+    loss.backward()
+    assert weight.grad is not None

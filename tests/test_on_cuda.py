@@ -8,11 +8,13 @@ import schemes
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posbench.encodings import _rotary as rotary
 from posbench.encodings import cope, stick_breaking
 from posbench.encodings.base import Shape
 from posbench.kernels import fused
+from posbench.model.attention import dispatch
 from posbench.model.attention.dispatch import attention
 
 CPU = torch.device("cpu")
@@ -55,6 +57,21 @@ def test_what_is_compiled_gives_the_values_and_gradients_of_what_is_not(
                 value, exact[key], atol=2e-5, rtol=2e-4, msg=lambda told, key=key: f"{key}: {told}"
             )
     assert all(1 <= counted.frame_count <= 2 for counted in counting)  # the first length, all others; not by layer
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_attention_that_is_asked_for_the_same_bits_leaves_the_fused_kernel_where_it_has_gradients(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """Told to warn only, torch's fused kernels on CUDA warn, and sum the gradients of queries in any order."""
+    monkeypatch.setattr(dispatch, "tiled_attention", lambda *given: "tiles")
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *given, **more: "fused")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: wanted)
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 300, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        assert dispatch.kernel(q, q, q, 1.0, None, None) == ("tiles" if wanted else "fused")
+        with torch.no_grad():
+            assert dispatch.kernel(q, q, q, 1.0, None, None) == "fused"
 
 
 @pytest.mark.full

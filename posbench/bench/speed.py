@@ -29,7 +29,7 @@ from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT, build, train_flops_per_token
 from posbench.terminal import console, tables
-from posbench.training.step import learner_for, update
+from posbench.training.step import Outcome, begin_update, learner_for
 
 logger = logging.getLogger(__name__)
 
@@ -271,9 +271,12 @@ class TrainingStep:
         self._batches = TrainingBatches(
             text.ids, training.train_length, training.batch_size * training.accumulation, seed=0
         )
+        self._newest: Outcome | None = None
 
     def __call__(self) -> None:
-        update(self.learner, self._batches.batch(0), 0, LEARNING_RATE)
+        before, self._newest = self._newest, begin_update(self.learner, self._batches.batch(0), 0, LEARNING_RATE)
+        if before is not None:
+            before.read()  # one update late, as `posbench train` on CUDA
 
 
 def training_step(config: Config, vocab_size: int, model: nn.Module | None = None) -> TrainingStep:

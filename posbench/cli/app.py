@@ -44,7 +44,7 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> None:
     if "" in arguments:  # as a path it would be the current folder
-        raise UserError("an argument is empty, perhaps from a shell variable that is not set: give it a value or leave it out")
+        raise UserError("an argument is empty, perhaps an unset shell variable: give it a value or leave it out")
     try:
         code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
     except typer.Abort:

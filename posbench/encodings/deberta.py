@@ -80,6 +80,6 @@ class DeBERTa(Encoding):
         assert self.num_buckets is not None
         middle = self.num_buckets // 2
         far = distance.abs().float().clamp(min=middle)
-        growth = (far / middle).log() / torch.tensor((self.max_distance - 1) / middle).log().to(far.device)
+        growth = (far / middle).log() / torch.tensor((self.max_distance - 1) / middle).log()
         beyond = distance.sign() * ((growth * (middle - 1)).ceil() + middle)
         return torch.where(distance.abs() <= middle, distance, beyond)

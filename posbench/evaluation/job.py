@@ -66,6 +66,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
     check(config)
     trained = checkpoint.trained(folder)
     machine.set_threads(asked.threads or config.runtime.threads or world.threads)
+    machine.be_deterministic(device, config.runtime.deterministic)
     with (
         Run.open(folder, config, command=None) as run,
         tracking.mirror(config, run) as tracker,
@@ -100,6 +101,7 @@ def evaluate_beside(folder: Path, config: Config, world: World) -> None:
     logging.getLogger("posbench").handlers = [logging.NullHandler()]
     device = world.device(machine.resolve(config.runtime.device))
     machine.set_threads(config.runtime.threads or world.threads)
+    machine.be_deterministic(device, config.runtime.deterministic)
     with ended_in_words():
         step, weights = world.from_first()
         tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)

@@ -58,17 +58,19 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    differentiate = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)  # `forward` cannot know
     with torch.autocast(kind, enabled=False):
-        loss: Tensor = _Linear.apply(hidden, weight, labels, dtype)  # type: ignore[no-untyped-call]
+        loss: Tensor = _Linear.apply(hidden, weight, labels, dtype, differentiate)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, dtype: torch.dtype, differentiate: bool
+    ) -> Tensor:
         vocabulary, exact = len(weight), torch.promote_types(dtype, torch.float32)
         read, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, -vocabulary % ALIGNED))
-        differentiate = any(ctx.needs_input_grad)
         of_hidden = torch.empty_like(read) if differentiate else None
         of_head = torch.zeros(head.shape, dtype=exact, device=head.device) if differentiate else None
         total = torch.zeros((), dtype=exact, device=hidden.device)
@@ -90,11 +92,11 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
         factor = gradient / ctx.n_scored
         of_hidden, of_weight = of_hidden.to(ctx.dtypes[0]), of_head[: ctx.vocabulary].to(ctx.dtypes[1])
-        return of_hidden * factor, of_weight * factor, None, None
+        return of_hidden * factor, of_weight * factor, None, None, None
 
 
 class _ByRows(torch.autograd.Function):

@@ -167,6 +167,7 @@ def _started_here(config: Config, size: int, run: Path | None = None) -> Iterato
     _check(config, size, size, "posbench")
     threads = _threads(config, size)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={_loopback()}")  # exactly this one; it would take any other first
     with files.of_this_process() as place:
         (place / _CONFIG).write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
         if run is not None:

@@ -128,7 +128,8 @@ def needed(
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
             resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
             if len(resolved) != 1:
-                raise UserError(f"{shlex.join([*own, *asked])}: expected one value each: a claim's runs differ in the seed only")
+                all_of_them = shlex.join([*own, *asked])
+                raise UserError(f"{all_of_them}: expected one value each: a claim's runs differ in the seed only")
             made[text] = [*resolved, *(plan.with_seed(seed) for seed in others for plan in resolved)]
             for name in _rates(overrides):
                 made[text] = rates.reused(made[text], name, config_dir)

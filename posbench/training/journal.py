@@ -71,7 +71,7 @@ class Journal:
     def saved(self) -> None:
         """Wait until the checkpoint that was begun is written. Raises RunFailed if it was not."""
 
-    def pause(self) -> contextlib.AbstractContextManager[object]:
+    def pause(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Count nothing as training while this lasts. It begins when all is saved; raises as `saved`."""
         return contextlib.nullcontext()
 
@@ -157,14 +157,16 @@ class RunJournal(Journal):
         self._writer.finish()
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, device: torch.device) -> Iterator[None]:
         self.saved()  # a disk that is full is said before hours of evaluation
+        self.spent.memory_before = self.spent.most_memory(device)
         wall, cpu = time.monotonic(), self.spent.world.cpu_seconds()
         yield
         seconds = time.monotonic() - wall
         self.spent.wall_from += seconds
         self.spent.cpu_from += self.spent.world.cpu_seconds() - cpu
         self.speed.since += seconds
+        machine.reset_peak_memory(device)
 
     def finish(self, learner: Learner) -> None:
         memory = self.spent.most_memory(learner.device)

@@ -26,7 +26,8 @@ from posbench.training.train import train
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")
 LENGTH, V = 300, 64  # more than two blocks of FlexAttention's, the last a part of one
 MEMORY_LENGTHS = [1024, 4096, 16384, 65536]
-ORDERED = {"none", "rope", "alibi"}  # nothing in them is summed by atomic additions, in no fixed order
+ORDERED = {"alibi"}  # nothing in it is summed by atomic additions, in no fixed order; torch's fused attention does
+WAITS = {"liere", "algebraic"}  # torch.linalg.matrix_exp reads a norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
@@ -142,7 +143,7 @@ def test_the_loss_from_the_head_on_is_torchs(vocabulary: int) -> None:
 # -- the host does not wait --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", encodings.names())
+@pytest.mark.parametrize("name", sorted(set(encodings.names()) - WAITS))
 def test_a_step_never_makes_the_host_wait(tiny_config: Config, name: str) -> None:
     one = learner(configured(tiny_config, name), torch.bfloat16)
     for step in range(2):  # compiles, and makes the optimizer's state

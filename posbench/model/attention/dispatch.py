@@ -104,11 +104,17 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Added | None, w
         return native_attention(q, k, v, scale, added, window)
     on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
     of_one_width = q.shape[-1] == v.shape[-1]  # else torch has no fused kernel there, and stores every score
-    if added is not None or (on_cpu and not (of_one_width and window is None and _fused_wins(q))):
+    slow = on_cpu and not (of_one_width and window is None and _fused_wins(q))
+    if added is not None or slow or _sums_in_any_order(q):
         return tiled_attention(q, k, v, scale, added, window)
     if window is None or window >= q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     return windowed(q, k, v, scale, window)
+
+
+def _sums_in_any_order(q: Tensor) -> bool:
+    """Whether the same bits twice are wanted of torch's fused gradients on CUDA, which then only warn."""
+    return q.device.type == "cuda" and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
 
 
 def _fused_wins(q: Tensor) -> bool:
