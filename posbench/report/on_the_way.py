@@ -55,13 +55,14 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
         read.append([Value(label), *(tables.short(reads_from(found, seed, group.train_length)) for seed in every)])
     note = (
         f"Means over seeds; uses: the median over seeds of the shortest context within {USES_LIMIT:g} nats of the "
-        "training length, by its upper bound over documents, of runs that have learned by then."
+        "training length, by its one-sided 95 % bound over documents, of runs that have learned by then."
     )
     shown = [name.replace("level", "nll") for name in list(views.values())[:-1]]
     on_the_way = Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)
     if group.original_length is not None:
         return [on_the_way]
-    begun = f"Tokens trained on, of those measured, from which on a run uses at least half of {group.train_length}."
+    half = f"at least half of {group.train_length}"
+    begun = f"Tokens trained on, of those measured, from which on a run has learned and uses {half}."
     names = ["scheme", *(f"seed {seed}" for seed in every)]
     return [on_the_way, Table("When a model begins to read", names, read, f"{begun} Empty: never.")]
 

@@ -122,8 +122,8 @@ def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
     note = (
         "PE params: those of the encoding; nll in nats per token; ppl: exp(nll); bits per byte of the original text; "
         "SD seeds: of one seed, on this text; SE text: standard error over documents, common to all schemes and so "
-        "largely absent from paired differences; tokens/s by wall clock of training, as busy as the machine was."
-        + _ceiling(summaries)
+        "largely absent from paired differences; tokens/s by wall clock of training, as busy as the machine was, the "
+        "median over seeds." + _ceiling(summaries)
     )
     order = ("SE text", "tokens", "params", "bits/byte", "SD seeds", "tokens/s", "PE params", "ppl", "runs")
     spare = tuple(columns.index(name) for name in order)
