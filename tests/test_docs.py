@@ -131,6 +131,43 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
     assert len(shown) >= least and set(shown) <= set(written)
 
 
+@pytest.mark.full
+def test_the_results_of_the_ladder_are_those_of_its_rows(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs, rows = tmp_path / "outputs", ROOT / "docs" / "rows"
+    for name in ("six_demo", "six", "ladder"):
+        with tarfile.open(rows / f"{name}.tar.xz") as packed:
+            packed.extractall(outputs, filter="data")
+    (outputs / "report").mkdir()
+    shutil.copy(rows / "reader_wide_predictions.csv", outputs / "report" / "predictions.csv")
+    monkeypatch.setattr(figures, "write", lambda *_: [])
+    monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
+    assert (
+        support.posbench("report", "--transfer", *(str(outputs / name) for name in ("six_demo", "six", "ladder"))) == 0
+    )
+    assert support.posbench("report", str(outputs / "ladder")) == 0
+    transfer = (outputs / "report" / "transfer.md").read_text(encoding="utf-8").replace("\\", "")
+    target = (outputs / "ladder" / "report" / "report.md").read_text(encoding="utf-8").replace("‡", "")
+    page = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
+    rungs, endpoints, levels = (table for table in page.split("\n\n") if table.startswith("| "))
+    for rung, compute, seeds, learned, left in rows_of(rungs)[2:]:
+        said = [rung.partition(" (")[0] + (" (target)" if "target" in rung else ""), compute, seeds, learned, left]
+        assert said in [row[:5] for row in rows_of(transfer)], rung
+    at = [row for row in rows_of(transfer) if row[0] == "4x128, L 128, 4M" and len(row) > 6]
+    for (name, pairs, *cells), found in zip(rows_of(endpoints)[2:], at, strict=True):
+        assert {pairs.partition(" of ")[0], *cells} - {""} <= {*found}, name
+    for name, *cells in rows_of(levels)[2:]:
+        found = {cell for row in rows_of(target) if row[0] == name for cell in row}
+        assert {*cells[:-1]} - {""} <= found, name
+    hold, turned, open_ = (
+        sum(map(int, re.findall(words, transfer)))
+        for words in (r", (\d+) hold;", r"reversed: (\d+);", r"not resolved: (\d+)\.")
+    )
+    assert f"{hold} hold at the target, none is reversed and {open_} are not resolved" in " ".join(page.split())
+    assert turned == 0
+
+
 def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
     for name in ("README.md", "Makefile", "docs/quickstart.md"):
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines()

@@ -49,6 +49,7 @@ NOT_RUN = {
     "python scripts/claims.py": "writes into a page of the repository; test_ledger.py compares that page",
     "python scripts/keep_rows.py": "packs a ledger of hours; test_kept_rows.py packs studies of milliseconds",
     "mkdir -p outputs && tar xf": "unpacks the rows of a study, of which test_docs.py holds what the pages say",
+    "mkdir -p outputs/report && cp docs/rows": "takes a prediction; test_docs.py scores it",
     "posbench sweep sweep=catalogue": "composes every encoding, as a test of test_sweep.py does",
     "lm_eval": "another project's harness, which is not installed here",
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",

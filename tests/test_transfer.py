@@ -208,10 +208,7 @@ def test_a_ladder_is_reported_and_predictions_are_scored(
     write_rung(ladder, sized(template, 8_000_000, 256, 256), NAMES[::-1])
     assert posbench("report", "--transfer", str(ladder)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "of 10 pairs that 4x128, L 128, 4M resolved by nll at the training length, 0 hold, 10 are reversed and 0"
-        in shown
-    )
+    assert "4x128, L 128, 4M resolved by nll at the training length, 0 hold; reversed: 10; not resolved: 0." in shown
     assert (report / "predictions.csv").read_bytes() == before
     (report / "predictions.csv").write_text("what,is,this\n1,2,3\n")
     assert posbench("report", "--transfer", str(ladder)) != 0

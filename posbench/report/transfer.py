@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PREDICTIONS = "predictions.csv"
-_MEANING = (
-    "pairs: resolved at the target, by seeds and documents. right: share of these that the rung orders as the target "
-    "does. regret: nats per token that its best scheme costs at the target. [95 % bootstrap interval over schemes, "
-    "seeds and documents]. family, 1x: right by the mean of a scheme's family, and by nll at the training length. The "
-    "target's seeds are asked about its other seeds: noise of seeds leaves no more than this."
-)
 _RUN = "posbench sweep sweep=ladder"
 _PREDICTED = ["from", "endpoint", "better", "worse", "difference", "resolved"]
 
@@ -94,17 +89,31 @@ def write(ladder: Ladder, folder: Path, warnings: list[str], console: "Console",
     text.print_lines(console, lines)
     for table in [*shown, *([dataclasses.replace(turned, rows=established)] if established else [])]:
         text.print_table(console, table)
-    text.print_lines(console, [shown[0].note, _MEANING])
+    meaning = _meaning(ladder)
+    text.print_lines(console, [shown[0].note, meaning])
     figures.write(_figure(ladder), folder, "transfer")
     pieces = ["# From small to large\n", *(f"{text.markdown(line)}\n" for line in lines), "![Ranks](transfer.png)\n"]
     tables = [*shown, *([turned] if turned.rows else [])]
-    pieces += [*map(text.markdown_table, tables), text.markdown(_MEANING) + "\n"]
+    pieces += [*map(text.markdown_table, tables), text.markdown(meaning) + "\n"]
     text.write(folder / "transfer.md", "\n".join(pieces))
     rows = [_row(ladder, one, rung) for one in ladder.endpoints for rung in ladder.rungs[:-1]]
     text.write(folder / "transfer.csv", csv_text(list(rows[0]) if rows else [], rows))
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _meaning(ladder: Ladder) -> str:
+    """What the columns are."""
+    alone = ladder.target.seeds[1] == 1
+    resolved = "documents alone, since it has one seed" if alone else "seeds and documents"
+    told = (
+        f"pairs: resolved at the target, by {resolved}. right: share of these that the rung orders as the target does. "
+        "regret: nats per token that its best scheme costs at the target. [95 % bootstrap interval over schemes, seeds "
+        "and documents]. family, 1x: right by the mean of a scheme's family, and by nll at the training length."
+    )
+    noise = " The target's seeds are asked about its other seeds: noise of seeds leaves no more than this."
+    return told + (noise if any(ladder.ceilings.values()) else "")
 
 
 def _sentences(ladder: Ladder) -> list[str]:
@@ -147,8 +156,8 @@ def _predictions(ladder: Ladder, path: Path, least: float) -> list[str]:
         pairs = [transfer.pair(cells[row["better"]], cells[row["worse"]]) for row in own]
         shown = [one.mean < 0 for one in pairs if one.resolved(least)]
         lines.append(
-            f"{path.name}: of {len(pairs)} pairs that {origin} resolved by {endpoint.meaning}, {sum(shown)} hold, "
-            f"{len(shown) - sum(shown)} are reversed and {len(pairs) - len(shown)} are not resolved."
+            f"{path.name}: of {len(pairs)} pairs that {origin} resolved by {endpoint.meaning}, {sum(shown)} hold; "
+            f"reversed: {len(shown) - sum(shown)}; not resolved: {len(pairs) - len(shown)}."
         )
     return lines
 
@@ -285,7 +294,7 @@ def _bump(axis: "Axes", ladder: Ladder, endpoint: Endpoint) -> None:
     axis.set_xlim(-0.2, len(ranks) - 0.2)
     axis.invert_yaxis()
     axis.set_ylabel("rank, 1 is best")
-    axis.set_title(f"{endpoint.name}: {endpoint.meaning}", loc="left", fontsize=10)
+    axis.set_title(textwrap.fill(f"{endpoint.name}: {endpoint.meaning}", 45), loc="left", fontsize=10)
 
 
 def _matrix(axis: "Axes", ladder: Ladder, name: str, title: str, limits: tuple[float, float], digits: int) -> None:
