@@ -211,8 +211,8 @@ its own). A verdict needs five seeds ([results](results.md)).
   setting's largest value or gradient, or 1 if that is less.
 """
 
-_AGAIN = """A second seed draws other weights and another order of the text. {number} one, in bf16 on two cores of an AMD EPYC
-with AVX-512 BF16:
+_AGAIN = """A second seed draws other weights and another order of the text. {number} one, in bf16 on two cores of an
+AMD EPYC with AVX-512 BF16:
 
 ```console
 posbench sweep sweep=catalogue seed=1 training.precision=bf16
