@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from support import write_words
+from support import posbench, write_words
 from torch import Tensor
 
 from posbench.config.overrides import Asked, apply
@@ -33,6 +33,7 @@ from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.subject import Subject, Varied
 from posbench.evaluation.trained import TrainedGPT
 from posbench.evaluation.variants import Variant
+from posbench.launch.job import evaluate_runs
 from posbench.model.gpt import build
 from posbench.report.comparison import load
 from posbench.run_folder import tracking
@@ -645,6 +646,26 @@ def test_more_lengths_beyond_the_training_length_make_the_curve_and_a_row_withou
     assert evaluation_rows(folder) == before and load.read(folder).levels.headline == levels.headline
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
     assert evaluation_blocks(folder) == blocks and "dropped" not in caplog.text
+
+
+def test_a_curve_has_the_training_length_and_what_is_asked_later_is_measured_at_its_lengths(
+    trained: tuple[Config, pathlib.Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = trained
+    before = load.read(folder).levels.headline
+    evaluate_run(folder, apply(config, ["length=20,24,32,48,64,100"]))  # more rows than the curve, none at 16
+    found = load.read(folder)
+    assert found.levels.headline == before and found.apart == {"fixed_target", "windowed"}
+    assert posbench("report", str(folder)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rows on other targets than the curve of their run (fixed_target, windowed, of 1 of 1 runs)" in said
+    evaluate_run(folder, apply(config, ["length=16,32,64,128", "windowed=false"]))
+    evaluate_runs([folder], ["extension=pi", "windowed=false"])  # on the curve's lengths and targets, not the run's own
+    said = " ".join(capsys.readouterr().out.split())
+    levels = load.read(folder).levels
+    assert {length for kind, length in levels.at if kind == "pi"} == {16, 32, 64, 128}
+    assert levels.contrast((1, "pi", 128), (-1, "plain", 16)) is not None
+    assert "fixed_target at 20" in said and "fixed_target at 16 " not in said  # what the curve has is no gap
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(

@@ -150,14 +150,17 @@ def _left_out(rows: list[EvaluationRow]) -> list[str]:
 
 
 def _not_joined(folder: Path, split: str, joined: list[EvaluationRow]) -> list[str]:
-    """A line on numbers measured on other targets, with what to ask for to have all on the same."""
-    every = newest_of_split(every_row(folder), split)
-    others = [row for row in every if row not in joined and row.measured and row.curve_name in SERIES]
+    """A line on numbers that the curve lacks, since they have other targets, with what to ask for to have all."""
+    every = [row for row in newest_of_split(every_row(folder), split) if row.measured and row.task is None]
+    there = {row.key for row in joined}
+    others = [row for row in every if row.key not in there and (row.is_headline or row.curve_name in SERIES)]
     if not others:
         return []
     each = [f"{row.curve_name} at {row.length} {row.nll:.3f}" for row in sorted(others, key=lambda row: row.length)]
     lengths = ",".join(map(str, sorted({row.length for row in every})))
     together = f"Lengths that are asked for together share their targets: length={lengths}"
+    if extensions := {row.extension for row in others if row.extension and row.window is None}:
+        together += f" extension={','.join(sorted(extensions))}"
     if all(row.protocol == "nonoverlap" for row in others):
         together = "nonoverlap has the same targets at lengths that divide the longest one"
     return [f"On other targets than the curve, so not comparable with it: {', '.join(each)}. {together}"]
@@ -237,11 +240,12 @@ def _answers_table(answered: dict[str, dict[int, EvaluationRow]], out: Console) 
             said = (_share(found.get(length), "exact_match") for length in lengths)
             lines.append([f"{name}, greedy", "", "", *said])
     heads = ["right answers by context", "by chance", "trivial", *map(str, lengths)]
+    spare = [2, 1, *range(4, len(heads) - 1), *([3] if len(lengths) > 1 else [])]
     caption = (
         "among candidates, by chance and by a trivial reader; greedy: whole answers by greedy decoding; 95 % in "
         "brackets, over problems (Clopper & Pearson), for this checkpoint"
     )
-    return tables.fitted(out, heads, lines, [*range(4, len(heads)), 3, 2, 1], caption=caption)
+    return tables.fitted(out, heads, lines, spare, caption=caption)
 
 
 def _range(shares: list[float | None]) -> str:

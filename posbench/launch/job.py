@@ -5,6 +5,7 @@ Hydra calls `main` for each run of a multirun. `python -m posbench.launch.job CO
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -13,12 +14,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from posbench.config.identity import run_folder
-from posbench.config.schema import load_saved
+from posbench.config.schema import Config, load_saved
 from posbench.config.shipped import configs_dir
 from posbench.config.sources import refuse_unread
 from posbench.errors import PosbenchError, Stopped, UserError
 from posbench.launch.plans import Plan, plan
 from posbench.run_folder.folder import load_config
+from posbench.run_folder.rows import evaluation_rows, newest_of_split, on_shared_targets
 from posbench.terminal import exits
 
 # Environment variables, not keys: they are no part of a run's identity, and Hydra's launchers hand them on to jobs.
@@ -58,7 +60,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     from posbench.launch.ranks import evaluate_together
     from posbench.terminal import console
 
-    asked = {folder: apply(load_config(folder), overrides) for folder in folders}
+    asked = {folder: apply(_as_far_as_measured(folder), overrides) for folder in folders}
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -73,6 +75,20 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
             failed.append(str(folder))
     if failed:
         raise PosbenchError(f"{len(failed)} of {len(asked)} runs not evaluated: {', '.join(failed)}")
+
+
+def _as_far_as_measured(folder: Path) -> Config:
+    """A run's configuration, with the lengths of its curve if a later evaluation took that farther.
+
+    Without lengths of its own, what is asked for next is then measured at those, and pairs with the curve.
+    """
+    config = load_config(folder)
+    rows = newest_of_split(evaluation_rows(folder), config.evaluation.split)
+    curve = on_shared_targets([row for row in rows if row.curve_name == "fixed_target" and row.measured])
+    ratios = tuple(sorted({row.length_ratio for row in curve}))
+    if not ratios or ratios[-1] <= config.evaluation.ratios[-1]:
+        return config
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, ratios=ratios))
 
 
 # -- by Hydra ----------------------------------------------------------------------------------------------------------

@@ -98,7 +98,14 @@ def _read(paths: list[Path]) -> "tuple[list[RunData], list[str]]":
     runs.sort(key=lambda run: not run.done)
     twice = load.repeated(runs)
     warnings += [f"Left out: {run.folder} repeats a run of the same settings and seed" for run in twice]
-    return [run for run in runs if run not in twice], warnings
+    runs = [run for run in runs if run not in twice]
+    if apart := [run for run in runs if run.apart]:
+        names = ", ".join(sorted(set[str]().union(*(run.apart for run in apart))))
+        warnings.append(
+            f"Left out: rows on other targets than the curve of their run ({names}, of {len(apart)} of {len(runs)} "
+            f"runs). 'posbench evaluate {apart[0].folder}' tells how to have all on the same targets"
+        )
+    return runs, warnings
 
 
 def _write(

@@ -211,14 +211,17 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that one line may join: for each protocol of text, the rows on its most common targets.
 
-    Most common from the training length on, then in all; of equally many the newer ones count. What has no number
-    stays, and so do probes, problems and `per_position`, whose rows have targets of their own by definition.
+    Those that the training length was scored on come first: the gate and every rise need it. Then the most common from
+    that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes, problems
+    and `per_position`, whose rows have targets of their own by definition.
     """
     paired = [row for row in rows if row.protocol in _PAIRED and row.measured]
     counted = Counter((row.protocol, row.targets_sha256) for row in paired)
-    far = Counter((row.protocol, row.targets_sha256) for row in paired if row.kind == PLAIN and row.length_ratio >= 1)
+    plain = [row for row in paired if row.kind == PLAIN]
+    far = Counter((row.protocol, row.targets_sha256) for row in plain if row.length_ratio >= 1)
+    based = {(row.protocol, row.targets_sha256) for row in plain if row.length_ratio == 1}
     shared: dict[str, str | None] = {}
-    for protocol, targets in sorted(reversed(counted), key=lambda key: (-far[key], -counted[key])):
+    for protocol, targets in sorted(reversed(counted), key=lambda key: (key not in based, -far[key], -counted[key])):
         shared.setdefault(protocol, targets)
     return [
         row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)

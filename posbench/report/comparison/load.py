@@ -28,7 +28,13 @@ from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
 from posbench.run_folder.redaction import redact
-from posbench.run_folder.rows import EvaluationRow, evaluation_rows, headline_split
+from posbench.run_folder.rows import (
+    EvaluationRow,
+    evaluation_rows,
+    headline_split,
+    newest_of_split,
+    on_shared_targets,
+)
 from posbench.terminal.exits import spelt_out
 
 REFERENCE = "rope"
@@ -83,6 +89,13 @@ class RunData:
     def split(self) -> str:
         """The text of its results."""
         return headline_split(self.rows, self.config.evaluation.split)
+
+    @property
+    def apart(self) -> set[str]:
+        """Names of curves that have rows on other targets than its curve; no table takes such rows."""
+        own = newest_of_split([row for row in self.rows if row.is_headline], self.split)
+        joined = {row.key for row in on_shared_targets(own)}
+        return {row.curve_name for row in own if row.key not in joined}
 
     @property
     def name(self) -> str:
