@@ -586,14 +586,17 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
         assert np.abs(every - block["nll_sum"]).min() < 1e-3
 
 
-def test_a_probes_options_are_checked_at_the_models_own_lengths_before_any_work(
+def test_a_probes_options_and_the_text_are_checked_before_any_work_leaves_a_folder(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text.txt")
     assert posbench("evaluate", str(on(shelf, "llama")), *EVALUATE, "tasks=shuffle:keep=8") == 2
     assert "keep is 8 for 'shuffle': expected at least evaluation.targets, 32" in capsys.readouterr().err
-    assert not Path("outputs").exists() and not Path("cache").exists()
+    assert not Path("cache").exists()
+    assert posbench("evaluate", str(on(shelf, "llama")), "data.path=txet.txt", *EVALUATE[1:]) == 2
+    assert "no file matches 'txet.txt'" in capsys.readouterr().err
+    assert not Path("outputs").exists()
 
 
 def test_a_name_on_the_hub_without_network_is_one_line(

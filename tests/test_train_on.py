@@ -357,12 +357,19 @@ def test_reports_notebooks_and_other_commands_read_the_results(
         "length=384",
         "tracking=csv",
     )
-    assert "model-rope-s0-" in again.name  # what was trained on is trained on
+    assert again.name.startswith(f"{run.folder.name}-rope-s0-")  # what was trained on is trained on
     header = (again / "csv" / "evaluation.csv").read_text().splitlines()[0]
     assert "eval/0 tokens/fixed_target/nll" in header and "eval/fixed_target/nll" in header
     assert posbench("sync", folder, "tracking=csv") == 0
     assert len((run.folder / "csv" / "evaluation.csv").read_text().splitlines()) == 5
     assert "train/loss" in (run.folder / "csv" / "metrics.csv").read_text()
+    evaluated(here / "results", f"{folder}/model")
+    (results,) = (here / "results" / "models").iterdir()
+    assert run.folder.name in results.name
+    capsys.readouterr()
+    assert posbench("sync", str(results), folder, "tracking=csv") == 0  # nothing stops at what cannot be sent
+    assert f"{results}: nothing to send" in capsys.readouterr().out
+    assert posbench("sync", str(results), "tracking=csv") == 2
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from posbench.config.external import TrainedOn, Trains
+from posbench.config.external import TrainedElsewhere, TrainedOn, Trains
 from posbench.config.overrides import parted, refuse_twice, value
 from posbench.config.schema import TrackingConfig, validate
 from posbench.config.trackers import refuse_missing
@@ -36,6 +36,10 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
     """
     given, out = _given(overrides), console.stdout()
     for folder in folders:
+        if len(folders) > 1 and isinstance(load_any_config(folder), TrainedElsewhere):
+            told = f"{folder}: nothing to send, results of a model that was not trained here"
+            out.print(exits.spelt_out(told), soft_wrap=True)
+            continue
         config = _mirrored(folder)
         where = dataclasses.asdict(config.tracking) | {"backend": "wandb", "mode": "online"} | given
         config = dataclasses.replace(config, tracking=validate(TrackingConfig, where, "tracking"))

@@ -34,6 +34,8 @@ from posbench.huggingface.folder import Checkpoint
 from posbench.huggingface.subject import HuggingFaceModel, extension_of, limits_of, position_of
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run
+from posbench.run_folder.log import kept
+from posbench.run_folder.names import MODEL, RECORD
 from posbench.run_folder.rows import EvaluationRow
 from posbench.run_folder.tracking import Mirror
 from posbench.terminal import console, exits
@@ -59,8 +61,9 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The name of its folder of results: the last part of `source`."""
-        last = Path(self.source.partition("@")[0] if self.revision else self.source).resolve().name
+        """The name of its folder of results: the last part of `source`; of a model that a run trained, the run's."""
+        path = Path(self.source.partition("@")[0] if self.revision else self.source).resolve()
+        last = path.parent.name if path.name == MODEL and (path.parent / RECORD).is_file() else path.name
         return _NOT_A_NAME.sub("-", last)[:_LONGEST_NAME].strip(".-_") or "model"
 
 
@@ -121,13 +124,13 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     subject, results = _made(found, asked)
     folder = Path(asked.base.runtime.outputs) / STUDY / results.id
     command = ["posbench", "evaluate", word, *overrides]
+    with kept() as logged, ended_in_words():
+        tokens = data.prepare(results.data, data.cache_folder(asked.base.runtime.cache), results.reading.separator)
+    refuse_other_ids(tokens, subject.config.vocab_size)
     with Run.open(folder, results, command) as run, _outcome_kept(run), ended_in_words():
-        run.log_to_file()
+        run.log_to_file(logged)
         run.begin_attempt(Where(str(asked.device), subject.precision, torch.get_num_threads()))
-        cache = data.cache_folder(asked.base.runtime.cache)
-        tokens = data.prepare(results.data, cache, results.reading.separator)
         _refuse_other_text(run, tokens)
-        refuse_other_ids(tokens, subject.config.vocab_size)
         record(run, subject, tokens, results.reading)
         if not evaluate_into(run, subject, tokens, asked.settings):
             logger.info("all requested rows exist; nothing to do: %s", run.folder)

@@ -36,7 +36,7 @@ from posbench.run_folder import checkpoint, tracking
 from posbench.run_folder.facts import Where
 from posbench.run_folder.folder import Run, held_config
 from posbench.run_folder.log import kept
-from posbench.run_folder.names import TOKENIZER
+from posbench.run_folder.names import MODEL, TOKENIZER
 from posbench.run_folder.rows import evaluation_rows, headline_split
 from posbench.terminal.signals import ended_in_words
 from posbench.training.journal import RunJournal
@@ -46,7 +46,6 @@ from posbench.training.train import failures_recorded, fit, goes_on_exactly, war
 logger = logging.getLogger(__name__)
 
 RATE, UPDATES = 2e-5, 400
-MODEL = "model"  # the folder of the trained model, in that of the results
 # Keys and groups that are for posbench's own models.
 _OTHERS = (
     "model", "encoding", "training", "experiment", "evaluation", "data.tokenizer", "data.vocab_size",
