@@ -541,6 +541,10 @@ def test_show_text_of_what_is_no_encoding_is_an_error(capsys: pytest.CaptureFixt
     assert "unknown encoding 'rop': did you mean 'rope'?" in error_line(capsys)
     assert posbench("show", "rope", "--text", "--png", "a.png") == 2
     assert "--text draws no picture" in error_line(capsys)
+    Path("run").mkdir()
+    Path("run", "run.json").touch()
+    assert posbench("show", "run", "--text") == 2
+    assert "run is a run: --text describes an encoding" in error_line(capsys)
 
 
 def test_every_hook_that_does_something_has_its_place_in_the_list() -> None:

@@ -482,6 +482,8 @@ def show(
             raise UserError("--text draws no picture: leave out --png, --phrase and --words")
         from posbench.cli import listing
 
+        if run := next((name for name in names if Path(name, "run.json").is_file()), None):
+            raise UserError(f"{run} is a run: --text describes an encoding, 'posbench show rope --text'")
         width = min(shutil.get_terminal_size().columns, 100)
         print("\n\n\n".join(listing.page(name, width) for name in names))
         return

@@ -30,7 +30,7 @@ def attention_logits(
         k: raw keys (B, Hkv, T, Dh); each of their heads serves a group of queries' heads.
         x: the layer's normalised input (B, T, D), for encodings that look at it. An encoding with `embed` needs it,
             too: q, k and v carry what `embed` added only if they were computed from such an x.
-        layer: which layer's parameters to use, from 0.
+        layer: which layer's parameters to use, from 0. Pass it in every layer: nothing tells if it is left out.
         positions: (T,), (1, T) or (B, T); default 0 .. T-1, if the encoding does not choose positions by itself.
         causal: hide keys after the query.
         last: only the last so many query rows; None = all T.

@@ -32,7 +32,7 @@ def attention(
         k: raw keys (B, Hkv, T, Dh) of all tokens; each of their heads serves a group of queries' heads.
         v: raw values, of the shape of `k`.
         positions: (T,), (1, T) or (B, T) of all tokens. None = 0 .. T-1, for which there are faster kernels.
-        layer: which layer's parameters to use, from 0.
+        layer: which layer's parameters to use, from 0. Pass it in every layer: nothing tells if it is left out.
         x: the layer's normalised input, for encodings that look at it: (B, T, D), or only the rows of `q` if the
             encoding reads nothing else of earlier tokens.
         window: keys that a query may see, itself included; None = all before it.
