@@ -1,14 +1,16 @@
-"""Full disks and child processes for fault tests.
+"""Full disks, what was forced to one, and child processes, for fault tests.
 
 A full disk is a private, small tmpfs: device nodes such as /dev/full are never touched.
 """
 
 import contextlib
 import os
+import stat
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,30 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def calls_to_the_disk() -> Iterator[list[tuple[str, int, int]]]:
+    """What is forced to the disk and what is renamed, in order: each as `call` gives it."""
+    calls: list[tuple[str, int, int]] = []
+
+    def renamed(plain: Callable[..., None]) -> Callable[..., None]:
+        def rename(old: Any, new: Any) -> None:
+            calls.append(call("renamed", os.stat(old)))
+            plain(old, new)
+
+        return rename
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: calls.append(call("forced", os.fstat(descriptor))))
+        for name in ("rename", "replace"):
+            patch.setattr(os, name, renamed(getattr(os, name)))
+        yield calls
+
+
+def call(what: str, facts: os.stat_result) -> tuple[str, int, int]:
+    """What was done to which file or folder; of a file also how much of it was there by then."""
+    return what, facts.st_ino, 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
 
 
 def start_child(work: Callable[[], None]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from disks import in_child, small_disk
+from disks import call, calls_to_the_disk, in_child, small_disk
 from faults import Boundaries
 from support import snapshot
 
@@ -60,6 +60,21 @@ def test_the_manifest_holds_size_and_digest_of_every_file(tmp_path: Path) -> Non
     for name, entry in entries.items():
         data = (path / name).read_bytes()
         assert entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_what_takes_its_place_is_whole_on_the_disk_before_and_its_name_after(tmp_path: Path) -> None:
+    """After a loss of power there is what was there before, or all of the new."""
+    with calls_to_the_disk() as calls:
+        path = save(tmp_path, 3)
+    forced = [call("forced", file.stat()) for file in path.iterdir()]
+    after = [("renamed", path), ("forced", path.parent)]
+    assert sorted(calls[:4]) == sorted(forced)
+    assert calls[4:] == [call("forced", path.stat()), *(call(what, of.stat()) for what, of in after)]
+    file = tmp_path / "run.json"
+    file.touch()
+    with calls_to_the_disk() as calls:
+        files.write(file, b"{}")
+    assert calls == [call(what, of.stat()) for what, of in (("forced", file), ("renamed", file), ("forced", tmp_path))]
 
 
 def test_equal_content_gives_bit_identical_files(tmp_path: Path) -> None:

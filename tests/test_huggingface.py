@@ -564,13 +564,18 @@ def test_what_ends_an_evaluation_is_reported_even_where_it_cannot_be_written_dow
     assert "run.json does not say how the run ended: no space left" in said and "error: the lights went out" in said
 
 
+@pytest.mark.parametrize("begins", [None, 5])
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int | None
 ) -> None:
-    """From the text alone, by the protocol's definition: no code of posbench finds the windows or scores them."""
+    """From the text alone, by the protocol's definition: no code of posbench finds the windows or scores them.
+
+    A token that the tokenizer puts before every text replaces the first one of every window.
+    """
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text.txt")
-    folder = on(shelf, "gpt_neox")
+    folder = tmp_path / "model"
+    save("gpt_neox", folder, begins)
     assert (
         posbench("evaluate", str(folder), *EVALUATE, "data.test_pieces=null", "length=48", "protocol=nonoverlap") == 0
     )
@@ -581,7 +586,9 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     assert sum(block["nll_sum"] for block in blocks) / row["n_tokens"] == pytest.approx(row["nll"])
     words = (tmp_path / "text.txt").read_text().split()
     ids = np.array([int(word[1:]) for word in words[-len(words) // 20 :]])
-    every = theirs(folder, np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1).copy()).sum(axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1).copy()
+    windows[:, 0] = windows[:, 0] if begins is None else begins
+    every = theirs(folder, windows).sum(axis=1)
     for block in blocks[2:]:  # the first may begin before these words
         assert np.abs(every - block["nll_sum"]).min() < 1e-3
 

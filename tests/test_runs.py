@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from disks import in_child, small_disk, start_child
+from disks import call, calls_to_the_disk, in_child, small_disk, start_child
 from support import snapshot
 
 from posbench import files
@@ -393,6 +393,17 @@ def test_the_last_row_and_the_last_blocks_of_a_key_win(tmp_path: Path, tiny_conf
         assert evaluation_blocks(run.folder) == {
             row(16, 3.0).blocks_key: blocks(5.0), row(32, 2.0).blocks_key: blocks(1 / 3)
         }  # fmt: skip
+
+
+def test_blocks_are_on_the_disk_before_their_row_and_metrics_before_the_checkpoint_that_counts_on_them(
+    tmp_path: Path, tiny_config: Config
+) -> None:
+    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run, calls_to_the_disk() as calls:
+        run.log_evaluation(row(16, 1.0), blocks(0.0, 0.1))
+        run.log_metrics({"step": 1})
+        run.metrics_offset()
+        names = ("evaluation_blocks.jsonl", "evaluation.jsonl", "metrics.jsonl")
+        assert calls == [call("forced", (run.folder / name).stat()) for name in names]
 
 
 def test_the_files_of_an_evaluation_have_the_columns_that_are_promised(tmp_path: Path, tiny_config: Config) -> None:
