@@ -147,6 +147,28 @@ def test_scores_do_not_depend_on_the_batch_not_even_with_positions_that_are_draw
         np.testing.assert_allclose(together, alone, atol=TOLERANCE)
 
 
+def test_positions_are_drawn_for_each_seed_length_and_window(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = model_of(tiny_config, "randomized"), np.tile(text(65).ids.astype(np.int64), (3, 1))
+    seen: list[np.ndarray] = []
+    hidden = model.hidden
+
+    def spied(inputs: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
+        seen.append(positions.numpy())
+        return hidden(inputs, positions, **more)
+
+    monkeypatch.setattr(model, "hidden", spied)
+    subject = subject_of(model)
+    for one, length in ((subject, 64), (dataclasses.replace(subject, seed=1), 64), (subject, 32), (subject, 64)):
+        one.nll(ids[:, : length + 1], 8, 7)
+    draws = [row.tolist() for rows in seen[:3] for row in rows]
+    assert [len(draw) for draw in draws] == [64] * 6 + [32] * 3
+    for number, draw in enumerate(draws):  # all have an order of the same 256 numbers of their own
+        assert not any(set(draw) <= set(other) for at, other in enumerate(draws) if at != number)
+    np.testing.assert_array_equal(seen[0], seen[3])
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "alibi", "fire", "cope", "shaw"])
 @pytest.mark.parametrize("sinks", [0, 4])

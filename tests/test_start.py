@@ -15,10 +15,12 @@ from posbench.api.many import runs
 from posbench.api.run import load
 from posbench.config import start
 from posbench.config.identity import run_id
-from posbench.config.start import RATE
 from posbench.data.batches import united
+from posbench.data.tokens import prepare
 from posbench.encodings._rotary import Rotary
 from posbench.errors import UserError
+from posbench.evaluation.ngrams import NGrams
+from posbench.evaluation.protocols import plan, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.run_folder import checkpoint
@@ -101,7 +103,7 @@ def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, na
     assert config.start is not None and config.original_length == 16 and config.training.train_length == 64
     began = load_config(Path(source(name)))
     assert config.training.batch_size == 1  # 64 tokens an update, as before
-    assert config.training.learning_rate == began.training.learning_rate * RATE
+    assert config.training.learning_rate == pytest.approx(began.training.learning_rate / 6)
     assert config.seed == 0 and config.model == began.model
     assert snapshot(Path(source(name))) == before
 
@@ -294,3 +296,32 @@ def test_n_grams_count_what_both_runs_were_trained_on() -> None:
     assert united(parts[:1]) is parts[0]
     held = {token for spans in parts for first, end in spans for token in range(first, end)}
     assert {token for first, end in united(parts) for token in range(first, end)} == held
+
+
+def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(here: Path) -> None:
+    began = Path(source("rope", 1))
+    words = ["seed=0", "protocol=fixed_target", "evaluation.ratios=[0.25,1]", "windowed=false"]
+    assert posbench("train", f"start={began}", *on(here, *words)) == 0
+    configs = [load_config(folder) for folder in (began, only(here))]
+    tokens = prepare(configs[0].data, Path("cache"))
+    held: set[int] = set()  # the places of tokens that were read
+    for number, config in enumerate(configs):
+        spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
+        held |= {at for first, end in spans for at in range(first, end)}
+        at = targets_of(plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")[64]).indices
+        order, nll = NGrams(tokens.train.ids, in_parts(held), 257).best(tokens.test.ids, at)
+        found = {(row.ngram_order, row.ngram_nll) for row in evaluation_rows(only(here)) if row.tokens == 512 * number}
+        assert found == {(order, float(nll.mean()))}, number
+
+    write_text(here)
+    other = here / "text.txt"
+    other.write_text(other.read_text() + " and more")
+    assert posbench("train", f"start={began}", *on(here / "other", *words, f"data.path={other}")) == 0
+    assert {row.ngram_nll for row in evaluation_rows(only(here / "other"))} == {None}
+
+
+def in_parts(places: set[int]) -> np.ndarray:
+    """The first place and the end of each part without a gap."""
+    ordered = np.array(sorted(places))
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    return np.stack([ordered[np.r_[0, breaks + 1]], ordered[np.r_[breaks, len(ordered) - 1]] + 1], axis=1)
