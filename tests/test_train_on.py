@@ -1,5 +1,6 @@
 """Training a HuggingFace model on: what it begins with, what is saved, and what is refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from support import TINY, each_once, posbench, snapshot
 from support import write_text as write_words
 
 import posbench as library
+from posbench.config.external import TrainedOn
 from posbench.errors import UserError
 from posbench.huggingface import building, job, learning
 from posbench.huggingface import folder as folders
@@ -176,6 +178,14 @@ def test_frequencies_after_saving_and_loading_are_those_of_transformers(here: Pa
     assert plain["max_position_embeddings"] == LONG
 
 
+@pytest.mark.parametrize("name", ["dynamic_ntk", "longrope"])
+def test_a_model_whose_frequencies_follow_the_length_is_saved_to_run_without_a_cache(here: Path, name: str) -> None:
+    """Cached keys would have the frequencies of a shorter text."""
+    words = [f"extension={name}", "training.tokens=192", "evaluation.at_tokens=[]", f"length={LENGTH}"]
+    saved = trained(here, model("llama"), *words) / "model"
+    assert transformers.AutoConfig.from_pretrained(saved).use_cache is False
+
+
 def test_weights_in_several_files_stay_in_them(here: Path) -> None:
     name = model("qwen3")
     shutil.copytree(name, here / "parts")
@@ -186,6 +196,26 @@ def test_weights_in_several_files_stay_in_them(here: Path) -> None:
     index, theirs = (json.loads((one / folders.INDEX).read_text()) for one in (saved, here / "parts"))
     assert index["weight_map"] == theirs["weight_map"] and len(set(index["weight_map"].values())) > 1
     assert folders.read(saved).weights.numbers == folders.read(Path(name)).weights.numbers
+
+
+def test_settings_that_are_not_typed_follow_from_those_that_are(here: Path) -> None:
+    """As docs/longer.md has them: 400 updates, their first twentieth for the warm-up, up to four times the length."""
+    found = job.find(model("llama"))
+    typed = [*TEXT, "extension=yarn", f"training.train_length={LONG}", f"training.tokens={400 * 6 * LONG}"]
+
+    def settled(*more: str) -> TrainedOn:
+        return elsewhere._begun(found, [*typed, *more], None).config
+
+    config = settled()
+    training = config.training
+    assert (training.learning_rate, training.warmup_tokens, config.study) == (2e-5, 400 * 6 * LONG // 20, "extend")
+    assert (training.batch_size, training.accumulation, training.steps) == (1, 6, 400)
+    assert config.encoding.options["parameters"]["factor"] == LONG / LENGTH
+    assert [ratio * LONG for ratio in config.evaluation.ratios] == [LENGTH, LONG, 2 * LONG, 4 * LONG]
+    assert config.evaluation.at_tokens == (0,) and settled("evaluation.at_tokens=[]").evaluation.at_tokens == ()
+    assert settled("evaluation.ratios=[1]").evaluation.ratios == (1,)
+    assert settled("training.batch_size=2").training.accumulation == 3
+    assert settled("training.accumulation=3").training.batch_size == 2
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
@@ -243,6 +273,10 @@ def test_memory_is_estimated_first_and_blocks_are_computed_again_where_it_is_sho
 
     assert [asked(gib)[1] for gib in (4, 0.25)] == [False, True]
     assert "computes again" in asked(0.25)[0] and "0.00 GiB for weights" in asked(0.25)[0]
+    parameters = dataclasses.replace(source, weights=dataclasses.replace(source.weights, shapes={"w": (2**20, 2**10)}))
+    monkeypatch.setenv("POSBENCH_MEMORY_GIB", "64")
+    told, _ = learning.refuse_too_large(parameters, library_config, plan.config, torch.float32, "cpu")
+    assert "16.00 GiB for weights, gradients and AdamW's averages" in told
     with pytest.raises(UserError, match=r"needs about .* there are 0.05 GiB .*: lower training.batch_size"):
         asked(0.05)
     monkeypatch.setenv("POSBENCH_MEMORY_GIB", "0.0001")
