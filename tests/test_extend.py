@@ -136,6 +136,8 @@ def test_worked_frequencies() -> None:
         [1, 1, 0.828168, 0.643743, 0.493507, 0.371122, 0.271425, 0.190211, 0.125, 0.125],
     )
     assert spectrum(rope(16, train_length=16), "longrope", 64)[1] == pytest.approx(1.22474487)  # sqrt(1.5)
+    unsearched, known = (spectrum(rope(64, train_length=1024), name, 4096)[0] for name in ("longrope", "yarn"))
+    torch.testing.assert_close(unsearched, known)  # without a search the divisors are YaRN's
 
 
 def test_ntk_keeps_the_first_frequency_and_divides_the_last_by_the_factor() -> None:
@@ -304,7 +306,7 @@ def test_dual_chunk_positions_are_those_of_the_papers_figure() -> None:
     assert rows == [[start - j for j in range(6)] for start in (6, 7, 8, 9, 9, 9)]
 
 
-@pytest.mark.parametrize("length", [17, 40, 64, 256])
+@pytest.mark.parametrize("length", [17, 24, 40, 64, 256])
 def test_dynamic_far_pairs_meet_no_distance_that_training_did_not(length: int) -> None:
     _, leaky = extended(RoPE(SHAPE), "leaky_rerope", length, L)
     _, grouped = extended(RoPE(SHAPE), "self_extend", length, L)
@@ -312,6 +314,9 @@ def test_dynamic_far_pairs_meet_no_distance_that_training_did_not(length: int) -
     assert far(length - 1, 0) == pytest.approx(L - 1)
     far = self_extend_distance(grouped["window"], grouped["group"])
     assert max(far(i, j) for i in range(length) for j in range(i + 1)) <= L - 1
+    if (size := grouped["group"]) > 1:  # it is the smallest that suffices
+        far = self_extend_distance(grouped["window"], size - 1)
+        assert max(far(length - 1, j) for j in range(length)) > L - 1
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -322,7 +327,8 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
     positions = torch.stack([torch.arange(40), torch.arange(40) + 3])  # every sequence its own
     whole = attention_output(after, q, k, v, positions=positions)
     for block in (1, 7, 40):
-        rows = rows_of(after, q, k, v, None, positions, 0, block=block)
+        rows = list(rows_of(after, q, k, v, None, positions, 0, block=block))
+        assert [some.q.shape[2] for some in rows] == [block] * (40 // block) + [40 % block] * (40 % block > 0)
         out = torch.cat([after.attend(logits_of(after, some), some) for some in rows], dim=2)
         torch.testing.assert_close(out, whole, atol=2e-6, rtol=2e-6)  # fp32 sums in another order
     x = torch.zeros(2, 40, 16)

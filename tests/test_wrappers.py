@@ -620,16 +620,17 @@ def test_far_pairs_of_a_partial_rotary_encoding_leave_its_still_channels_alone(m
     torch.testing.assert_close(attention_logits(after, q, k, x), attention_logits(trained, q, k, x), **CLOSE)
 
 
-def test_a_wrapper_hands_an_extension_on_to_those_it_is_for() -> None:
-    entries = [{"name": "rope", "window": 5}, {"name": "none"}]
+@pytest.mark.parametrize("method", ["yarn", "rerope", "dual_chunk"])
+def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(method: str) -> None:
+    entries = [{"name": "rope", "window": 12}, {"name": "none"}]
     layered = encodings.build("layered", SHAPE, {"layers": entries})
-    after, facts = extended(layered, "yarn", 128, 32)
-    alone, alone_facts = extended(encodings.build("rope", SHAPE), "yarn", 128, 32)
+    after, facts = extended(layered, method, 128, 32)
+    alone, alone_facts = extended(encodings.build("rope", SHAPE), method, 128, 32)
     q, k, v, x = inputs()
-    stretched = attention(alone, q, k, v, x, counting(), 0, window=5)
+    stretched = attention(alone, q, k, v, x, counting(), 0, window=12)
     assert torch.equal(attention(after, q, k, v, x, counting(), 0), stretched)
     assert torch.equal(attention(after, q, k, v, x, counting(), 1), attention(layered, q, k, v, x, counting(), 1))
-    assert facts == {"dynamic": True, "extended": {"rope 0": alone_facts}}
+    assert facts == {"dynamic": alone_facts["dynamic"], "extended": {"rope 0": alone_facts}}
     assert layered.inner_encodings[0].stretched is None  # the trained one is as it was
     with pytest.raises(Undefined, match="'layered' has no extension 'alibi_pi': it supports pi, ntk"):
         extended(layered, "alibi_pi", 128, 32)
