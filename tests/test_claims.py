@@ -15,9 +15,10 @@ from scipy import stats
 from posbench import report
 from posbench.config.schema import Config
 from posbench.evaluation.intervals import Interval, over_seeds
+from posbench.evaluation.levels import Contrast
 from posbench.report import figures, tables
 from posbench.report.answer import answer
-from posbench.report.comparison import claims, looks, summary
+from posbench.report.comparison import claims, judgement, load, looks, summary
 from posbench.report.comparison.claims import Bounds
 from posbench.report.comparison.judgement import SeedRange
 from posbench.show import properties
@@ -110,6 +111,34 @@ def test_few_schemes_go_by_their_own_variance() -> None:
     assert claims.moderated(found) == found
 
 
+def by_seed(values: np.ndarray) -> dict[int, Contrast]:
+    return {seed: Contrast(float(value), None) for seed, value in enumerate(values)}
+
+
+def test_a_scheme_with_seeds_in_two_groups_goes_by_its_own_variance_and_the_others_do_without_it() -> None:
+    rng = np.random.default_rng(3)
+    pairs = {name: (by_seed(rng.normal(0, 0.02, 5)), by_seed(rng.normal(0, 0.02, 5))) for name in "abcdef"}
+    parted = np.array([0.02, 0.03, 0.9, 0.95, 0.97])
+
+    def found(seeds: np.ndarray) -> dict[str, tuple[Interval, Interval]]:
+        of_all = {**pairs, "g": (by_seed(seeds), by_seed(seeds))}
+        return judgement.judge(of_all, {name: {} for name in of_all}, 64, schemes=8).differences
+
+    one, other = found(parted), found(10 * parted)
+    own = stats.t.interval(0.95, 4, parted.mean(), stats.sem(parted))
+    for each in one["g"]:
+        assert (each.mean - each.half, each.mean + each.half) == pytest.approx(own)
+    assert all(one[name] == other[name] and one[name][0].df > 4 for name in pairs)
+
+
+def test_the_error_is_shared_by_two_differences_of_each_scheme_and_its_rises_at_longer_and_shorter_lengths() -> None:
+    pairs = {name: (by_seed(np.arange(5.0)), by_seed(np.arange(5.0))) for name in "ab"}
+    for lengths, intervals in (([], 4), ([128], 7), ([128, 256], 7), ([32], 7), ([32, 48, 128], 10)):
+        rises = {name: {length: by_seed(np.arange(5.0)) for length in lengths} for name in ("rope", "a", "b")}
+        (level,) = set(judgement.judge(pairs, rises, 64).levels.values())
+        assert 1 - (1 - level) ** intervals == pytest.approx(0.04), lengths  # the first look's
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("schemes", [5, 63])
 def test_moderated_bounds_hold_jointly(schemes: int) -> None:
@@ -161,6 +190,17 @@ def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Con
     assert endpoints(folder)["alibi"] == alone
 
 
+def test_a_scheme_that_several_sweeps_named_belongs_to_the_one_that_named_most(
+    template: Config, tmp_path: Path
+) -> None:
+    names = ["rope", "alibi", "t5", "none"]
+    folder = write_study(tmp_path / "fake", template, {name: SCHEMES[name] for name in names}, seeds=1)
+    swept(folder, "a: the first by name", ["rope", "alibi"])
+    swept(folder, "b: the largest", ["alibi", "t5"], lost=("cope", "fox"))
+    found = load.families(group_of(folder))
+    assert found == [({"alibi", "t5"}, 5), ({"rope"}, 2), ({"none"}, 2)]  # with the reference, which all have
+
+
 @pytest.mark.full
 def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, PAIR)
@@ -202,6 +242,19 @@ def test_fewer_seeds_than_a_verdict_takes_are_no_look(template: Config, tmp_path
     assert looks.at(group_of(folder)) == []
     (tmp_path / "looks.json").write_text('{"looks": [{"scheme": 1}, {"runs": [2]}, 3]}')
     assert looks.read(tmp_path / "looks.json") == looks.read(tmp_path / "missing.json") == []
+
+
+def test_another_look_is_one_at_other_seeds_of_a_scheme_against_the_same_reference() -> None:
+    earlier = [looks.Look("alibi", "rope", ("a0", "a1")), looks.Look("alibi", "rope", ("a0", "a1", "a2"))]
+    for against, runs, number in (
+        ("rope", ("a0", "a1"), 1),
+        ("rope", ("a0", "a1", "a2"), 2),
+        ("rope", ("a1", "a3"), 3),
+        ("rope base=10000", ("a1", "a3"), 3),  # the label of the same runs, once the folder has a variant
+        ("none", ("a1", "a3"), 1),
+        ("rope", ("a7", "a8"), 1),  # no run that a report has seen
+    ):
+        assert looks.number(looks.Look("alibi", against, runs), earlier) == number, (against, runs)
 
 
 # -- seeds -------------------------------------------------------------------------------------------------------------

@@ -370,10 +370,10 @@ def test_a_run_that_failed_before_it_knew_its_corpus_is_counted_with_those_like_
 
 
 def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path) -> None:
-    for base in (10000, 16):
+    for base in (10000, 16, 1000):
         write_run(tmp_path, configured(template, "rope", 0, base=base), SCHEMES["rope"])
     group = group_of(tmp_path)
-    assert [scheme.label for scheme in group.schemes] == ["rope base=10000", "rope base=16"]
+    assert [scheme.label for scheme in group.schemes] == ["rope base=1000", "rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_study import Truth, configured, read_csv, write_run, write_study
+from fake_study import Truth, configured, groups_of, read_csv, read_rows, write_rows, write_run, write_study
 from scipy import stats
 from support import posbench
 
+from posbench.config.identity import run_id
 from posbench.config.schema import Config
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.levels import Contrast
@@ -175,6 +176,25 @@ def sized(template: Config, tokens: int, length: int = 64, width: int = 128) -> 
 def write_rung(folder: Path, config: Config, order: Sequence[str], seeds: int = 3, **truth: Any) -> None:
     schemes = {name: Truth(3 + 0.1 * n, 0.1, ngram=5.0, paired=True, **truth) for n, name in enumerate(order)}
     write_study(folder, config, schemes, seeds)
+
+
+def test_the_target_is_the_rung_that_took_most_compute_and_runs_on_other_targets_rank_nothing(
+    template: Config, tmp_path: Path
+) -> None:
+    """Fewer tokens, and fewer runs, at a context so long that attention takes the most."""
+    write_rung(tmp_path, sized(template, 4_000_000), NAMES)
+    write_rung(tmp_path, sized(template, 2_000_000, 4096), NAMES[:3])
+    odd = next(tmp_path.glob(f"{run_id(configured(sized(template, 2_000_000, 4096), 'alibi', 1))}/evaluation.jsonl"))
+    write_rows(odd, [row | {"targets_sha256": "0f" * 32} for row in read_rows(odd)])
+    small, target = transfer.rungs(groups_of(tmp_path))
+    assert (small.name, target.name) == ("4x128, L 64, 4M", "4x128, L 4096, 2M")
+    a_token = 6 * 1_049_728 + 12 * 4 * 128 * 4096  # parameters; layers, width, context
+    assert target.compute == pytest.approx(2e6 * a_token) and target.seeds == (3, 3)
+    for cells in target.cells.values():
+        assert {label: set(seeds) for label, seeds in cells.items()} in (
+            {"rope": {0, 1, 2}, "alibi": {0, 2}, "t5": {0, 1, 2}}, {}
+        )  # fmt: skip
+    assert target.cells["nll"]
 
 
 @pytest.fixture
