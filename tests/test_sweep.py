@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_study import Truth, configured, write_run
@@ -28,7 +30,9 @@ from posbench.config import compose, plain_yaml
 from posbench.config.identity import run_folder, run_id
 from posbench.config.schema import Config
 from posbench.config.shipped import choices, configs_dir
-from posbench.errors import PosbenchError, RunFailed, UserError
+from posbench.data.tokens import TokenSplit
+from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
+from posbench.evaluation.plan import measurements
 from posbench.launch import cluster, forecast, plans, pool, rates, slurm, states, sweep, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
@@ -175,11 +179,12 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
         (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
         (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
+        (["encoding=rope", "hydra/launcher=submitit_slurm", "-n2"], "--n-jobs is for a sweep without a launcher"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_run(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        sweep.sweep(arguments)
+        sweep.sweep([word for word in arguments if word != "-n2"], n_jobs=2 if "-n2" in arguments else None)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not Path("outputs").exists()
@@ -245,6 +250,39 @@ def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatc
     todo = plans.resolve([["encoding=rope,alibi,none", "training.batch_size=4,40", "training.tokens=64000", *rest]])
     monkeypatch.setattr(forecast, "_cost", lambda config: forecast.Cost(config.training.batch_size, 0, 0))
     assert [cost.training for cost in forecast.forecast(todo, 1)] == [plan.config.training.batch_size for plan in todo]
+
+
+def test_a_sweep_lasts_as_long_as_its_longest_run_at_least(
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for minutes, at_a_time, whole in (
+        ((10, 10, 10, 10), 2, "20 min"),
+        ((10, 10, 10, 10), 8, "10 min"),
+        ((2, 2, 2, 30), 4, "30 min"),
+    ):
+        costs = [forecast.Cost(40 * each, 20 * each, 5 * 10**8) for each in minutes]
+        monkeypatch.setattr(forecast, "forecast", lambda todo, threads, costs=costs: costs)
+        told = forecast.told(several, several, at_a_time, 1)
+        assert f"About {whole} on this machine" in told and "Checkpoints: 2.00 GB when all is done." in told
+
+
+def test_a_forecast_counts_the_passes_on_the_way_and_the_checkpoints_that_stay(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(forecast, "_seconds", lambda step: 1.0)  # so that a token costs the same at every length
+    many = [*overrides, "encoding=rope", "evaluation.batch_tokens=512", "runtime.checkpoint_every_steps=4"]
+    plain, on_the_way, clean = (
+        plans.resolve([[*many, more]])[0]
+        for more in ("evaluation.at_tokens=[]", "evaluation.at_tokens=[64,256]", "runtime.clean=true")
+    )
+    costs = [forecast.forecast([one], 1)[0] for one in (plain, on_the_way, clean)]
+    read = 8 * (16 + 32)  # by a pass over 8 windows at each of two lengths
+    assert costs[1].evaluation - costs[0].evaluation == pytest.approx(2 * read / 512)
+    for plan, cost in ((plain, costs[0]), (clean, costs[2])):
+        train(plan.config, tmp_path / plan.id, ["posbench", "train"])
+        files = (tmp_path / plan.id / "checkpoint").rglob("*")
+        assert sum(file.stat().st_size for file in files if file.is_file()) == pytest.approx(cost.bytes, rel=0.3)
+        shutil.rmtree(tmp_path / plan.id)
 
 
 def test_a_dry_run_refuses_a_text_that_is_not_there() -> None:
@@ -653,6 +691,64 @@ def test_several_tasks_of_a_scheduler_need_as_many_processes() -> None:
         cluster.refuse_lone_tasks(tasks, 1)
 
 
+def test_a_job_is_queued_again_only_by_the_signal_for_that_and_after_it_has_saved(
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """submitit's own handler would end it at once, unsaved."""
+    calls: list[Any] = []
+    monkeypatch.setattr(cluster, "end_after", lambda wait: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        for code in (0, 1, 128 + signal.SIGTERM, 128 + signal.SIGUSR2):
+            for number in before:
+                signal.signal(number, lambda *given: calls.append(given))
+
+            def ran(*_: Any, code: int = code) -> int:
+                calls.append([signal.getsignal(number) for number in before])
+                return code
+
+            monkeypatch.setattr(pool, "run_job", ran)
+            with pytest.raises(SystemExit) as ended:
+                cluster._Work()(several[0])
+            assert ended.value.code == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert calls == [*[[signal.SIG_DFL, signal.SIG_DFL]] * 4, (signal.SIGUSR2, None)]
+
+
+@pytest.mark.parametrize(("typed", "times"), [([], 0), (["hydra.launcher.max_num_timeout=10"], 10)])
+def test_a_job_that_meets_its_time_limit_is_queued_again_as_often_as_was_asked(
+    several: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], times: int
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    from submitit.core.utils import DelayedSubmission
+
+    for name in ("srun", "sbatch"):  # a cluster that takes every job
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher, settings = cluster.check(["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=5", *typed])
+    found = cluster._submit(several[:2], launcher, settings, tmp_path / "jobs")
+    submitted = [DelayedSubmission.load(job.paths.submitted_pickle) for job in found]
+    assert [one._timeout_countdown for one in submitted] == [times, times]
+    assert [one.args for one in submitted] == [(job,) for job in several[:2]]
+
+
+def test_a_second_signal_ends_at_once_what_the_first_asked_to_save(
+    several: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, sent = multiprocessing.Process(), []
+    monkeypatch.setattr(pool, "_start", lambda plan, slot: process)
+    monkeypatch.setattr(pool, "_send", lambda process, number: sent.append(number))
+    monkeypatch.setattr(pool, "outcome", lambda *_: Status("stopped"))
+    monkeypatch.setattr(multiprocessing.Process, "exitcode", property(lambda _: -9 if len(sent) > 1 else None))
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0)
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        pool.run(several[:1], [{}], lambda status: signal.raise_signal(signal.SIGTERM))
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
+
+
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
@@ -701,6 +797,48 @@ def test_a_scheme_whose_rates_all_fail_keeps_its_own(overrides: list[str]) -> No
     todo = plans.resolve([["encoding=rope", "training.learning_rate=0.003", *overrides]])
     chosen = tuning.tuned(todo, [1.0, 2.0], all_fail, "posbench sweep")
     assert [job.config.training.learning_rate for job in chosen] == [0.003]
+
+
+def test_a_rate_at_the_edge_of_the_grid_is_warned_about(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = {"rope": 0.002, "alibi": 0.004}
+    monkeypatch.setattr(
+        states,
+        "nll_in_distribution",
+        lambda plan: abs(plan.config.training.learning_rate - best[plan.config.encoding.name]),
+    )
+    todo = plans.resolve([["encoding=rope,alibi", "training.learning_rate=0.002", *overrides]])
+    chosen = tuning.tuned(todo, [0.5, 1.0, 2.0], lambda trials: {job.id: Status("done") for job in trials}, "posbench")
+    assert [job.config.training.learning_rate for job in chosen] == [0.002, 0.004]
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == "alibi: 0.004 is at the edge of the grid; a wider tune_grid may find a better one"
+
+
+def test_rates_are_tried_on_1024_windows_of_validation_text(overrides: list[str]) -> None:
+    (trial,) = tuning.trials(plans.resolve([["encoding=rope", *overrides]]), [1.0])
+    asked, ids = trial.config.evaluation, np.zeros(10**6, np.uint16)
+    text = TokenSplit(ids, np.array([0, len(ids)]))
+    (row,) = measurements(asked, text, trial.config.training.train_length)
+    assert sum(len(windows.starts) for windows in row.forward.windows) == 1024 and asked.split == "validation"
+
+
+def test_of_several_recorded_rates_a_run_takes_the_one_tuned_at_its_settings_then_at_its_options(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    (job,) = plans.resolve([["encoding=rope", "encoding.base=64", *overrides]])
+    (trial,) = tuning.trials([job], [1.0])
+    tuned = [{"id": trial.id, "learning_rate": trial.config.training.learning_rate}]
+    rows: list[dict[str, Any]] = [
+        {"encoding": "alibi", "chosen": 1.0, "options": job.config.encoding.options},
+        {"encoding": "rope", "chosen": 2.0, "options": {**job.config.encoding.options, "base": 99}},
+        {"encoding": "rope", "chosen": 3.0, "options": job.config.encoding.options},
+        {"encoding": "rope", "chosen": 4.0, "options": {}, "tried": tuned},
+    ]
+    for kept in (4, 3, 2):
+        write_choice(tmp_path, "rates/mine", json.dumps({"schemes": rows[:kept]}))
+        (found,) = rates.reused([job], "mine", tmp_path)
+        assert found.config.training.learning_rate == kept
 
 
 def all_fail(todo: list[Plan]) -> dict[str, Status]:
