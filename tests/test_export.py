@@ -18,6 +18,7 @@ import pytest
 import support
 import torch
 import yaml
+from disks import call, calls_to_the_disk
 
 import posbench
 from posbench import encodings, files
@@ -472,6 +473,13 @@ def test_what_a_living_export_writes_and_other_exports_are_left_alone(tiny_confi
     with pytest.raises(UserError, match="holds another export of this run"):
         export.export(run, tmp_path / "out")
     assert (tmp_path / "out" / "README.md").read_text() == "mine"
+
+
+def test_an_export_is_whole_on_the_disk_before_it_takes_its_place(tmp_path: Path) -> None:
+    with calls_to_the_disk() as calls, export.aside(tmp_path / "out", 5) as new:
+        (new / "README.md").write_text("whole")
+    done = [("forced", "out/README.md"), ("forced", "out"), ("renamed", "out"), ("forced", ".")]
+    assert calls == [call(what, (tmp_path / name).stat()) for what, name in done]
 
 
 # -- what stands beside the weights ------------------------------------------------------------------------------------

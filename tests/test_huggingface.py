@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from support import Largest, posbench
 
 import posbench as library_of_ours
+from posbench import machine
+from posbench.config.schema import Config
 from posbench.errors import RunFailed, Undefined, UserError
 from posbench.evaluation import choices
 from posbench.evaluation.probes import Choice
@@ -482,6 +484,23 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_
         assert job.asked_of(short, asked).settings.targets == targets
     with pytest.raises(UserError, match="targets is 17: expected at most"):
         job.asked_of(short, ["train_length=16", "targets=17"])
+
+
+def test_an_evaluation_is_in_the_precision_of_the_weights_where_that_is_fast_and_blooms_in_fp32(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its biases would be rounded, too, and far positions would be one."""
+    for kind, own, fast, asked, found in (
+        ("llama", "bf16", True, "auto", "bf16"),
+        ("llama", "bf16", False, "auto", "fp32"),
+        ("llama", "fp16", True, "auto", "fp32"),  # on a CPU
+        ("bloom", "bf16", True, "auto", "fp32"),
+        ("bloom", "bf16", True, "bf16", "bf16"),
+    ):
+        monkeypatch.setattr(machine, "bf16_is_fast", lambda device, fast=fast: fast)
+        checkpoint = folders.Checkpoint(tmp_path, configuration(kind).to_dict(), folders.Weights((), {}, own))
+        settings = dataclasses.replace(tiny_config.evaluation, precision=asked)
+        assert job.precision_of(checkpoint, settings, CPU) == found, (kind, own, fast, asked)
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------
