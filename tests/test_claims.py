@@ -201,7 +201,6 @@ def test_a_scheme_that_several_sweeps_named_belongs_to_the_one_that_named_most(
     assert found == [({"alibi", "t5"}, 5), ({"rope"}, 2), ({"none"}, 2)]  # with the reference, which all have
 
 
-@pytest.mark.full
 def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, PAIR)
     wanted = endpoints(folder)

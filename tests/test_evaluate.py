@@ -573,7 +573,6 @@ def trained(tiny_config: Config, tmp_path: pathlib.Path) -> tuple[Config, pathli
     return config, tmp_path / "run"
 
 
-@pytest.mark.full
 def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     trained: tuple[Config, pathlib.Path],
 ) -> None:
@@ -598,6 +597,20 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert all(load_record(folder)["id"] in row.reason for row in rows if row.task == "key_tokens")
     before = (folder / "evaluation.jsonl").read_bytes()
     evaluate_run(folder, asked)
+    assert (folder / "evaluation.jsonl").read_bytes() == before
+
+
+def test_a_reference_of_another_tokenizer_chooses_no_key_tokens(
+    trained: tuple[Config, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    config, folder = trained
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    record = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**record, "tokenizer_sha256": "0" * 64}))
+    before = (folder / "evaluation.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"other was trained with another tokenizer than this run"):
+        evaluate_run(folder, apply(config, ["task=key_tokens", f"reference={other}"]))
     assert (folder / "evaluation.jsonl").read_bytes() == before
 
 

@@ -106,6 +106,18 @@ def test_what_documents_leave_open_is_not_left_to_seeds() -> None:
     assert course.stops == {"fox": Stop(1, 3, "documents")}
 
 
+def test_a_scheme_goes_on_while_its_chance_of_a_word_at_the_last_look_is_one_in_ten() -> None:
+    seen = []
+    for mean in np.linspace(0.05, 0.5, 40):
+        one = difference(mean, 0.3, 3)
+        found = judged({"fox": ("open", "less")}, {"fox": (one, one)})
+        course = race.course((3, 12), "rope", {"rope": 3, "fox": 3}, lambda seeds, found=found: (found, {}))
+        chance = race.chance(one, 12, 0.001, claims.MARGIN)
+        assert ("fox" in course.stops) == (chance < 0.1), (mean, chance)
+        seen.append(chance)
+    assert any(0.07 < chance < 0.1 for chance in seen) and any(0.1 < chance < 0.13 for chance in seen)
+
+
 @pytest.mark.parametrize(("mean", "sd"), [(0.05, 0.03), (0.0, 0.004), (0.3, 0.2)])
 def test_the_chance_of_a_word_is_that_of_seeds_drawn_anew(mean: float, sd: float) -> None:
     rng = np.random.default_rng(1)
@@ -136,7 +148,6 @@ def read(study: Path) -> tuple[load.Group, dict[str, summary.Summary]]:
     return group, {one.scheme.label: one for one in summary.summarise(group)}
 
 
-@pytest.mark.full
 def test_a_report_counts_the_seeds_of_complete_looks_only(template: Config, tmp_path: Path) -> None:
     """A seed more would be another look; its loss is absurd here."""
     study = tmp_path / "fake"

@@ -93,7 +93,6 @@ def reported(folder: Path) -> str:
 # -- statistics of a study ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
 def test_intervals_hold_the_truth_that_the_runs_were_made_of(found: dict[str, summary.Summary]) -> None:
     for scheme in ("rope", "alibi", "none", "t5", "sinusoidal"):
         for point in found[scheme].plain.points:

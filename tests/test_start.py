@@ -91,8 +91,7 @@ def only(folder: Path) -> Path:
 # -- what it begins with -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["rope", "alibi"])
+@pytest.mark.parametrize("name", ["rope", pytest.param("alibi", marks=pytest.mark.full)])
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path, name: str) -> None:
     before = snapshot(Path(source(name)))
     assert posbench("train", f"start={source(name)}", *on(here, "protocol=fixed_target")) == 0

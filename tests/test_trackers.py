@@ -224,8 +224,7 @@ def test_an_open_tensorboard_sees_a_rewritten_run_once(config: Config, tmp_path:
     assert "_hparams_/session_start_info" in reader.PluginTagToContent("hparams")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["csv", pytest.param("tensorboard", marks=pytest.mark.full)])
 def test_rows_scored_again_take_the_place_of_the_earlier_ones(config: Config, tmp_path: Path, name: str) -> None:
     config = by(config, name)
     train(config, tmp_path / "run", [])
