@@ -11,11 +11,10 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, library
+from torch import Tensor
 
 from posbench import files
 
@@ -126,33 +125,3 @@ def fusible(dynamic: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, 
         return call
 
     return decorate
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU in its exact form. On CPUs the compiler's own takes twice as long as torch's, so it is kept from it."""
-    if torch.compiler.is_compiling() and x.device.type == "cpu":
-        return _gelu(x)  # type: ignore[no-any-return]
-    return F.gelu(x)
-
-
-@library.custom_op("posbench::gelu", mutates_args=())
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-@library.custom_op("posbench::gelu_backward", mutates_args=())
-def _gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(gradient.contiguous(), x)  # type: ignore[no-any-return]
-
-
-def _like(*tensors: Tensor) -> Tensor:
-    return torch.empty_like(tensors[-1])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-_gelu.register_fake(_like)
-_gelu_backward.register_fake(_like)
-_gelu.register_autograd(lambda ctx, gradient: _gelu_backward(gradient, *ctx.saved_tensors), setup_context=_keep)

@@ -22,7 +22,7 @@ from posbench.config.shape import shape_of
 from posbench.config.size import hidden_width
 from posbench.encodings.base import Encoding, count_from_0, shared
 from posbench.kernels.cross_entropy import IGNORED, cross_entropy, linear_cross_entropy
-from posbench.kernels.fused import fusible, fusing, gelu, is_fusing
+from posbench.kernels.fused import fusible, fusing, is_fusing
 from posbench.kernels.rms_norm import RMSNorm
 from posbench.model.attention.dispatch import attention
 from posbench.model.attention.reference import narrower
@@ -266,7 +266,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Exact, not GPT-2's tanh form: on CPUs torch computes it six times as fast forward, three times backward.
-        return self.down(gelu(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):
