@@ -11,7 +11,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from posbench.kernels import cross_entropy as module
 from posbench.kernels import library, native
 from posbench.kernels.cross_entropy import cross_entropy, linear_cross_entropy
-from posbench.kernels.fused import fusing
 
 
 def both(logits: torch.Tensor, labels: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -147,28 +146,6 @@ def test_compiled_pieces_give_the_loss_and_gradient_of_plain_ones_from_one_graph
     torch.testing.assert_close(fused_gradient, gradient, rtol=1e-5, atol=tolerance)
     both(logits[:64], labels[:64])  # another number of tokens: the same graph serves
     assert counting.frame_count == 1
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_run_that_compiles_has_the_same_loss_and_gradient_from_one_graph(
-    by_torch: None, monkeypatch: pytest.MonkeyPatch, backend: str, dtype: torch.dtype
-) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(module, "AT_ONCE_FUSIBLE", 32 * 50)
-    logits, labels = (5 * torch.randn(96, 50)).to(dtype), torch.randint(50, (96,))
-    (plain, gradient), exact = both(logits, labels)
-    with torch.compiler.set_stance(force_backend=backend), fusing():
-        (found, fused_gradient), _ = both(logits, labels)
-        (extreme, _), _ = both(torch.tensor([[1e4, -1e4, 0.0]] * 2).to(dtype), torch.tensor([1, 2]))
-        both(logits[:47], labels[:47].clone())  # another number of tokens: the same graph serves
-    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
-    tolerance = 1e-8 if dtype == torch.float32 else 8e-3 * float(exact[1].abs().max())
-    torch.testing.assert_close(fused_gradient, gradient, rtol=1e-5, atol=tolerance)
-    assert float(extreme) == pytest.approx(1.5e4, rel=1e-2)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 # -- from the head on, as on CUDA --------------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
         with torch.compiler.set_stance(force_backend="aot_eager"):
             assert_steps_are_equal(config)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert 4 <= graphs[0] == graphs[1] <= 6  # before, between and after attention; the loss; the softmax
+    assert 3 <= graphs[0] == graphs[1] <= 5  # before, between and after attention; the softmax
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posbench.kernels.fused import fused, fusible, is_fusing
+from posbench.kernels.fused import fused
 from posbench.kernels.library import built
 from posbench.kernels.native import pointer, reads
 
@@ -18,7 +18,6 @@ IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 
 # Logits in fp32 held at once: what stays in cache on a CPU, what keeps an accelerator busy.
 AT_ONCE = 2**18
-AT_ONCE_FUSIBLE = 2**20  # on a CPU, where a run compiles
 AT_ONCE_ACCELERATOR = 2**26
 COMPILED_FROM = 2**24  # logits on CUDA
 HEAD_AT_ONCE = 2**29  # logits of the head at once on CUDA: 1 GiB in bf16, few passes over the gradient of its weight
@@ -126,14 +125,13 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         exact = torch.promote_types(logits.dtype, torch.float32)
-        on_cpu, compiled = logits.device.type == "cpu", _is_worth_compiling(logits)
-        fusing = on_cpu and is_fusing()
-        at_once = AT_ONCE_FUSIBLE if fusing else AT_ONCE if on_cpu else AT_ONCE_ACCELERATOR
+        compiled = _is_worth_compiling(logits)
+        at_once = AT_ONCE if logits.device.type == "cpu" else AT_ONCE_ACCELERATOR
         rows, n_scored = max(1, at_once // logits.shape[-1]), max(1, len(labels))
         # In fp16 the share of one token of many vanishes: it is taken with the gradient, which carries the loss scale.
         # So it is where pieces are compiled, for a number in them would be compiled, too.
         share = None if compiled or logits.dtype == torch.float16 else 1 / n_scored
-        piece_by_piece = _piece_in_few_passes if fusing else _fused_piece if compiled else _piece
+        piece_by_piece = _fused_piece if compiled else _piece
         total = torch.zeros((), dtype=exact, device=logits.device)
         for piece, label in zip(torch.split(logits.detach(), rows), torch.split(labels[:, None], rows), strict=True):
             total += piece_by_piece(piece, label, ctx.needs_input_grad[0], share)
@@ -168,26 +166,6 @@ def _piece(logits: Tensor, labels: Tensor, differentiate: bool, share: float | N
 
 
 _fused_piece = fused(_piece)
-
-
-def _piece_in_few_passes(logits: Tensor, labels: Tensor, differentiate: bool, share: float | None) -> Tensor:
-    """The same for runs that compile on a CPU."""
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    factor = torch.full((), 1.0 if share is None else share, dtype=exact)  # as a number it would be compiled, too
-    return _few_passes(logits, labels, differentiate, factor)
-
-
-@fusible(dynamic=True)  # of tasks, each step has another number of scored rows
-def _few_passes(logits: Tensor, labels: Tensor, differentiate: bool, share: Tensor) -> Tensor:
-    values = logits.to(share.dtype)
-    largest = values.amax(-1, keepdim=True)
-    grown = (values - largest).exp()
-    sums = grown.sum(-1, keepdim=True)
-    nll = (largest + sums.log() - values.gather(-1, labels)).sum()
-    if differentiate:
-        is_label = labels == torch.arange(logits.shape[-1], device=logits.device)
-        logits.copy_((grown / sums - is_label.to(grown.dtype)) * share)
-    return nll
 
 
 def _is_worth_compiling(logits: Tensor) -> bool:
