@@ -22,6 +22,12 @@ from posbench.show.schemes import Scheme
 PHRASE = "my daughter called her brother last night"
 
 
+def _moved(scheme: Scheme, words: tuple[str, str] = ("daughter", "called")) -> panels.Curves:
+    (panel,) = panels.moving([scheme], PHRASE, words).panels
+    assert isinstance(panel, panels.Curves)
+    return panel
+
+
 def _titles(name: str) -> list[str]:
     return [panel.title for panel in panels.picture(Scheme(name)).panels]
 
@@ -105,22 +111,19 @@ def test_attention_without_positions_is_an_even_share() -> None:
 def test_daughter_and_called_keep_their_logit_under_relative_schemes_only() -> None:
     relative = ("none", "rope", "alibi", "t5", "shaw", "fox", "cope", "path", "stick_breaking")
     for name in (*relative, "sinusoidal", "learned", "minmax", "index"):
-        row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
-        assert (row.stays_until is None) == (panels.verdict(row) == "stays") == (name in relative), name
+        assert (_moved(Scheme(name)).note == "stays") == (name in relative), name
 
 
 def test_fire_keeps_it_up_to_its_threshold() -> None:
-    row = panels.moved(Scheme("fire", {"threshold": None}), PHRASE, ("daughter", "called"))
-    assert row.stays_until is not None and row.stays_until <= 64 < row.stays_until + 5  # shifts are 4 or 5 apart
-    assert panels.verdict(row).startswith("stays to 64")
+    assert _moved(Scheme("fire", {"threshold": None})).note.startswith("stays to 64, then changes by")
 
 
 def test_the_order_of_words_does_not_matter() -> None:
     first, second = (
-        panels.moved(Scheme("alibi"), PHRASE, pair) for pair in (("daughter", "called"), ("called", "daughter"))
+        _moved(Scheme("alibi"), pair).series[""] for pair in (("daughter", "called"), ("called", "daughter"))
     )
-    np.testing.assert_array_equal(first.contribution, second.contribution)
-    np.testing.assert_allclose(first.contribution, -1 / 4)  # one token apart, first head
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, -1 / 4)  # one token apart, first head
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
@@ -140,8 +143,10 @@ def test_terminal_pictures_survive_an_ascii_terminal(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
     command.main(["learned", "rope"])
     command.main(["rope"], phrase="ma fille a appelé son frère", words="fille,appelé")
+    command.main(["rope"], phrase="ma fille a " + "très " * 20 + "souvent appelé", words="fille,appelé")
     sys.stdout.flush()
-    assert "|" in raw.getvalue().decode("ascii")
+    shown = " ".join(raw.getvalue().decode("ascii").split())
+    assert "|" in shown and "souvent appel?'" in shown  # a long heading has its end
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,9 +197,11 @@ def test_png_of_a_moved_phrase_holds_a_curve_per_scheme(tmp_path: Path, saved: l
     command.main(["rope", "sinusoidal"], tmp_path / "b.png", PHRASE, "daughter,called")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     for axis, name in zip(saved[0].axes, ("rope", "sinusoidal"), strict=True):
-        row = panels.moved(Scheme(name), PHRASE, ("daughter", "called"))
-        assert axis.get_title() == f"{name}: {panels.verdict(row)}"
-        np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([row.where, row.contribution], axis=1))
+        panel = _moved(Scheme(name))
+        assert axis.get_title() == name and panel.note in [text.get_text() for text in axis.get_legend().get_texts()]
+        np.testing.assert_array_equal(axis.lines[0].get_xydata(), np.stack([panel.x, panel.series[""]], axis=1))
+        low, high = axis.get_ylim()
+        assert high - low >= 1 and low < panel.series[""].min() <= panel.series[""].max() < high
 
 
 @pytest.mark.full
@@ -227,8 +234,10 @@ def test_many_panels_are_rows_of_equal_length(tmp_path: Path, saved: list[Figure
 
 def test_the_heading_of_a_single_panel_is_as_wide_as_the_picture(tmp_path: Path, saved: list[Figure]) -> None:
     command.main(["canon"], tmp_path / "a.png")
-    (row,) = saved[0].subfigs
-    assert row._suptitle.get_window_extent().x0 >= 0 and "untrained" in row.get_suptitle()
+    command.main(["rope"], tmp_path / "b.png", PHRASE, "daughter,called")
+    for figure, said in zip(saved, ("untrained", "brother"), strict=True):
+        (row,) = figure.subfigs
+        assert row._suptitle.get_window_extent().x0 >= 0 and said in row.get_suptitle()
 
 
 @pytest.mark.full

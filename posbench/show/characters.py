@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.rule import Rule
 from rich.text import Text
 
-from posbench.show.panels import SHAPE, Curves, Heatmap, Moved, Numbers, Panel, Picture, verdict
+from posbench.show.panels import Curves, Heatmap, Numbers, Panel, Picture
 from posbench.terminal import console
 
 WIDTH, HEIGHT = 28, 10  # of a plot, in characters; two fit side by side into 80 columns
@@ -43,36 +43,11 @@ def print_pictures(pictures: list[Picture]) -> None:
     out = console.stdout()
     signs = Signs(out)
     for picture in pictures:
-        out.print(Rule(_title(picture), characters=signs.line))
+        title = signs.say(_title(picture))
+        out.print(title if len(title) > out.width - 4 else Rule(title, characters=signs.line))  # a rule would cut it
         out.print(Columns([_panel(panel, signs) for panel in picture.panels], padding=(1, 3)))
     lengths = dict.fromkeys(f"{picture.train_length} tokens" for picture in pictures)
     out.print(f"{signs.bar} marks the training length, {' or '.join(lengths)}.")
-
-
-def print_moved(rows: list[Moved], phrase: str, words: tuple[str, str]) -> None:
-    """The contribution of position to a pair's logit, for each encoding and place of the phrase."""
-    out = console.stdout()
-    signs = Signs(out)
-    first, second = words
-    out.print(
-        signs.say(f"'{phrase}', moved along a sentence: what position adds to the logit of {first} and {second}.")
-    )
-    drawn = []
-    for row in rows:
-        half = max(row.change / 2, abs(float(row.contribution.mean())) / 2, 0.5)  # rounding must not look like change
-        middle = float(row.contribution.max() + row.contribution.min()) / 2
-        curves = Curves(
-            title=row.name,
-            x_label="position (tokens)",
-            y_label=verdict(row),
-            x=row.where,
-            series={"": row.contribution},
-            end=2 * SHAPE.train_length - 1,
-            limit=SHAPE.train_length,
-        )
-        drawn.append(_curves(curves, signs, (middle - 1.2 * half, middle + half)))  # the middle is not between two rows
-    out.print(Columns(drawn, padding=(1, 3)))
-    out.print(f"{signs.bar} marks the training length, {SHAPE.train_length} tokens.")
 
 
 def _title(picture: Picture) -> str:
@@ -102,8 +77,8 @@ def _heatmap(panel: Heatmap, signs: Signs) -> Group:
     return _framed(panel.title, cells, ("0", str(rows - 1)), legend, panel.x_label, signs, str(columns - 1))
 
 
-def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = None) -> Group:
-    axes = _axes(panel, y_range)
+def _curves(panel: Curves, signs: Signs) -> Group:
+    axes = _axes(panel)
     cells: Cells = {}
     if panel.limit is not None:
         cells |= _training_end(panel.limit, panel.x[-1], axes, signs)
@@ -113,7 +88,7 @@ def _curves(panel: Curves, signs: Signs, y_range: tuple[float, float] | None = N
         cells |= _band(panel.x, panel.band, axes, signs)
     for index, values in reversed(list(enumerate(panel.series.values()))):  # the first curve is drawn last, on top
         mark = signs.dot if len(panel.series) == 1 else MARKS[index % len(MARKS)]
-        cells |= _points(panel.x, values, axes, (mark, COLOURS[index % len(COLOURS)]))
+        cells |= _points(panel.x, values, axes, (mark, COLOURS[(panel.colour + index) % len(COLOURS)]))
     labels = tuple(f"{10**edge if axes.log_y else edge:.3g}" for edge in (axes.high, axes.low))
     drawn = _framed(panel.title, cells, labels, _legend(panel, signs), panel.x_label, signs, f"{axes.end:g}")
     return Group(drawn, Text(f"{panel.note:^{MARGIN + WIDTH}}", style="bright_black")) if panel.note else drawn
@@ -136,15 +111,13 @@ class _Axes:
         return min(HEIGHT - 1, max(0, round((self.high - scaled) / (self.high - self.low) * (HEIGHT - 1))))
 
 
-def _axes(panel: Curves, y_range: tuple[float, float] | None) -> _Axes:
-    if y_range is None:
-        drawn = (*panel.series.values(), *(panel.band or ()))
-        y_range = _range(panel, [_scaled(values, panel.log_y) for values in drawn])
+def _axes(panel: Curves) -> _Axes:
+    y_range = _range(panel, [_scaled(values, panel.log_y) for values in (*panel.series.values(), *(panel.band or ()))])
     return _Axes(float(panel.x[-1]) if panel.end is None else panel.end, *y_range, panel.log_y)
 
 
 def _range(panel: Curves, drawn: list[Numbers]) -> tuple[float, float]:
-    low, high = (float(f([f(values) for values in drawn])) for f in (np.nanmin, np.nanmax))
+    low, high = panel.widened(*(float(f([f(values) for values in drawn])) for f in (np.nanmin, np.nanmax)))
     if panel.even:
         return min(low, -0.6), max(high, 0.6)  # attention: a factor of 4 either way, or noise fills the panel
     return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)

@@ -21,22 +21,17 @@ def main(names: list[str], png: Path | None = None, phrase: str | None = None, w
     asked = schemes.parted(names)
     if phrase is None and words is None:
         pictures = [_picture(name, options) for name, options in asked]
-        if png is None:
-            characters.print_pictures(pictures)
-        else:
-            plots.save_pictures(pictures, png)
     elif phrase is None or words is None:
         raise UserError("--phrase and --words go together: --phrase 'my daughter called her' --words daughter,called")
+    elif run := next((name for name, _ in asked if _is_run(name)), None):
+        raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
     else:
-        if run := next((name for name, _ in asked if _is_run(name)), None):
-            raise UserError(f"--phrase takes names of encodings, such as rope: {run} is a run")
-        chosen, pair = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked], _pair(words)
-        rows = [panels.moved(scheme, phrase, pair) for scheme in chosen]
-        if png is None:
-            characters.print_moved(rows, phrase, pair)
-        else:
-            plots.save_moved(rows, phrase, pair, png)
-    if png:
+        chosen = [schemes.scheme(name, options, panels.SHAPE) for name, options in asked]
+        pictures = [panels.moving(chosen, phrase, _pair(words))]
+    if png is None:
+        characters.print_pictures(pictures)
+    else:
+        plots.save_pictures(pictures, png)
         print(png)
 
 

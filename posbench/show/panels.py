@@ -54,6 +54,13 @@ class Curves:
     points: bool = False  # x counts whole things: pairs, layers
     even: bool = False  # y is in multiples of an even share
     note: str = ""  # a remark for the reader
+    least_span: float = 0.0  # of the y axis, so that rounding does not look like change
+    colour: int = 0  # of the first series, in the order of the colours
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        """The range of y, at least `least_span` wide."""
+        lacking = max(0.0, self.least_span - (high - low))
+        return low - 0.6 * lacking, high + 0.5 * lacking  # uneven: the middle is not between two rows of characters
 
 
 Panel = Heatmap | Curves
@@ -282,49 +289,48 @@ def _heads(encoding: Encoding, x: Tensor) -> Tensor:
 # -- a pair of words moved along a sentence ----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """The positional part of one pair's logit, for every place of the phrase."""
-
-    name: str
-    where: Numbers  # position of the querying word
-    contribution: Numbers  # logit with the encoding less logit without, first head
-    change: float  # its range
-    stays_until: float | None  # the last place before its first change; None: no change
-
-
-def moved(scheme: Scheme, phrase: str, words: tuple[str, str]) -> Moved:
-    """Move a phrase along a longer sentence; compute the logit of the later word with the earlier one.
+def moving(schemes: list[Scheme], phrase: str, words: tuple[str, str]) -> Picture:
+    """Draw what position adds to the logit of two words of a phrase, by the place of the phrase; a panel per encoding.
 
     Raises:
         UserError: a word that is not in the phrase, or a phrase as long as the training length.
     """
     tokens = phrase.lower().split()
     key, query = sorted(_place(word, tokens) for word in words)
+    if len(tokens) >= SHAPE.train_length:
+        raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
+    panels = tuple(_moved(scheme, tokens, key, query) for scheme in schemes)
+    return Picture("'{}' and '{}' in '{}'".format(*words, phrase), "", panels)
+
+
+def _moved(scheme: Scheme, tokens: list[str], key: int, query: int) -> Curves:
+    """Move a phrase along a longer sentence; the logit of its `query` with its `key` less that without encoding."""
     with codes.in_double(), torch.no_grad():
         encoding = codes.build(scheme.name, SHAPE, options=scheme.options)
         length = defined(encoding)
-        if len(tokens) >= SHAPE.train_length:
-            raise UserError(f"the phrase has {len(tokens)} words: expected fewer than {SHAPE.train_length}")
         starts = torch.linspace(0, length - len(tokens), SHIFTS).long()
         logits, bare = _phrase_logits(encoding, tokens, starts, length)
         rows = torch.arange(len(starts))
         with_encoding = logits[rows, 0, starts + query, starts + key]
         part = with_encoding - bare[rows, 0, starts + query, starts + key]
-    change = float(part.max() - part.min())
     where = (starts + query).numpy().astype(np.float64)
     differs = (part - part[0]).abs() > STAYS * max(1.0, float(with_encoding.abs().max()))
-    until = where[int(differs.int().argmax()) - 1] if differs.any() else None
-    return Moved(scheme.label, where, part.numpy(), change, until)
-
-
-def verdict(row: Moved) -> str:
-    """A phrase: whether the positional part stays the same as the phrase moves."""
-    if row.stays_until is None:
-        return "stays"
-    if row.stays_until >= SHAPE.train_length / 2:
-        return f"stays to {row.stays_until:g}, then changes by {row.change:.3g}"
-    return f"changes by {row.change:.3g}"
+    said = f"changes by {float(part.max() - part.min()):.3g}" if differs.any() else "stays"
+    until = where[int(differs.int().argmax()) - 1]  # the last place before the first change
+    if differs.any() and until >= SHAPE.train_length / 2:
+        said = f"stays to {until:g}, then {said}"
+    return Curves(
+        title=scheme.label,
+        x_label="later word's place",
+        y_label="added by position to the logit",
+        x=where,
+        series={"": part.numpy()},
+        end=room(encoding) - 1,
+        limit=SHAPE.train_length,
+        least_span=max(1.0, float(part.mean().abs())),
+        colour=int(differs.any()),
+        note=said,
+    )
 
 
 def _place(word: str, tokens: list[str]) -> int:

@@ -1,12 +1,13 @@
 """Pictures as PNG files."""
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from posbench.errors import UserError
-from posbench.show.panels import SHAPE, Curves, Heatmap, Moved, Picture, verdict
+from posbench.show.panels import Curves, Heatmap, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ ROW = 3.9  # inches, the height of a panel with its legend
 LEGEND = 40  # points between a panel and its legend: room for the x axis' numbers and name
 THREE_COLUMNS = 15  # longest names, in characters, for a legend of three columns
 COLUMNS = 5
+WIDEST = 38  # characters of a name in bold, over one panel
 
 
 def save_pictures(pictures: list[Picture], path: Path) -> None:
@@ -40,30 +42,12 @@ def save_pictures(pictures: list[Picture], path: Path) -> None:
         for row, picture, height in zip(rows, pictures, heights, strict=True):
             apart = "  " if columns > 1 else "\n"  # above a single panel there is only room for the name
             note = f"{apart}({picture.subtitle})" if picture.subtitle else ""
-            row.suptitle(picture.name + note, fontsize=13, fontweight="bold")
+            row.suptitle(textwrap.fill(picture.name, WIDEST * columns) + note, fontsize=13, fontweight="bold")
             axes = row.subplots(height, columns, squeeze=False).flatten()
             for axis, panel in zip(axes, picture.panels, strict=False):
                 _heatmap(axis, panel) if isinstance(panel, Heatmap) else _curves(axis, panel)
             for axis in axes[len(picture.panels) :]:
                 axis.set_axis_off()
-        _save(figure, path)
-
-
-def save_moved(rows: list[Moved], phrase: str, words: tuple[str, str], path: Path) -> None:
-    """One panel per encoding: the positional part of the pair's logit by the position of the phrase."""
-    columns = min(4, len(rows))
-    height = -(-len(rows) // columns)
-    with _style():
-        figure = _figure(width=3.9 * columns, height=3.2 * height + 0.7)
-        first, second = words
-        figure.suptitle(
-            f"“{phrase}”, moved along a sentence:\nwhat position adds to the logit between “{first}” and “{second}”"
-        )
-        axes = figure.subplots(height, columns, squeeze=False, sharex=True).flatten()
-        for axis, row in zip(axes, rows, strict=False):
-            _moved(axis, row)
-        for axis in axes[len(rows) :]:
-            axis.set_axis_off()
         _save(figure, path)
 
 
@@ -107,12 +91,14 @@ def _heatmap(axis: "Axes", panel: Heatmap) -> None:
 
 
 def _curves(axis: "Axes", panel: Curves) -> None:
-    for colour, (name, values) in zip(_colours(len(panel.series)), panel.series.items(), strict=True):
+    for colour, (name, values) in zip(_colours(panel), panel.series.items(), strict=True):
         style = {"marker": "o", "linestyle": "none"} if panel.points else {"linewidth": 1.8}
         axis.plot(panel.x, values, color=colour, label=name, **style)
     if panel.band is not None and np.ptp(np.subtract(*panel.band)) > 1e-9:
         axis.fill_between(panel.x, *panel.band, color=COLOURS[0], alpha=0.25, lw=0, label="lowest to highest")
     _label(axis, panel)
+    if panel.least_span:
+        axis.set_ylim(panel.widened(*axis.get_ylim()))
     if panel.log_y:
         axis.set_yscale("log")
     if panel.limit is not None:
@@ -149,10 +135,11 @@ def _legend(axis: "Axes") -> None:
     )  # fmt: skip
 
 
-def _colours(count: int) -> list[Any]:
+def _colours(panel: Curves) -> list[Any]:
     """A colour per curve; for many heads, in order along a scale that colour-blind readers can follow."""
+    count = len(panel.series)
     if count <= len(COLOURS):
-        return list(COLOURS[:count])
+        return list(COLOURS[panel.colour :][:count])
     import matplotlib
 
     return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.95, count)))
@@ -182,21 +169,6 @@ def _never_turns(axis: "Axes", limit: float) -> None:
     axis.axhline(limit, color="black", linestyle="--", linewidth=1.2, label=f"trained to {limit:g}")
     axis.set_ylim(low, high)
     axis.annotate("never a full turn in training", (0.04, 0.9), xycoords="axes fraction", fontsize=9)
-
-
-def _moved(axis: "Axes", row: Moved) -> None:
-    axis.plot(row.where, row.contribution, color=COLOURS[0 if row.stays_until is None else 1], marker="o", markersize=3)
-    middle = (row.contribution.max() + row.contribution.min()) / 2
-    half = max(0.55 * row.change, 0.5 * abs(middle), 0.5)  # rounding must not look like change
-    axis.set_ylim(middle - half, middle + half)
-    _training_end(axis, SHAPE.train_length, 2 * SHAPE.train_length - 1)
-    if row.where[-1] < SHAPE.train_length:
-        _undefined(axis)
-    axis.set_title(f"{row.name}: {verdict(row)}", fontsize=11)
-    axis.set_xlabel(
-        f"position of the phrase's later word (tokens)\ndashed: trained to {SHAPE.train_length}", fontsize=9
-    )
-    axis.set_ylabel("positional part of the logit", fontsize=9)
 
 
 def _label(axis: "Axes", panel: Heatmap | Curves) -> None:
