@@ -39,6 +39,7 @@ from posbench import files, machine
 from posbench.config.schema import DataConfig
 from posbench.data import batches, bounds, corpus, hub, kept, reading, texts, tokenizer, tokens
 from posbench.errors import RunFailed, UserError
+from posbench.terminal import console
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 STRANGE = (
@@ -1179,7 +1180,7 @@ def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
     monkeypatch.setattr(tokenizer.Tokenizer, "encode", counted)
     monkeypatch.setattr(tokenizer, "PIECE", 1000)
     monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 10_000)
-    monkeypatch.setattr(tokens, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(console, "LINE_EVERY_SECONDS", 0.0)
     monkeypatch.setattr(tokens, "_LARGE_TEXT", 2**16)
     made = tokens.prepare(settings, tmp_path / "cache")
     assert sorted(batches)[-2] < 12_000  # the largest was for the estimate of the time
@@ -1187,7 +1188,7 @@ def test_a_long_document_is_encoded_in_batches_and_comes_out_whole(
     assert whole.decode() == text
     assert [len(split.starts) for split in (made.train, made.validation, made.test)] == [2, 2, 2]
     assert re.search(r"preparing the tokens of data 'text': 1 MB, about 10 seconds", caplog.text)
-    assert re.search(r"tokens of \d+ % of [\d,]+ characters, about 10 seconds left", caplog.text)
+    assert re.search(r"tokens of [\d,]+ of [\d,]+ characters, about 0:00:\d\d left", caplog.text)
 
 
 def test_texts_are_written_one_at_a_time_and_read_in_any_order(tmp_path: Path) -> None:

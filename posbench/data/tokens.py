@@ -31,9 +31,10 @@ from posbench import files, machine
 from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import apart, corpus, kept, reading
 from posbench.data.batches import Batch, TrainingBatches, validation_batches
-from posbench.data.texts import TELL_EVERY_SECONDS, Texts, characters
+from posbench.data.texts import Texts, characters
 from posbench.data.tokenizer import Tokenizer, find, from_file, pieces, raw_bytes, train_bpe
 from posbench.errors import UserError
+from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ def _write(config: DataConfig, source: corpus.Source, own: Tokenizer | None, fol
         apart_from_here = own is not None or total >= ALONE_CHARACTERS
         alone = partial(_encoded, tokenizer)
         encoded = partial(apart.encoded, made / "tokenizer.json", n_jobs=n_jobs) if apart_from_here else alone
-        progress = _Progress(total)
+        progress = console.Work(total, "tokens of %s of %s characters, about %s left")
         counts = {s: _save(tokenizer, loaded.documents[s], encoded, work, s, progress) for s in corpus.SPLITS}
         kept.seal(made, folder, {**loaded.record, "tokens": counts})
     except Exception:
@@ -245,34 +246,6 @@ def _about(seconds: float) -> str:
     return f"about {count} {unit}{'s' * (count > 1)}"
 
 
-class _Progress:
-    """Says in the log how far the texts are, every `TELL_EVERY_SECONDS`.
-
-    Args:
-        total: characters of all of them.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.here = 0  # done by this process
-        self.began = self.told = time.monotonic()
-
-    def skip(self, count: int) -> None:
-        """So many characters were done by an earlier process."""
-        self.done += count
-
-    def add(self, count: int) -> None:
-        """So many characters are done."""
-        self.done += count
-        self.here += count
-        now = time.monotonic()
-        if now > self.told + TELL_EVERY_SECONDS and self.done < self.total:
-            self.told = now
-            left = (now - self.began) / max(1, self.here) * (self.total - self.done)
-            told = "tokens of %d %% of %s characters, %s left"
-            logger.info(told, 100 * self.done // self.total, f"{self.total:,}", _about(left))
-
-
 def _tokenizer(config: DataConfig, train: Sequence[str], place: Path) -> Tokenizer:
     """The tokenizer that is trained for a text, kept at a place; or raw bytes."""
     if config.tokenizer != "bpe":
@@ -307,7 +280,7 @@ def _encoded(tokenizer: Tokenizer, batches: Iterable[list[str]]) -> Iterator[np.
     return (ids for batch in batches for ids in tokenizer.encode(batch))
 
 
-def _save(tokenizer: Tokenizer, texts: Texts, encoded: _Encoder, work: Path, split: str, progress: _Progress) -> int:
+def _save(tokenizer: Tokenizer, texts: Texts, encoded: _Encoder, work: Path, split: str, progress: console.Work) -> int:
     """Write one split's ids and document starts into `work`/made; return its number of tokens.
 
     A document is encoded and written piece by piece, so that memory does not grow with its length. A part ends before

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import json
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,6 @@ logger = logging.getLogger(__name__)
 STUDY = "models"  # the folder of results
 RATIOS = (1.0, 2.0, 4.0)  # default lengths, in training lengths
 OWN = ("train_length", "bos")  # settings for models only
-_TELL_EVERY_SECONDS = 10.0
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 
@@ -420,9 +417,9 @@ def evaluate_into(
     """
     known = run.whole_rows()
     split = getattr(tokens, settings.split)
-    work = _Work(_tokens_to_read(settings, subject.train_length, split, known, step))
+    to_read = _tokens_to_read(settings, subject.train_length, split, known, step)
     evaluation = Evaluation(
-        subject=dataclasses.replace(subject, told=work.read),
+        subject=dataclasses.replace(subject, told=console.Work(to_read, "%s of %s tokens read, about %s left").add),
         split=split,
         token_bytes=tokens.tokenizer.token_bytes,
         encode=functools.partial(_encoded, tokens, subject.config.vocab_size),
@@ -451,20 +448,3 @@ def _tokens_to_read(
         if (m.protocol, m.length, m.stride, m.forward.variant.window, m.forward.variant.name, m.task) not in there
     }
     return sum(window.length * len(window.starts) for forward in passes for window in forward.windows)
-
-
-class _Work:
-    """Log progress every few seconds, with the time left."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens, self.done = tokens, 0
-        self.began = self.told = time.monotonic()
-
-    def read(self, tokens: int) -> None:
-        self.done += tokens
-        passed = time.monotonic()
-        if passed - self.told < _TELL_EVERY_SECONDS or self.done >= self.tokens:
-            return
-        self.told = passed
-        left = datetime.timedelta(seconds=round((passed - self.began) * (self.tokens / self.done - 1)))
-        logger.info("%s of %s tokens read, about %s left", f"{self.done:,}", f"{self.tokens:,}", left)

@@ -167,9 +167,40 @@ class _Lines:
         self.next_line = now + LINE_EVERY_SECONDS
         line = f"step {self.step}/{self.total}  {_said(loss, speed, self.full_speed)}"
         if self.first + 1 < self.step < self.total:
-            seconds = (now - self.began) / (self.step - self.first) * (self.total - self.step)
-            line += f"  {datetime.timedelta(seconds=round(seconds))} left"
+            line += f"  {_left(now - self.began, self.step - self.first, self.total - self.step)} left"
         logger.info("%s", line)
+
+
+class Work:
+    """Other work of a known amount: says in the log every `LINE_EVERY_SECONDS` how far it is.
+
+    Args:
+        total: the amount, in any unit.
+        told: a line with a place for what is done, for the total and for the time left.
+    """
+
+    def __init__(self, total: int, told: str) -> None:
+        self.total, self.told = total, told
+        self.done = self.here = 0  # here: by this process
+        self.began = self.last = time.monotonic()
+
+    def skip(self, count: int) -> None:
+        """So much was done by an earlier process."""
+        self.done += count
+
+    def add(self, count: int) -> None:
+        """So much more is done."""
+        self.done += count
+        self.here += count
+        now = time.monotonic()
+        if now > self.last + LINE_EVERY_SECONDS and self.done < self.total:
+            self.last = now
+            left = _left(now - self.began, max(1, self.here), self.total - self.done)
+            logger.info(self.told, f"{self.done:,}", f"{self.total:,}", left)
+
+
+def _left(seconds: float, done: int, rest: int) -> datetime.timedelta:
+    return datetime.timedelta(seconds=round(seconds / done * rest))
 
 
 def _said(loss: float, speed: float, full_speed: float | None) -> str:
