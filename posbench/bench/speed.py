@@ -28,7 +28,7 @@ from posbench.evaluation.protocols import Windows
 from posbench.evaluation.score import score
 from posbench.evaluation.trained import TrainedGPT
 from posbench.model.gpt import GPT, build, train_flops_per_token
-from posbench.terminal import console, tables
+from posbench.terminal import console, exits, tables
 from posbench.training.step import Outcome, begin_update, learner_for
 
 logger = logging.getLogger(__name__)
@@ -351,7 +351,7 @@ def _caption(result: Result) -> str:
     return (
         f"Tokens per second in training and in evaluation by length; {result.shape}, "
         f"{result.batch_size} x {result.train_length} tokens per step, "
-        f"{result.dtype}, {result.device}, {result.threads} thread{'s' * (result.threads > 1)}, "
+        f"{result.dtype}, {result.device}, {exits.counted(result.threads, 'thread')}, "
         f"medians of {result.rounds} rounds. Peak: a matrix product, {peak:,.0f} GFLOP/s. torch {torch.__version__}."
     )
 

@@ -176,8 +176,7 @@ def _multirun(arguments: list[str], configs: "list[Config]", restart: bool) -> N
     finally:
         failures.unlink(missing_ok=True)
     if failed:
-        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        raise PosbenchError(f"{runs} failed: {'; '.join(failed)}")
+        raise PosbenchError(f"{exits.counted(len(failed), 'run')} failed: {'; '.join(failed)}")
     if best := job.best(outputs / first.study, began):
         print(exits.spelt_out(f"Best by {first.runtime.objective or 'nll_1x'}: {best}"))
 

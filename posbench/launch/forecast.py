@@ -31,6 +31,7 @@ from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
 from posbench.run_folder.folder import has_weights
+from posbench.terminal.exits import counted
 
 logger = logging.getLogger(__name__)
 MEASURED = 8  # kinds of runs at most, of each size some; the others cost the median of their size
@@ -68,7 +69,7 @@ def forecast(todo: list[Plan], threads: int) -> list[Cost]:
         by_size.setdefault(json.dumps(load.asked(config), sort_keys=True), []).append(kind)
     in_turn = (kind for each in itertools.zip_longest(*by_size.values()) for kind in each if kind is not None)
     chosen = [*itertools.islice(in_turn, MEASURED)]
-    logger.info("measuring the steps of %s", _kinds(len(chosen)))
+    logger.info("measuring the steps of %s of runs", counted(len(chosen), "kind"))
     measured = {kind: _cost(kinds[kind]) for kind in chosen}
     usual = {
         kind: _median([measured[one] for one in alike if one in measured] or list(measured.values()))
@@ -99,9 +100,8 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
     to_train = [plan.config.training for plan, known in zip(left, trained, strict=True) if not known]
     tokens = sum(training.steps * training.tokens_per_step for training in to_train)
     only = f" ({sum(trained)} of them trained, their evaluation is left)" if any(trained) else ""
-    lines = [
-        f"{_runs(len(todo))}: {len(todo) - len(left)} finished, {len(left)} to do{only}, {tokens:,} tokens to train on."
-    ]
+    done = f"{counted(len(todo), 'run')}: {len(todo) - len(left)} finished"
+    lines = [f"{done}, {len(left)} to do{only}, {tokens:,} tokens to train on."]
     if left:
         found = forecast(left, threads)
         seconds = [cost.seconds(known) for cost, known in zip(found, trained, strict=True)]
@@ -109,7 +109,7 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
         whole = max(sum(seconds) / min(at_a_time, len(left)), max(seconds))
         each = {_time(min(seconds)): None, _time(max(seconds)): None}
         lines += [
-            f"About {_time(whole)} on this machine, {_runs(at_a_time)} at a time, if nothing else runs on it; "
+            f"About {_time(whole)} on this machine, {counted(at_a_time, 'run')} at a time, if nothing else runs on it; "
             f"a run takes {' to '.join(each)}. Measured just now: {_measured(left)}.",
             f"Checkpoints: {kept / 1e9:,.2f} GB when all is done.",
         ]
@@ -118,19 +118,10 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
     return "\n".join([*lines, "Nothing was run or written."])
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
-
-
-def _kinds(count: int) -> str:
-    return "1 kind of runs" if count == 1 else f"{count} kinds of runs"
-
-
 def _measured(left: list[Plan]) -> str:
     count = len({_kind(plan) for plan in left})
-    if count > MEASURED:
-        return f"{MEASURED} of {_kinds(count)}, the others at the median of their size"
-    return _kinds(count)
+    kinds = f"{counted(count, 'kind')} of runs"
+    return kinds if count <= MEASURED else f"{MEASURED} of {kinds}, the others at the median of their size"
 
 
 def _time(seconds: float) -> str:

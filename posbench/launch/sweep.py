@@ -21,7 +21,7 @@ from posbench.launch.states import Status
 from posbench.report.comparison import load
 from posbench.run_folder import tracking
 from posbench.run_folder.redaction import redact
-from posbench.terminal import console
+from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
 RECORD = "sweep.json"
@@ -87,8 +87,8 @@ def sweep(
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:
         table.show_failures(todo, status)
-        what = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        raise PosbenchError(f"{what} of {len(todo)} not done: {', '.join(job.id for job in failed)}")
+        which = ", ".join(job.id for job in failed)
+        raise PosbenchError(f"{exits.counted(len(failed), 'run')} of {len(todo)} not done: {which}")
 
 
 def cost(todo: list[Plan], n_jobs: int | None) -> str:

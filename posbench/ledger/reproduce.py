@@ -122,14 +122,13 @@ def needed(
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
             own = shlex.split(text)
-            chosen = _keys(own)
-            asked = [one for one in overrides if parted(one)[0] not in {*chosen, "rates"}]  # a task has its experiment
-            said = _keys([*own, *asked])
+            known = {*_keys(own), "rates"}
+            asked = [*own, *(one for one in overrides if parted(one)[0] not in known)]  # a task has its experiment
+            said = _keys(asked)
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
-            resolved = plans.resolve([[*usual, *own, *asked, f"seed={first}"]], config_dir)
+            resolved = plans.resolve([[*usual, *asked, f"seed={first}"]], config_dir)
             if len(resolved) != 1:
-                all_of_them = shlex.join([*own, *asked])
-                raise UserError(f"{all_of_them}: expected one value each: a claim's runs differ in the seed only")
+                raise UserError(f"{shlex.join(asked)}: expected one value each: a claim's runs differ in the seed only")
             made[text] = [*resolved, *(plan.with_seed(seed) for seed in others for plan in resolved)]
             for name in _rates(overrides):
                 made[text] = rates.reused(made[text], name, config_dir)

@@ -74,6 +74,11 @@ def one_line(text: str) -> str:
     return spelt_out(" ".join(text.split()))
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def spelt_out(text: str) -> str:
     """Text with its control characters, line breaks among them, as escapes: `\\n`, `\\x1b`."""
     if text.isprintable():  # nearly always, and a report asks for a million texts

@@ -280,7 +280,7 @@ def ceiling(target: Cells, least: float = LEAST) -> Ceiling | None:
         None if fewer than `FEWEST` schemes have two seeds in common.
     """
     labels = sorted(target)
-    seeds = sorted(set.intersection(*(set(target[label]) for label in labels))) if labels else []
+    seeds = sorted(statistics.in_all(set(target[label]) for label in labels))
     if len(labels) < FEWEST or len(seeds) < 2:
         return None
     resolved = np.array(
