@@ -22,6 +22,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.transfer import ENDPOINTS, FEWEST, Against, Ceiling, Endpoint, Estimate, Rung
 from posbench.report.tables import Table, Value, decimal
 from posbench.run_folder import jsonl
+from posbench.terminal.exits import counted
 from posbench.terminal.spreadsheets import csv_text
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def write(ladder: Ladder, folder: Path, warnings: list[str], console: "Console",
     """Write all files; print the sentences and the tables."""
     shown, turned = [_rungs(ladder), *(_against(ladder, one) for one in ladder.endpoints)], _reversals(ladder)
     established = [row for row in turned.rows if (row[-1].number or 0) < ALPHA]
-    told = f"{len(turned.rows)} pairs are resolved in opposite directions at a rung and at the target, "
-    told += f"{len(established)} of them if one asks all pairs at once (Holm); transfer.md names them."
+    told = f"Resolved in opposite directions at a rung and at the target: {counted(len(turned.rows), 'pair')}; "
+    told += f"if one asks all pairs at once (Holm): {len(established)}. transfer.md names them."
     lines = [*warnings, *_sentences(ladder), *_predictions(ladder, folder / PREDICTIONS, least)]
     lines += [told] if turned.rows else []
     text.print_lines(console, lines)
