@@ -30,7 +30,7 @@ from posbench.config import plain_yaml, shipped
 from posbench.config.identity import run_id
 from posbench.config.schema import Config, StartConfig
 from posbench.errors import UserError
-from posbench.report import chart, figures, on_the_way, tables, text
+from posbench.report import captions, chart, figures, on_the_way, tables, text
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, summary
 from posbench.run_folder import finding
@@ -374,6 +374,43 @@ def test_options_tell_schemes_of_one_name_apart(template: Config, tmp_path: Path
     group = group_of(tmp_path)
     assert [scheme.label for scheme in group.schemes] == ["rope base=1000", "rope base=10000", "rope base=16"]
     assert group.reference is not None and group.reference.label == "rope base=10000"
+
+
+def test_of_several_variants_of_the_reference_the_one_with_most_seeds_is_taken_and_said(
+    template: Config, tmp_path: Path
+) -> None:
+    folder = write_study(tmp_path / "fake", template, {name: SCHEMES[name] for name in ("rope", "alibi")})
+    before = summarised(folder)["alibi"].endpoints
+    faster = dataclasses.replace(template.training, learning_rate=1e-4)
+    write_run(folder, dataclasses.replace(configured(template, "rope", 0), training=faster), SCHEMES["rope"])
+    group = group_of(folder)
+    assert group.reference is not None and len(group.reference.runs) == 5
+    after = summarised(folder)["alibi"].endpoints
+    assert before and after and after.verdict.text == before.verdict.text
+    (note,) = [one for one in captions.notes_on_text(group, []) if "--reference" in one]
+    assert note.startswith(f"The reference is '{group.reference.label}'; ") and "learning_rate=0.0001" in note
+
+
+def test_a_run_that_lacks_what_verdicts_need_is_named(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {name: SCHEMES[name] for name in ("rope", "alibi")})
+    assert not any("Without a row" in note for note in captions.notes_on_text(group_of(folder), []))
+    path = next(folder.glob("rope-s4-*/evaluation.jsonl"))
+    write_rows(path, [row for row in read_rows(path) if row["length_ratio"] != 4])
+    (note,) = [one for one in captions.notes_on_text(group_of(folder), []) if "Without a row" in one]
+    assert note.startswith(f"Without a row at 4x, so without a part in verdicts: {path.parent.name}.")
+
+
+def test_what_a_scheme_holds_to_is_the_longest_of_all_only_if_it_was_measured_there(
+    template: Config, tmp_path: Path
+) -> None:
+    truths = {"alibi": Truth(3.66, -0.1), "t5": Truth(3.66, -0.1), "rope": Truth(3.66, 0.2)}
+    folder = write_study(tmp_path / "fake", template, truths)
+    for path in folder.glob("alibi-*/evaluation.jsonl"):
+        write_rows(path, [row for row in read_rows(path) if row["length_ratio"] <= 4])
+    group = group_of(folder)
+    first = answer(group, summary.summarise(group))[0]
+    assert "t5 holds to 1,024 tokens, 16 times the training length, the longest measured; alibi holds to 256 " in first
+    assert "alibi holds to 256 tokens, 4 times the training length, not measured beyond;" in first
 
 
 def test_a_length_that_one_seed_has_shortens_no_reach_and_changes_no_order(template: Config, tmp_path: Path) -> None:

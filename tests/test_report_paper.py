@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_study import SCHEMES, Truth, configured, read_csv, write_run, write_study
+from fake_study import SCHEMES, Truth, configured, read_csv, read_rows, write_rows, write_run, write_study
 
 from posbench import report
 from posbench.config.schema import Config
@@ -88,6 +88,15 @@ def test_bold_are_the_best_and_what_is_not_told_from_it(study: Path, tmp_path: P
     assert bold["rope"][0] and bold["yarn"][0]  # made alike: 3.66, where alibi is 3.655
     assert bold["none (not learned)"] == [False] * 4  # the lowest nll, of what is not ranked
     assert rows["none (not learned)"][3] == ""  # nor has it a reach
+
+
+def test_levels_on_different_targets_are_not_bold(template: Config, tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "fake", template, {name: SCHEMES[name] for name in ("rope", "alibi")})
+    assert "mathbf" in table_of(folder, tmp_path / "before", "rise_4x")
+    for path in folder.glob("alibi-*/evaluation.jsonl"):
+        write_rows(path, [row | {"targets_sha256": "0f" * 32} for row in read_rows(path)])
+    table = table_of(folder, tmp_path / "after", "nll_1x,rise_4x,verdict")
+    assert "mathbf" not in table and "Bold" not in table and "verdict: against rope" in caption(table)
 
 
 def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, tmp_path: Path) -> None:

@@ -79,6 +79,10 @@ def main(
     print(said.get(), end="")  # last, so that a printing error costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
     where = f"Report: {folder / 'transfer.md'} (also transfer.csv, .png and .pdf)" if ladder else where
+    if out is None and any((path / "run.json").is_file() for path in paths):
+        there = len(list(folder.parent.glob("*/run.json")))
+        study = os.path.relpath(folder.parent)
+        where += f", on {len(runs)} of {there} runs: 'posbench report {study}' takes all" if len(runs) < there else ""
     console.print(exits.spelt_out(where), soft_wrap=True)
 
 

@@ -43,23 +43,26 @@ def _one_has_half(behind: Documents) -> str:
 def _held(ranked: list[Summary], train_length: int) -> str:
     """A sentence on how far each scheme holds, the farthest first; then what breaks, then what is not resolved."""
     longest = max((p.length for one in ranked for p in one.plain.points if p.nll is not None), default=train_length)
-    said: dict[tuple[int, int], list[str]] = {}  # order of the part -> labels
+    said: dict[tuple[int, int, str], list[str]] = {}  # order of the part, and what it adds -> labels
     for one in ranked:
         assert one.reach is not None
         reach, undefined = one.reach, one.plain.undefined_at
         if reach.length > train_length:
-            said.setdefault((0, -reach.length), []).append(one.scheme.label)
+            own = max(p.length for p in one.plain.points if p.nll is not None)
+            so_far = ", the longest measured" if reach.length == longest else ""
+            if reach.length == own < longest and undefined is None:
+                so_far = ", not measured beyond"
+            said.setdefault((0, -reach.length, so_far), []).append(one.scheme.label)
         if reach.breaks:
-            said.setdefault((1, reach.breaks), []).append(one.scheme.label)
+            said.setdefault((1, reach.breaks, ""), []).append(one.scheme.label)
         if reach.length == train_length and undefined is not None and reach.resolved and reach.breaks is None:
-            said.setdefault((2, train_length), []).append(one.scheme.label)
+            said.setdefault((2, train_length, ""), []).append(one.scheme.label)
         elif not reach.resolved:
-            said.setdefault((3, reach.length), []).append(one.scheme.label)
+            said.setdefault((3, reach.length, ""), []).append(one.scheme.label)
     parts = []
-    for (kind, number), names in sorted(said.items()):
+    for (kind, number, so_far), names in sorted(said.items()):
         length, alone = abs(number), len(names) == 1
         times = f"{length:,} tokens, {length / train_length:g} times the training length"
-        so_far = ", the longest measured" if length == longest else ""
         open_after = f"{'is' if alone else 'are'} not resolved beyond {length:,}"
         words = (
             f"{'holds' if alone else 'hold'} to {times}{so_far}",

@@ -13,7 +13,7 @@ from posbench.report.comparison.load import Group
 from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import Summary, confidence, documents
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, confidence, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 
 MOST = 3  # most commands that are all listed
@@ -134,6 +134,12 @@ def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[
     if group.reference is None:
         wanted = group.compared_with or load.REFERENCE
         notes.append(f"No {wanted} among these runs: nothing is compared with it and there are no verdicts.")
+    elif others := group.references[1:]:
+        notes.append(
+            f"The reference is '{group.reference.label}'; --reference takes another: "
+            f"{_listed([repr(one.label) for one in others])}."
+        )
+    notes += _lacking(group)
     levels = [run.levels.at_one for run in group.runs if run.done]
     if len({level.targets for level in levels if level and level.status == "ok"}) > 1:
         notes.append(
@@ -141,6 +147,21 @@ def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[
             "run, and runs are paired only where their target tokens are equal."
         )
     return [*notes, *_learning_rates(group)]
+
+
+def _lacking(group: Group) -> list[str]:
+    """Notes on runs without a row that verdicts need and others of the group have."""
+    runs, notes = [run for run in group.runs if run.done], []
+    for ratio in (1, ENDPOINT_RATIO):
+        place = (PLAIN, ratio * group.train_length)
+        lacking = [run for run in runs if place not in run.levels.at]
+        if lacking and len(lacking) < len(runs):
+            few = _listed([run.folder.name for run in lacking[:3]] + [f"{len(lacking) - 3} more"] * (len(lacking) > 3))
+            notes.append(
+                f"Without a row at {ratio}x, so without a part in verdicts: {few}. 'posbench evaluate "
+                f"{lacking[0].folder} length=...' with all lengths adds it."
+            )
+    return notes
 
 
 def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from posbench.errors import UserError, did_you_mean
+from posbench.evaluation.intervals import Interval
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
 from posbench.report import tables
 from posbench.report.comparison import judgement, summary
@@ -72,7 +73,11 @@ _NAMED = {
     "against_rise_4x": Column(
         f"rise vs. {_REFERENCE}", lambda one: tables.signed(one.endpoints.rise if one.endpoints else None), _AGAINST
     ),
-    "verdict": Column("verdict", lambda one: Value(one.endpoints.verdict.text if one.endpoints else "")),
+    "verdict": Column(
+        "verdict",
+        lambda one: Value(one.endpoints.verdict.text if one.endpoints else ""),
+        f"verdict: against {_REFERENCE}, by joint bounds",
+    ),
     "tokens_per_second": Column("tokens/s", lambda one: tables.whole(one.tokens_per_second)),
     "learned": Column("learned", tables.learned, "learned: nll at 1x is below that of the best n-gram model"),
 }
@@ -204,13 +209,16 @@ def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[i
         best = {row for row in rows if cells[row].number == max(cells[other].number or 0 for other in rows)}
     else:
         first = min(rows, key=lambda row: cells[row].number or 0)
-        best = {row for row in rows if row == first or _tied(summaries[row], summaries[first], column.best)}
+        behind = {row: _behind(summaries[row], summaries[first], column.best) for row in rows if row != first}
+        if None in behind.values():
+            return set()
+        best = {first} | {row for row, found in behind.items() if found and found.low <= 0}
     return best if len(best) < len(rows) else set()
 
 
-def _tied(one: Summary, best: Summary, measure: PerRun) -> bool:
-    found = one.at_its_level(judgement.interval(summary.paired(one.scheme, best.scheme, measure)))
-    return found is not None and found.low <= 0
+def _behind(one: Summary, best: Summary, measure: PerRun) -> Interval | None:
+    """How much higher a scheme's measure is than the best one's; None if they are not paired."""
+    return one.at_its_level(judgement.interval(summary.paired(one.scheme, best.scheme, measure)))
 
 
 def _comment(behind: str) -> list[str]:

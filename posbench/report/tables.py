@@ -472,7 +472,7 @@ def _runs(count: int) -> str:
 
 def _mark(found: Interval) -> str:
     mark = ONE if found.seeds == 1 else FEW if found.seeds < SEEDS_FOR_A_CLAIM else ""
-    return mark + ("" if found.over in USUAL else f" (over {found.over})")
+    return mark + ("" if found.over in USUAL or isinstance(found, SeedRange) else f" (over {found.over})")
 
 
 def sd_of_seeds(found: Interval | None) -> float | None:

@@ -179,11 +179,19 @@ class Group:
 
     @property
     def reference(self) -> Scheme | None:
-        """The scheme of that label, else of that name, `rope` by default; of several its default options."""
+        """The first of `references`; None if there is none."""
+        return next(iter(self.references), None)
+
+    @property
+    def references(self) -> list[Scheme]:
+        """The scheme of that label, else those of that name, `rope` by default.
+
+        Those with the usual base come first, then those with most seeds.
+        """
         wanted = self.compared_with or REFERENCE
         found = [scheme for scheme in self.schemes if scheme.label == wanted]
         found = found or [scheme for scheme in self.schemes if scheme.name == wanted]
-        return min(found, key=lambda scheme: (not by_default(scheme.runs[0].config), scheme.label), default=None)
+        return sorted(found, key=lambda one: (not by_default(one.runs[0].config), -len(one.by_seed), one.label))
 
 
 # -- finding and reading -----------------------------------------------------------------------------------------------
