@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+from collections.abc import Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -119,9 +120,7 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
 ) -> None:
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
     monkeypatch.setattr(report, "_measured", lambda names: ([], []))
-    for name in rows:
-        with tarfile.open(ROOT / "docs" / "rows" / f"{name}.tar.xz") as packed:
-            packed.extractall(tmp_path, filter="data")
+    unpacked(rows, tmp_path)
     report.main([tmp_path / rows[0]])
     written = (tmp_path / rows[0] / "report" / "report.md").read_text(encoding="utf-8").splitlines()
     sections = re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.M)
@@ -131,41 +130,48 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
     assert len(shown) >= least and set(shown) <= set(written)
 
 
+def unpacked(names: Sequence[str], folder: pathlib.Path) -> list[str]:
+    """Studies of docs/rows, unpacked into a folder; theirs."""
+    for name in names:
+        with tarfile.open(ROOT / "docs" / "rows" / f"{name}.tar.xz") as packed:
+            packed.extractall(folder, filter="data")
+    return [str(folder / name) for name in names]
+
+
 @pytest.mark.full
 def test_the_results_of_the_ladder_are_those_of_its_rows(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs, rows = tmp_path / "outputs", ROOT / "docs" / "rows"
-    for name in ("six_demo", "six", "ladder"):
-        with tarfile.open(rows / f"{name}.tar.xz") as packed:
-            packed.extractall(outputs, filter="data")
-    (outputs / "report").mkdir()
-    shutil.copy(rows / "reader_wide_predictions.csv", outputs / "report" / "predictions.csv")
+    studies = unpacked(("six_demo", "six", "ladder"), tmp_path)
     monkeypatch.setattr(figures, "write", lambda *_: [])
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
-    assert (
-        support.posbench("report", "--transfer", *(str(outputs / name) for name in ("six_demo", "six", "ladder"))) == 0
-    )
-    assert support.posbench("report", str(outputs / "ladder")) == 0
-    transfer = (outputs / "report" / "transfer.md").read_text(encoding="utf-8").replace("\\", "")
-    target = (outputs / "ladder" / "report" / "report.md").read_text(encoding="utf-8").replace("‡", "")
     page = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
+    said, written = " ".join(page.split()), ""
+    for name in ("reader_wide_predictions", "reader_wide_predictions_twelve"):
+        out = tmp_path / name
+        out.mkdir()
+        shutil.copy(ROOT / "docs" / "rows" / f"{name}.csv", out / "predictions.csv")
+        assert support.posbench("report", "--transfer", *studies, "--out", str(out)) == 0
+        written = (out / "transfer.md").read_text(encoding="utf-8").replace("\\", "")
+        pairs, hold, turned, open_ = (
+            sum(map(int, re.findall(words, written)))
+            for words in (r"of (\d+) pairs that", r", (\d+) hold;", r"reversed: (\d+);", r"not resolved: (\d+)\.")
+        )
+        (told,) = re.findall(rf"`docs/rows/{name}\.csv` is from .*?: of ([^.]*)\.", said)
+        counts = [{"none": 0, "one": 1}.get(word) for word in re.findall(r"none|one", told)] or [turned]
+        assert [pairs, hold, open_] == [int(word) for word in re.findall(r"\d+", told)] and counts == [turned]
+    assert support.posbench("report", studies[-1]) == 0
+    target = (tmp_path / "ladder" / "report" / "report.md").read_text(encoding="utf-8").replace("‡", "")
     rungs, endpoints, levels = (table for table in page.split("\n\n") if table.startswith("| "))
     for rung, compute, seeds, learned, left in rows_of(rungs)[2:]:
-        said = [rung.partition(" (")[0] + (" (target)" if "target" in rung else ""), compute, seeds, learned, left]
-        assert said in [row[:5] for row in rows_of(transfer)], rung
-    at = [row for row in rows_of(transfer) if row[0] == "4x128, L 128, 4M" and len(row) > 6]
-    for (name, pairs, *cells), found in zip(rows_of(endpoints)[2:], at, strict=True):
-        assert {pairs.partition(" of ")[0], *cells} - {""} <= {*found}, name
+        row = [rung.partition(" (")[0] + (" (target)" if "target" in rung else ""), compute, seeds, learned, left]
+        assert row in [found[:5] for found in rows_of(written)], rung
+    at = [row for row in rows_of(written) if row[0] == "4x128, L 128, 4M" and len(row) > 6 and row[1].isdigit()]
+    for (name, pairs_resolved, *cells), found in zip(rows_of(endpoints)[2:], at, strict=True):
+        assert {pairs_resolved.partition(" of ")[0], *cells} - {""} <= {*found}, name
     for name, *cells in rows_of(levels)[2:]:
-        found = {cell for row in rows_of(target) if row[0] == name for cell in row}
-        assert {*cells[:-1]} - {""} <= found, name
-    hold, turned, open_ = (
-        sum(map(int, re.findall(words, transfer)))
-        for words in (r", (\d+) hold;", r"reversed: (\d+);", r"not resolved: (\d+)\.")
-    )
-    assert f"{hold} hold at the target, none is reversed and {open_} are not resolved" in " ".join(page.split())
-    assert turned == 0
+        found = [cell for row in rows_of(target) if row[0] == name for cell in row]
+        assert {*cells[:-1]} - {""} <= {*found}, name
 
 
 def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
