@@ -389,9 +389,24 @@ def test_held_out_files_without_training_files_are_refused(tmp_path: Path) -> No
         load(config(path=folder), tmp_path)
 
 
-def test_a_title_that_holds_a_split_word_is_no_given_split(tmp_path: Path) -> None:
-    folder = write(tmp_path / "books", {"emma.txt": "a" * 100, "the-great-test.txt": "b" * 100})
+def test_a_file_beside_given_splits_is_refused_before_test_text_is_trained_on(tmp_path: Path) -> None:
+    texts = {"train/a.txt": "to learn", "valid/b.txt": "to check", "test/c.txt": "to test"}
+    folder = write(tmp_path / "given", texts | {"extra.txt": "of none"})
+    with pytest.raises(UserError, match=r"given/extra.txt' is of no split, while 3 of 4 files have names of"):
+        load(config(path=folder), tmp_path)
+    documents = load(config(path=folder / "*" / "*.txt"), tmp_path).documents  # the way out that the docs give
+    assert [[*documents[split]] for split in corpus.SPLITS] == [[text] for text in texts.values()]
+
+
+@pytest.mark.parametrize(
+    "names", [["emma", "the-great-test"], ["test/a", "test/b", "emma"], ["train", "test", "read", "write"]]
+)
+def test_a_title_that_holds_a_split_word_is_no_given_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: list[str]
+) -> None:
+    folder = write(tmp_path / "books", {f"{name}.txt": name[-1] * 100 for name in names})
     assert load(config(path=folder), tmp_path).record["split"] == "contiguous"
+    assert "have names of splits (t" in caplog.text and "all are split anew" in caplog.text
 
 
 def test_jsonl_parquet_and_globs_hold_a_document_per_row(tmp_path: Path) -> None:

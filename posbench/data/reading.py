@@ -188,23 +188,42 @@ def by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
     """Sort files into given splits by the words that begin or end their names, or by their folders.
 
     `train-00000-of-00001.parquet`, `wiki.valid.txt` and `test/a.txt` say where they belong. Only when every file
-    says so are the splits given; otherwise the result is empty and the caller splits the documents itself.
+    says so are the splits given; otherwise the result is empty and the caller splits the documents itself. If only
+    some files say so, as titles and modules of code can, that is a warning.
 
     Raises:
-        UserError: held-out files are given, but no training file.
+        UserError: held-out files are given, but no training file; or most files are in training and held-out splits,
+            but not all.
     """
     splits: dict[str, list[Path]] = {}
+    others: list[Path] = []
     for file in files:
         split = _split_of(file.relative_to(root) if file.is_relative_to(root) else Path(file.name))
-        if split is None:
-            return {}
-        splits.setdefault(split, []).append(file)
+        (others if split is None else splits.setdefault(split, [])).append(file)
+    if others:
+        if splits:
+            _say_mixed(splits, others, root)
+        return {}
     if "train" not in splits:
         raise UserError(
             f"data.path: '{root}' has {' and '.join(sorted(splits))} files but no train file: "
             "add one, or give a single file to split"
         )
     return splits
+
+
+def _say_mixed(splits: dict[str, list[Path]], others: list[Path], root: Path) -> None:
+    named = sum(map(len, splits.values()))
+    every, words = named + len(others), ", ".join(sorted(splits, reverse=True))
+    if "train" in splits and len(splits) > 1 and named > len(others):
+        raise UserError(
+            f"data.path: '{others[0]}' is of no split, while {named} of {every} files have names of splits ({words}): "
+            "move it away, rename it, or leave it out with a glob"
+        )
+    logger.warning(
+        "data.path: %d of the %d files of '%s' have names of splits (%s), '%s' has none: all are split anew",
+        *(named, every, root, words, others[0]),
+    )
 
 
 def _split_of(file: Path) -> str | None:
