@@ -255,11 +255,13 @@ def test_a_forecast_measures_runs_of_every_size(overrides: list[str], monkeypatc
 def test_a_sweep_lasts_as_long_as_its_longest_run_at_least(
     several: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for minutes, at_a_time, whole in (
-        ((10, 10, 10, 10), 2, "20 min"),
-        ((10, 10, 10, 10), 8, "10 min"),
-        ((2, 2, 2, 30), 4, "30 min"),
+    for minutes, at_a_time, cores, whole in (
+        ((10, 10, 10, 10), 2, 8, "20 min"),
+        ((10, 10, 10, 10), 8, 8, "10 min"),
+        ((2, 2, 2, 30), 4, 8, "30 min"),
+        ((10, 10, 10, 10), 20, 2, "20 min"),  # --n-jobs 20 on two cores
     ):
+        monkeypatch.setattr(machine, "cores", lambda cores=cores: cores)
         costs = [forecast.Cost(40 * each, 20 * each, 5 * 10**8) for each in minutes]
         monkeypatch.setattr(forecast, "forecast", lambda todo, threads, costs=costs: costs)
         told = forecast.told(several, several, at_a_time, 1)

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import statistics
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from posbench import machine
 from posbench.bench.speed import setup, training_step
 from posbench.config.schema import Config
 from posbench.config.size import vocabulary
@@ -106,16 +108,24 @@ def told(todo: list[Plan], left: list[Plan], at_a_time: int, threads: int) -> st
         found = forecast(left, threads)
         seconds = [cost.seconds(known) for cost, known in zip(found, trained, strict=True)]
         kept = sum(cost.bytes for cost in found)
-        whole = max(sum(seconds) / min(at_a_time, len(left)), max(seconds))
+        whole = max(sum(seconds) / min(at_a_time, len(left), _room(left[0], threads)), max(seconds))
         each = {_time(min(seconds)): None, _time(max(seconds)): None}
         lines += [
             f"About {_time(whole)} on this machine, {counted(at_a_time, 'run')} at a time, if nothing else runs on it; "
-            f"a run takes {' to '.join(each)}. Measured just now: {_measured(left)}.",
+            f"a run by itself takes {' to '.join(each)}. Measured just now: {_measured(left)}.",
             f"Checkpoints: {kept / 1e9:,.2f} GB when all is done.",
         ]
         if any(plan.config.data.task is not None for plan in left):
             lines.append("The evaluation of tasks is not counted.")
     return "\n".join([*lines, "Nothing was run or written."])
+
+
+def _room(plan: Plan, threads: int) -> float:
+    """How many runs the machine's cores have threads for. Runs beyond that wait for each other."""
+    runtime = plan.with_threads(threads).config.runtime
+    if machine.resolve(runtime.device).type != "cpu":
+        return math.inf
+    return max(1.0, machine.cores() / (runtime.threads or threads) / (runtime.processes or 1))
 
 
 def _measured(left: list[Plan]) -> str:
