@@ -551,6 +551,13 @@ def test_max_documents_is_obeyed(tmp_path: Path) -> None:
         ("false.parquet", b"no parquet", "false.parquet' is not a parquet file"),
         ("paper.pdf", b"%PDF", "ends in '.pdf': expected .txt, .md, .py, "),
         ("rows.csv", b"texts,id\na,1\n", "rows.csv' has no column 'text': it has texts, id: did you mean 'texts'"),
+        ("rows.csv", b"id;text\n0;Hello\n", "rows.csv' seems to have semicolons between its columns, expected commas"),
+        (
+            "rows.csv",
+            b"id\ttext\n0\tHello\n",
+            "rows.csv' seems to have tabs .*, expected commas in a .csv: name it .tsv",
+        ),
+        ("rows.tsv", b"id,text\n0,Hello\n", "rows.tsv' seems to have commas .*, expected tabs in a .tsv: name it .csv"),
         ("rows.csv", b"text,id\ncaf\xe9,1\n", "rows.csv' is not UTF-8 text: byte 11 is 0xe9"),
         ("rows.csv", b'text\n"a', "rows.csv' cannot be read as .csv: "),
         ("rows.csv", b"text,label\nhello,1,\nbye,2,\n", "rows.csv' has rows with more cells than its header"),

@@ -432,7 +432,7 @@ def _csv(file: Path, column: str) -> Iterator[str]:
         with _open(file) as stream:
             header = pandas.read_csv(_Rows(stream, file), sep=separator, nrows=0).columns
         if column not in header:
-            raise UserError(missing_column(f"'{file}'", column, header))
+            raise UserError(_other_separator(file, header) or missing_column(f"'{file}'", column, header))
         with _open(file) as stream:
             source = _Rows(stream, file)
             rows = pandas.read_csv(
@@ -454,6 +454,19 @@ def _csv(file: Path, column: str) -> Iterator[str]:
                     yield _text(value, f"'{file}' row {number}", column)
     except ValueError as error:  # pandas raises its own, which are ValueErrors
         raise UserError(f"'{file}' cannot be read as {kind}: {str(error).splitlines()[0]}") from None
+
+
+def _other_separator(file: Path, header: Iterable[str]) -> str:
+    """The message for a table whose one column is several with another separator between; empty for another table."""
+    only, *more = header
+    kind = _kind(file)
+    expected = {".csv": "commas", ".tsv": "tabs"}[kind]
+    found = next((sign for sign in (";", "\t", ",") if sign in only), None)
+    if more or found is None:
+        return ""
+    named = {";": "semicolons", "\t": "tabs", ",": "commas"}[found]
+    other = {"\t": "name it .tsv", ",": "name it .csv"}.get(found, "save it with commas, or as .jsonl or .parquet")
+    return f"'{file}' seems to have {named} between its columns, expected {expected} in a {kind}: {other}"
 
 
 class _Rows(io.RawIOBase):
