@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import support
 import torch
-from fake_study import Truth, write_study
+from fake_study import Truth, write_run, write_study
 from hydra.core.global_hydra import GlobalHydra
 from tiny_sweep import until
 
@@ -88,6 +88,17 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
     assert table[table.encoding == "t5"].status.tolist() == ["diverged"] and table.nll_1x.isna().sum() == 1
     assert table.columns.tolist()[10:].index("reach") > table.columns.tolist()[10:].index("rise_16x")
     assert done.groupby("label").nll_1x.mean().idxmin() in ("alibi", "rope", "rope base=64")
+
+
+def test_tokens_are_those_trained_on_and_empty_where_training_failed(tmp_path: Path) -> None:
+    template = fake_study.demo_config()
+    write_run(tmp_path, fake_study.configured(template, "rope", 0), Truth(4.1, 0.0), tokens=38_912)
+    write_run(tmp_path, fake_study.configured(template, "t5", 0), None, "failed", reason="diverged")
+    strange = {"tokens": 1.5, "parameters": {"total": 1e299}}
+    write_run(tmp_path, fake_study.configured(template, "alibi", 0), Truth(4.1, 0.0), **strange)
+    table = posbench.runs(tmp_path).set_index("encoding")
+    assert table.tokens["rope"] == 38_912 != template.training.tokens
+    assert table.tokens.isna()[["t5", "alibi"]].all() and pd.isna(table.parameters["alibi"])
 
 
 def test_whether_a_run_has_learned_stands_wherever_its_numbers_do(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Columns before what was measured. `label` is the encoding with the options that tell it from the others, `data` the
-# sha256 of the text, `status` done, running, stopped, died or why it failed.
+# sha256 of the text, `tokens` what it was trained on, `status` done, running, stopped, died or why it failed.
 _KNOWN = (
     "study", "id", "encoding", "label", "seed", "train_length", "learning_rate", "parameters", "tokens", "status",
     "data", "learned",
@@ -33,7 +33,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         paths: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
-        Besides what tells the runs apart: `learned`, yes, no or not resolved, as of `LoadedRun.learned`, empty where it
+        Besides what tells the runs apart: `tokens` trained on, as in the report's `runs.csv`, empty where training
+        failed or has not ended; `learned`, yes, no or not resolved, as of `LoadedRun.learned`, empty where it
         is not known; `nll_1x`, `nll_2x` .. and `rise_2x`, `rise_4x` .. in nats per token of the same target tokens, at
         so many training lengths and above 1x; `reach`, the longest context in tokens up to which the rise is at most
         0.05, by its upper bound, empty for a run that has not learned; `uses`, the shortest context in tokens whose
@@ -55,7 +56,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     rows = [_row(run, labels[run.folder]) | measured[run.folder] for run in read]
     task = ["task"] if any(run.task for run in read) else []
     frame = pd.DataFrame(rows, columns=[*_KNOWN, *task, *names, "seconds", "folder"])
-    return frame.astype({"parameters": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
+    return frame.astype({"parameters": "Int64", "tokens": "Int64"} | dict.fromkeys([*names, "seconds"], "float64"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> "Figure":
@@ -104,14 +105,20 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
         "seed": run.config.seed,
         "train_length": run.config.training.train_length,
         "learning_rate": run.config.training.learning_rate,
-        "parameters": run.parameters("total"),
-        "tokens": run.config.training.tokens,
+        "parameters": _count(run.parameters("total")),
+        "tokens": _count(run.record.get("tokens")),
         "status": run.outcome,
         "data": data.get("sha256") if isinstance(data, dict) else None,
         "task": run.task,
         "seconds": number(run.record.get("train_seconds")),
         "folder": str(run.folder),
     }
+
+
+def _count(value: object) -> int | None:
+    """A whole number that a column of integers can hold; None for anything else that a strange `run.json` has."""
+    found = number(value)
+    return int(found) if found is not None and found.is_integer() and abs(found) < 2**63 else None
 
 
 def _measure_order(name: str) -> tuple[int, float]:
