@@ -668,7 +668,12 @@ def test_values_are_read_as_hydra_reads_them_and_written_so_that_it_does(typed: 
 def test_each_value_of_a_sweep_is_checked() -> None:
     assert "unknown encoding 'alib'" in refused("encoding=rope,alib", multirun=True)
     assert "training.clip is 'x'" in refused("seed=0,1", "training.clip=1,x", multirun=True)
-    assert "'alibi' has no option 'base'" in refused("encoding=rope,alibi", "encoding.base=2", multirun=True)
+    assert "'alibi' has no option 'base', 'rope' has" in refused(
+        "encoding=alibi,rope", "encoding.base=2", multirun=True
+    )
+    said = "'rope' has no option 'num_buckets', 't5' has: sweep encoding=t5 with it by itself"  # not 'deberta'
+    with pytest.raises(UserError, match=re.escape(said)):
+        compose.combinations([["encoding=rope,t5", "encoding.num_buckets=16"]])
     assert "matches nothing" in refused("encoding=glob(zz*)", multirun=True)
     tried = compose.check(["encoding=rope,alibi", "seed=range(0,3)"], multirun=True)
     assert [(config.encoding.name, config.seed) for config in tried] == [

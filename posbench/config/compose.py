@@ -116,6 +116,7 @@ def combinations(sets: list[list[str]], config_dir: Path | None = None) -> list[
             own = _parse_all(overrides, loader)
             own += _source(own, composed, search, loader)
             choices = [_values(override, multirun=True, countable=True) for override in own]
+            _refuse_options_of_some(choices)
             runs += math.prod(map(len, choices))
             if runs > _MOST_RUNS:
                 raise UserError(f"the sweep has {runs:,} runs: expected at most {_MOST_RUNS:,}, so split it")
@@ -353,11 +354,30 @@ def _folder(cfg: DictConfig, config: Config) -> Path | None:
 def _combinations(parsed: list[Override], multirun: bool) -> list[list[str]]:
     """Override lists to try: the first values of all sweeps, then every other value of each sweep."""
     choices = [_values(override, multirun) for override in parsed]
+    _refuse_options_of_some(choices)
     first = [values[0] for values in choices]
     others = [
         [*first[:place], value, *first[place + 1 :]] for place, values in enumerate(choices) for value in values[1:]
     ]
     return [first, *others]
+
+
+def _refuse_options_of_some(choices: list[list[str]]) -> None:
+    """Refuse an encoding's option in a sweep over several encodings, if some of them have it and others do not."""
+    listed = next((values for values in choices if values[0].startswith("encoding=")), [])
+    names = [name for value in listed if (name := value.removeprefix("encoding=")) in encodings.names()]
+    for first, *_ in choices:
+        section, _, path = first.partition("=")[0].lstrip("+").partition(".")
+        option = path.partition(".")[0]
+        if section != "encoding" or not option or len(names) < 2:
+            continue
+        has = {name: option in encodings.options_of(name) for name in names}
+        if any(has.values()) and not all(has.values()):
+            having, lacking = (next(name for name in names if has[name] is found) for found in (True, False))
+            raise UserError(
+                f"'{lacking}' has no option '{option}', '{having}' has: sweep encoding={having} with it by itself "
+                "(of the same study, one report has both)"
+            )
 
 
 def _values(override: Override, multirun: bool, countable: bool = False) -> list[str]:
