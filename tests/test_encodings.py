@@ -435,3 +435,28 @@ def test_a_scheme_that_reads_the_layer_input_asks_for_it() -> None:
     q, k, _, _ = schemes.layer_inputs(SHAPE, 4)
     with pytest.raises(UserError, match="pass x"):
         encoding.prepare(q, k, None, torch.arange(4)[None], 0)
+
+
+# -- an encoding of one's own that is not what it was meant to be ------------------------------------------------------
+
+
+class Misspelt(Encoding):
+    def distance_bais(self, distance: Tensor, layer: int) -> Tensor:
+        return -distance.float()
+
+
+class HalfMisspelt(Misspelt):
+    def rotate(self, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return k, q
+
+
+def test_a_misspelt_hook_is_named_and_no_scheme_of_ours_is_suspected() -> None:
+    misspelt = "has a method 'distance_bais', which is no hook: did you mean 'distance_bias'?"
+    first, second = Misspelt(SHAPE).remarks()
+    assert first.endswith("overrides no hook, so it gives no position: is one misspelt?")
+    assert second.endswith(misspelt)
+    (only,) = HalfMisspelt(SHAPE).remarks()
+    assert only.endswith(misspelt)
+    for name in schemes.NAMES:
+        # That of the base, which an override may replace.
+        assert not [line for line in Encoding.remarks(encodings.build(name, SHAPE)) if "hook" in line], name

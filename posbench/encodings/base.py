@@ -11,6 +11,7 @@ They may be fractional and need not be consecutive. The distance of a pair is qu
 import copy
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self, TypeVar
@@ -18,7 +19,7 @@ from typing import ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import OptionError, Undefined, UserError
+from posbench.errors import OptionError, Undefined, UserError, did_you_mean
 from posbench.kernels.bias import Added, Line, Table
 from posbench.options import plain
 
@@ -92,6 +93,7 @@ class Encoding(nn.Module):
     additive_scores: bool = False  # whether `scores` adds something that does not depend on the logits
     hidden_finite: bool = True  # whether logits of keys after the query stay finite at any distance
     slopes_of_line: Tensor | None = None  # (H,), if `distance_bias` is -slopes x distance in every layer, not learned
+    positionless: bool = False  # whether it overrides no hook on purpose
     rates: Mapping[str, float] = MappingProxyType({})  # of own parameters, in multiples of the learning rate
 
     HOOKS: ClassVar[tuple[str, ...]] = (
@@ -155,8 +157,10 @@ class Encoding(nn.Module):
         return x
 
     def remarks(self) -> list[str]:
-        """Warnings about these options, one line each; a run logs them at its start."""
-        return []
+        """Warnings about these options, one line each; a run logs them at its start. An override adds to these."""
+        silent = not (self.hooks or self.positionless) and type(self).at is Encoding.at
+        said = [f"'{self.name}' overrides no hook, so it gives no position: is one misspelt?"] if silent else []
+        return said + _almost_hooks(type(self))
 
     # -- once per update -------------------------------------------------------------------------------------------
 
@@ -229,6 +233,14 @@ class Encoding(nn.Module):
         compare them.
         """
         return None
+
+
+def _almost_hooks(cls: type[Encoding]) -> list[str]:
+    """A line for each public method that is spelt almost like a hook."""
+    own = {name: value for kind in cls.__mro__ for name, value in vars(kind).items() if not hasattr(Encoding, name)}
+    methods = [name for name, value in own.items() if isinstance(value, types.FunctionType | property)]
+    near = {name: did_you_mean(name, cls.HOOKS, cutoff=0.8) for name in methods if not name.startswith("_")}
+    return [f"'{cls.name}' has a method '{name}', which is no hook{hook}" for name, hook in near.items() if hook]
 
 
 def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int) -> Added | None:

@@ -13,4 +13,4 @@ from posbench.encodings.base import Encoding
 
 
 class NoPE(Encoding):
-    pass
+    positionless = True
