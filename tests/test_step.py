@@ -184,6 +184,16 @@ def test_a_gradient_that_is_not_finite_is_told_with_the_step(
     assert torch.equal(weights(one), before)
 
 
+def test_before_any_update_the_learning_rate_is_not_blamed(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
+    for step, blamed in ((0, False), (1, True)):
+        with pytest.raises(RunFailed, match=f"loss is nan at step {step + 1} ") as error:
+            update(learner(tiny_config), batch(0), step, 1e-2)
+        assert ("training.learning_rate" in str(error.value)) == blamed
+
+
 # -- fp16 --------------------------------------------------------------------------------------------------------------
 
 

@@ -247,7 +247,10 @@ def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positio
     """The `additions` of a layer's encoding at consecutive positions, or None; arguments as for `prepare`."""
     with torch.autocast(q.device.type, enabled=False):
         if "additions" in encoding.hooks:
-            return encoding.additions(q, k, x, positions, layer)
+            added = encoding.additions(q, k, x, positions, layer)
+            if isinstance(added, Table):
+                fitting(encoding, "additions", added.values, (q.shape[1], q.shape[2]), "(H, T)")
+            return added
         if encoding.hooks & PAIRWISE != {"distance_bias"}:
             return None
         if encoding.slopes_of_line is not None:
@@ -257,10 +260,42 @@ def declared(encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positio
 
 def _by_distance(encoding: Encoding, q: Tensor, layer: int) -> Table:
     # No other distances than 0 .. T-1 occur.
-    values = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
-    assert values is not None  # an encoding that overrides the hook returns a bias
-    values = values.float().expand(encoding.shape.n_heads, -1)
+    given = encoding.distance_bias(torch.arange(q.shape[2], device=q.device), layer)
+    values = fitting(encoding, "distance_bias", given, (encoding.shape.n_heads, q.shape[2]), "(H, *S)").float()
     return Table(values) if encoding.slopes_of_line is None else Line(values, encoding.slopes_of_line)
+
+
+def rotated_by(
+    encoding: Encoding, q: Tensor, k: Tensor, x: Tensor | None, positions: Tensor, layer: int
+) -> tuple[Tensor, Tensor]:
+    """The queries and keys that `rotate` returns; UserError as of `fitting`."""
+    given = encoding.rotate(q, k, x, positions, layer)
+    if torch.compiler.is_compiling():
+        return given
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise UserError(f"'{encoding.name}': rotate gave {_in_words(given)}, expected two tensors, q and k")
+    first = given[0]
+    width = first.shape[3] if isinstance(first, Tensor) and first.dim() == 4 else q.shape[3]
+    for which, one in zip("qk", given, strict=True):
+        fitting(encoding, f"rotate's {which}", one, (*q.shape[:3], width), "(B, H, T, Dq)")
+    return given
+
+
+def fitting(encoding: Encoding, hook: str, given: Tensor | None, expected: tuple[int, ...], axes: str) -> Tensor:
+    """What a hook gave, if it is of the expected shape: a kernel would read past the end of less.
+
+    Raises:
+        UserError: it is of another shape; the line names the encoding, the hook, what it gave and what was expected.
+    """
+    if not isinstance(given, Tensor) or (given.shape != expected and not torch.compiler.is_compiling()):
+        raise UserError(f"'{encoding.name}': {hook} gave {_in_words(given)}, expected {axes}, here {expected}")
+    return given
+
+
+def _in_words(given: object) -> str:
+    if isinstance(given, tuple | list):
+        return f"{len(given)} values"
+    return str(tuple(given.shape)) if isinstance(given, Tensor) else repr(given)
 
 
 # -- positions of one forward pass -------------------------------------------------------------------------------------

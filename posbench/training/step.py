@@ -209,12 +209,14 @@ class Outcome:
         self.world.hear(said)
         for what, number in (("loss", loss), ("gradient norm", norm)) if failed else ():
             if not math.isfinite(number):
-                raise RunFailed(
-                    f"{what} is {number} at step {self.step + 1} (learning rate {self.rate:.3g}): "
-                    "stopped before the update; a lower training.learning_rate usually helps",
-                    reason="diverged",
-                )
+                raise RunFailed(f"{what} is {number} at step {self.step + 1} {self._why()}", reason="diverged")
         return loss, norm
+
+    def _why(self) -> str:
+        if self.step == 0:
+            return "before any update, so not by the learning rate: check what the encoding's hooks compute"
+        stopped = f"(learning rate {self.rate:.3g}): stopped before the update"
+        return f"{stopped}; a lower training.learning_rate usually helps"
 
 
 def update(learner: Learner, batch: Batch, step: int, rate: float) -> tuple[float, float]:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared
+from posbench.encodings.base import PAIRWISE, Encoding, Rows, check_length, declared, rotated_by
 from posbench.kernels import flex
 from posbench.kernels.banded import banded_attention
 from posbench.kernels.bias import Added, Bias, Counts, LaidOut, Near, Sticks, Sunk
@@ -71,7 +71,7 @@ def attention(
     out = None
     if known:
         values = encoding.map_values(grouped(v, q), x, positions, layer).to(dtype)
-        rotated, keys = encoding.rotate(q, grouped(k, q), x, positions, layer)
+        rotated, keys = rotated_by(encoding, q, grouped(k, q), x, positions, layer)
         rotated, keys = rotated.to(dtype), keys.to(dtype)
         options = flex.options_for(rotated, values, added, window, sinks)
         if options is not None and (added is None or isinstance(added, Bias)):
