@@ -49,9 +49,9 @@ def test_run_json_has_every_promised_key_from_the_start(tmp_path: Path, tiny_con
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert list(record) == [
-        "schema", "id", "study", "encoding", "seed", "block", "status", "reason", "message", "command", "attempts",
-        "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds", "peak_memory_bytes", "data",
-        "tokenizer_sha256", "support", "wandb", "trackers", "versions", "git",
+        "schema", "id", "study", "encoding", "seed", "block", "installed_encodings", "status", "reason", "message",
+        "command", "attempts", "parameters", "tokens", "train_seconds", "cpu_seconds", "evaluate_seconds",
+        "peak_memory_bytes", "data", "tokenizer_sha256", "support", "wandb", "trackers", "versions", "git",
     ]  # fmt: skip
     assert (
         record["id"] == run_id(tiny_config) and record["status"] == "running" and record["command"] == "posbench train"

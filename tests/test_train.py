@@ -21,19 +21,23 @@ import pytest
 import torch
 import yaml
 from disks import in_child
-from support import snapshot, write_words
+from support import encoding_installed, snapshot, write_words
 
 import posbench.training.step
 import posbench.training.train
 from posbench import files, machine
 from posbench.cli import doctor
-from posbench.config.schema import Config, to_container
+from posbench.config.overrides import Asked
+from posbench.config.schema import Config, EncodingConfig, to_container
 from posbench.data.batches import validation_batches
 from posbench.data.tokens import VALIDATION_BLOCKS, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.curve import print_curves
 from posbench.evaluation.headline import headline_of
+from posbench.evaluation.job import evaluate_run
 from posbench.kernels import native
+from posbench.launch import states
+from posbench.launch.plans import Plan
 from posbench.model.gpt import GPT, build
 from posbench.report.comparison import load
 from posbench.run_folder import checkpoint, tracking
@@ -184,6 +188,44 @@ def test_a_run_says_once_what_its_encoding_remarks(config: Config, tmp_path: pat
     bias = dataclasses.replace(config.encoding, name="t5", options={})
     train(dataclasses.replace(config, encoding=bias), tmp_path / "run", [])
     assert (tmp_path / "run" / "log.txt").read_text().count("t5: max_distance 128 exceeds train_length 16") == 1
+
+
+OWN = """
+from posbench.encodings.base import Encoding
+
+class Own(Encoding):
+    def distance_bias(self, distance, layer):
+        return -distance.float().expand(self.shape.n_heads, *distance.shape)
+"""
+
+
+def test_whoever_meets_a_run_of_another_version_of_an_own_encoding_is_warned(
+    config: Config, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    config = dataclasses.replace(config, encoding=EncodingConfig("temperature", {"inner": "own"}))
+    plan = Plan(config, folder, ())
+    told = "'own' was trained with another version of its file"
+
+    def times() -> int:
+        return (folder / "log.txt").read_text().count(told)
+
+    with encoding_installed(tmp_path / "site", "own", OWN):
+        train(config, folder, [])
+        first = hashlib.sha256(OWN.encode()).hexdigest()
+        assert load_record(folder)["installed_encodings"] == {"own": first}
+        train(config, folder, [])
+        assert times() == 0 and states.other_code([plan]) == []
+        (tmp_path / "site/own.py").write_text(OWN.replace("-distance", "-2 * distance"))
+        train(config, folder, [])
+        assert times() == 1
+        evaluate_run(folder, Asked(config.evaluation))
+        assert times() == 2
+        (line,) = states.other_code([plan, plan])  # of a sweep, once
+        assert line.startswith(f"{told} (sha256 {first[:12]}, now ")
+        assert load_record(folder)["installed_encodings"] == {"own": first}
+        train(config, folder, [], restart=True)
+        assert times() == 0 and states.other_code([plan]) == []
 
 
 def test_the_mirror_begins_with_the_training_and_gets_the_headline(

@@ -6,11 +6,11 @@ Encodings from elsewhere join through the entry point group `posbench.encodings`
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from posbench import installed
+from posbench import files, installed
 from posbench.errors import UserError, did_you_mean, unknown
 from posbench.options import checked, reject
 
@@ -79,6 +79,21 @@ def build(name: str, shape: "Shape", options: Mapping[str, Any] | None = None) -
         if key not in defaults:
             reject_option(name, key)
     return cls(shape, **checked(given, typing.get_type_hints(cls.__init__), defaults, name, "encoding."))
+
+
+def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The sha256 of the source file of each installed encoding in use, by its name; a wrapper's options name more."""
+    used = sorted(set(_texts_in([name, options])) & set(installed.points(installed.ENCODINGS)))
+    sources = {one: inspect.getsourcefile(load(one)) for one in used}
+    return {one: files.sha256(Path(source)).hex() for one, source in sources.items() if source}
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(one)
 
 
 def _owner(key: str, name: str) -> str:

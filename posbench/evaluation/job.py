@@ -79,6 +79,7 @@ def evaluate_run(folder: Path, asked: Asked, world: World | None = None) -> None
             logger.warning(told, run.folder, trained.step, config.training.steps)
         tokens = prepare(_with_own_tokenizer(config.data, folder), config.runtime.cache)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+        run.warn_of_other_code()
         weights = trained.weights()
         world.from_first((trained.step, weights))  # from now on the others find the text in the cache
         model = with_weights(folder, config, tokens.tokenizer, weights).to(device)

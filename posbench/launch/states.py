@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from posbench import files
 from posbench.errors import UserError
 from posbench.evaluation.answers import TRAINED, place_of
 from posbench.launch.plans import Plan
+from posbench.run_folder import folder
 from posbench.run_folder.folder import attempt_is_open, load_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows, newest_of_split
@@ -63,6 +65,11 @@ def is_finished(plan: Plan) -> bool:
 def is_trained(plan: Plan) -> bool:
     """Whether a run of these weights is done, perhaps with other evaluation settings."""
     return record(plan).get("status") == "done"
+
+
+def other_code(done: Iterable[Plan]) -> list[str]:
+    """Lines about encodings that finished runs were trained with, and whose code has changed; each line once."""
+    return list(dict.fromkeys(line for plan in done for line in folder.other_code(plan.config, record(plan))))
 
 
 def before(plan: Plan) -> Status:

@@ -68,6 +68,8 @@ def sweep(
     if "rates" in own:
         rates.record(todo, own["rates"], config_dir)
     left = [job.config for job in todo if not states.is_finished(job)]
+    for line in states.other_code(filter(states.is_finished, todo)):
+        logger.warning("%s", line)
     prepare_all(left)
     if any(map(tracking.is_at_wandb, left)):
         logger.info(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench import files
+from posbench import encodings, files
 from posbench.config import external
 from posbench.config.external import AnyConfig, TrainedOn
 from posbench.config.identity import NOT_IDENTITY, is_one_run, run_id
@@ -120,6 +120,7 @@ class Run:
             reason=None,
             message=None,
             block=self._block(),
+            installed_encodings=self._installed_encodings(),
             command=self._command or self.record["command"],
             attempts=[*self.record["attempts"], attempt],
             versions=versions(),
@@ -133,6 +134,11 @@ class Run:
         if not isinstance(self._config, Config):
             return None
         return (self.record["block"] or 1) if has_weights(self.folder) else BLOCK
+
+    def _installed_encodings(self) -> dict[str, str]:
+        if not isinstance(self._config, Config) or has_weights(self.folder):
+            return self.record["installed_encodings"]  # type: ignore[no-any-return]
+        return encodings.installed_files(self._config.encoding.name, self._config.encoding.options)
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the current attempt, such as `steps`, the updates it made."""
@@ -192,6 +198,12 @@ class Run:
                     "study, or with --restart, which moves this run aside"
                 )
 
+    def warn_of_other_code(self) -> None:
+        """Warn if a trained run's encoding has another source file now."""
+        if isinstance(self._config, Config) and has_weights(self.folder):
+            for line in other_code(self._config, self.record):
+                logger.warning("%s", line)
+
     def _first_record(self, config: AnyConfig) -> dict[str, Any]:
         path = self.folder / RECORD
         new: dict[str, Any] = {
@@ -201,6 +213,7 @@ class Run:
             "encoding": config.encoding.name,
             "seed": config.seed,
             "block": None,  # the definition of the model's block that it was trained with
+            "installed_encodings": {},  # the sha256 of their source files when training began, by name; not of ours
             "status": "running",
             "reason": None,
             "message": None,
@@ -347,6 +360,20 @@ def refuse_other_block(folder: Path) -> None:
             f"{folder} was trained with definition {trained} of the model's block, here is {BLOCK}: "
             "use the posbench that its run.json names, or train it anew"
         )
+
+
+def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
+    """A line for each encoding that is not posbench's own and whose source file has changed since training began."""
+    trained = record.get("installed_encodings")
+    if not isinstance(trained, dict) or not trained:
+        return []
+    now = encodings.installed_files(config.encoding.name, config.encoding.options)
+    return [
+        f"'{name}' was trained with another version of its file (sha256 {str(trained[name])[:12]}, now {digest[:12]}): "
+        "old rows are of that version, new ones of this; --restart trains anew"
+        for name, digest in now.items()
+        if trained.get(name) not in (None, digest)
+    ]
 
 
 def has_weights(folder: Path) -> bool:

@@ -95,6 +95,7 @@ def train(config: Config, folder: Path, command: list[str], restart: bool = Fals
     ):
         run.log_to_file(logged)
         run.refuse_other_text(tokens.record["sha256"], tokens.tokenizer.sha256)
+        run.warn_of_other_code()
         where = Where(
             device=str(chosen),
             dtype=machine.dtype_name(dtype),
