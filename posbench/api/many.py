@@ -12,7 +12,7 @@ from posbench.errors import UserError
 from posbench.report.comparison import load
 from posbench.report.comparison.load import RunData
 from posbench.run_folder import finding
-from posbench.run_folder.jsonl import number
+from posbench.run_folder.jsonl import number, whole
 from posbench.terminal.exits import one_line
 
 if TYPE_CHECKING:
@@ -105,20 +105,14 @@ def _row(run: RunData, label: str) -> dict[str, Any]:
         "seed": run.config.seed,
         "train_length": run.config.training.train_length,
         "learning_rate": run.config.training.learning_rate,
-        "parameters": _count(run.parameters("total")),
-        "tokens": _count(run.record.get("tokens")),
+        "parameters": whole(run.parameters("total")),
+        "tokens": whole(run.record.get("tokens")),
         "status": run.outcome,
         "data": data.get("sha256") if isinstance(data, dict) else None,
         "task": run.task,
         "seconds": number(run.record.get("train_seconds")),
         "folder": str(run.folder),
     }
-
-
-def _count(value: object) -> int | None:
-    """A whole number that a column of integers can hold; None for anything else that a strange `run.json` has."""
-    found = number(value)
-    return int(found) if found is not None and found.is_integer() and abs(found) < 2**63 else None
 
 
 def _measure_order(name: str) -> tuple[int, float]:

@@ -67,8 +67,9 @@ def sweep(
         return
     if "rates" in own:
         rates.record(todo, own["rates"], config_dir)
-    left = [job.config for job in todo if not states.is_finished(job)]
-    for line in states.other_code(filter(states.is_finished, todo)):
+    found = [(job, states.is_finished(job)) for job in todo]
+    left = [job.config for job, finished in found if not finished]
+    for line in states.other_code(job for job, finished in found if finished):
         logger.warning("%s", line)
     prepare_all(left)
     if any(map(tracking.is_at_wandb, left)):

@@ -17,6 +17,7 @@ from posbench.report.comparison.summary import ENDPOINT_RATIO, Point, Summary
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
 from posbench.show.properties import PROPERTIES, Measured, Properties
+from posbench.terminal.exits import counted
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
@@ -382,7 +383,12 @@ def _mean(rows: list[EvaluationRow]) -> Value:
 def not_done(failures: list[Failure]) -> Table:
     """The failed runs of a whole report, equal ones in one row."""
     rows = [
-        [Value(_runs(len(one.runs)), len(one.runs)), Value(one.outcome), Value(one.message), Value(", ".join(one.runs))]
+        [
+            Value(counted(len(one.runs), "run"), len(one.runs)),
+            Value(one.outcome),
+            Value(one.message),
+            Value(", ".join(one.runs)),
+        ]
         for one in failures
     ]
     return Table(
@@ -463,11 +469,7 @@ def outcomes(runs: list[RunData]) -> str:
     """`45 runs: 44 done, 1 diverged`."""
     counts = Counter(run.outcome for run in runs)
     each = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-    return f"{_runs(len(runs))}: {each}"
-
-
-def _runs(count: int) -> str:
-    return f"{count} {'run' if count == 1 else 'runs'}"
+    return f"{counted(len(runs), 'run')}: {each}"
 
 
 def _mark(found: Interval) -> str:

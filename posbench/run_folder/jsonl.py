@@ -90,3 +90,12 @@ def number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def whole(value: object) -> int | None:
+    """A whole number that a table's column can hold, None if it is anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
+        return None
+    return value

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posbench.run_folder.jsonl import number, read_jsonl
+from posbench.run_folder.jsonl import number, read_jsonl, whole
 from posbench.run_folder.names import BLOCKS, EVALUATION
 from posbench.terminal.exits import spelt_out
 
@@ -295,21 +295,13 @@ def _text(value: object) -> str | None:
     return spelt_out(value) if isinstance(value, str) else None
 
 
-def _whole(value: object) -> int | None:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:  # too large for a table's column
-        return None
-    return value
-
-
 def _object(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
 _READERS: dict[object, Callable[[object], object]] = {
     str: _text,
-    int: _whole,
+    int: whole,
     float: number,
     dict[str, Any]: _object,
 }
