@@ -97,15 +97,15 @@ def test_a_pair_has_the_interval_over_seeds_and_documents_and_its_p() -> None:
     both = cells([0.0, 0.05], rng, seeds=4, sd=0.02)
     # One document each of equal size and 4 seeds without documents: the classical paired t-test.
     alone = {label: {seed: Contrast(one.value, None) for seed, one in each.items()} for label, each in both.items()}
-    found = transfer.pair(alone["s00"], alone["s01"])
+    found = transfer.pairs(alone)["s00", "s01"]
     values = [[one.value for one in alone[label].values()] for label in ("s00", "s01")]
     expected = stats.ttest_rel(*values)
     assert found.p == pytest.approx(expected.pvalue)
     low, high = expected.confidence_interval()
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    wider = transfer.pair(both["s00"], both["s01"])
+    wider = transfer.pairs(both)["s00", "s01"]
     assert wider.mean == pytest.approx(found.mean) and wider.half > 0
-    only = transfer.pair({0: Contrast(1.0, None)}, {0: Contrast(2.0, None)})
+    only = transfer.pairs({"a": {0: Contrast(1.0, None)}, "b": {0: Contrast(2.0, None)}})["a", "b"]
     assert only.mean == -1 and not only.resolved(0.02)
 
 

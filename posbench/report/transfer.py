@@ -152,21 +152,24 @@ def _predictions(ladder: Ladder, path: Path, least: float) -> list[str]:
         return [f"{path.name} was written before from {origin}, and stays as it is."]
     lines = []
     for endpoint in ladder.endpoints:
-        cells, own = target.cells[endpoint.name], [row for row in rows if row.get("endpoint") == endpoint.name]
-        own = [row for row in own if row.get("resolved") == "yes" and {row["better"], row["worse"]} <= cells.keys()]
-        pairs = [transfer.pair(cells[row["better"]], cells[row["worse"]]) for row in own]
-        shown = [one.mean < 0 for one in pairs if one.resolved(least)]
+        pairs, own = (
+            transfer.pairs(target.cells[endpoint.name]),
+            [r for r in rows if r.get("endpoint") == endpoint.name],
+        )
+        named = [(row["better"], row["worse"]) for row in own if row.get("resolved") == "yes"]
+        asked = [pairs[each] for each in named if each in pairs]
+        shown = [one.mean < 0 for one in asked if one.resolved(least)]
         lines.append(
-            f"{path.name}: of {len(pairs)} pairs that {origin} resolved by {endpoint.meaning}, {sum(shown)} hold; "
-            f"reversed: {len(shown) - sum(shown)}; not resolved: {len(pairs) - len(shown)}."
+            f"{path.name}: of {len(asked)} pairs that {origin} resolved by {endpoint.meaning}, {sum(shown)} hold; "
+            f"reversed: {len(shown) - sum(shown)}; not resolved: {len(asked) - len(shown)}."
         )
     return lines
 
 
 def _predicted(rung: Rung, endpoint: Endpoint, least: float) -> list[dict[str, Any]]:
-    cells, rows = rung.cells[endpoint.name], []
-    for first, second in itertools.combinations(sorted(cells), 2):
-        found = transfer.pair(cells[first], cells[second])
+    pairs, rows = transfer.pairs(rung.cells[endpoint.name]), []
+    for first, second in itertools.combinations(sorted(rung.cells[endpoint.name]), 2):
+        found = pairs[first, second]
         better, worse = (first, second) if found.mean < 0 else (second, first)
         resolved = "yes" if found.resolved(least) else "no"
         rows.append(

@@ -11,7 +11,7 @@ from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Interval
 from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
 from posbench.report.comparison import claims, statistics
-from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Reach
+from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Label, Reach
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 
 PerSeed = dict[int, Contrast]
@@ -127,16 +127,11 @@ def judge(
     first = claims.alpha_of(look=1)
     levels_of = {label: claims.level(intervals_of_all, (alphas or {}).get(label, first)) for label in rises}
 
-    def moderated(values: Mapping[str, PerSeed]) -> dict[str, Interval]:
-        found = {label: one for label, each in values.items() if (one := of_claim(each, enough)) is not None}
-        apart = {label for label, each in values.items() if in_two_groups(each)}
-        return found | claims.moderated({label: one for label, one in found.items() if label not in apart})
-
     def joint(found: Mapping[str, Interval]) -> dict[str, Bounds]:
         return {label: claims.bounds(one, levels_of[label]) for label, one in found.items()}
 
-    of_nll = moderated({label: pair[0] for label, pair in pairs.items()})
-    of_rise = moderated({label: pair[1] for label, pair in pairs.items()})
+    of_nll = moderated({label: pair[0] for label, pair in pairs.items()}, enough)
+    of_rise = moderated({label: pair[1] for label, pair in pairs.items()}, enough)
     at_one, beyond = joint(of_nll), joint(of_rise)
     words = {
         label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
@@ -144,7 +139,8 @@ def judge(
         if label in at_one and label in beyond
     }
     by_length = {
-        length: joint(moderated({label: each.get(length) or {} for label, each in rises.items()})) for length in lengths
+        length: joint(moderated({label: each.get(length) or {} for label, each in rises.items()}, enough))
+        for length in lengths
     }
     unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
     rise_of = {
@@ -162,6 +158,16 @@ def judge(
     uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
     differences = {label: (of_nll[label], of_rise[label]) for label in words}
     return Judged(at_one, beyond, words, differences, reach, uses, levels_of)
+
+
+def moderated(values: Mapping[Label, PerSeed], enough: int, shared: float | None = None) -> dict[Label, Interval]:
+    """By label, `of_claim` of one figure with the variance over seeds moderated by that of all (`claims.moderated`).
+
+    A scheme with seeds in two groups goes by its own variance.
+    """
+    found = {label: one for label, each in values.items() if (one := of_claim(each, enough)) is not None}
+    apart = {label for label, each in values.items() if in_two_groups(each)}
+    return found | claims.moderated({label: one for label, one in found.items() if label not in apart}, shared)
 
 
 def of_claim(values: PerSeed, enough: int = SEEDS_FOR_A_CLAIM) -> Interval | None:
