@@ -15,7 +15,7 @@ from fake_study import SCHEMES, Truth, configured, read_csv, read_rows, write_ro
 from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.report import figures, latex
+from posbench.report import figures, latex, text
 from posbench.show import properties
 
 PDFLATEX = shutil.which("pdflatex")
@@ -105,11 +105,15 @@ def test_with_fewer_seeds_than_a_claim_takes_nothing_is_bold(template: Config, t
     assert "mathbf" not in table and "Bold" not in table and "4 seeds" in caption(table)
 
 
-def test_columns_without_a_value_are_left_out(template: Config, tmp_path: Path) -> None:
+def test_columns_without_a_value_are_left_out_and_named(template: Config, tmp_path: Path) -> None:
     one = write_study(tmp_path / "one", template, {"rope": SCHEMES["rope"]}, seeds=1)
     table = table_of(one, tmp_path / "out", "nll_1x, sd_seeds,learned,rise_32x,against_nll_1x,perplexity")
     assert cells(table)["scheme"] == [r"nll 1$\times$", "ppl"]
     assert "one seed" in caption(table) and "ddagger" not in table
+    told = "value for it: sd_seeds, learned, rise_32x, against_nll_1x. Evaluated here: 1x, 2x, 4x, 8x, 16x."
+    assert text.markdown(told) in (tmp_path / "out" / "report.md").read_text()
+    table_of(one, tmp_path / "out")  # of the usual columns those without a value are nobody's wish
+    assert "Not in table.tex" not in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_marks_stand_in_the_cells_where_seeds_differ(template: Config, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def _section(
 
     summaries = summary.summarise(group, least, earlier)
     caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, summaries, earlier)
+    notes += latex.left_out(group, summaries, columns)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     return page.Section(
         heading=heading,

@@ -125,6 +125,17 @@ def _level(one: Summary, ratio: float) -> Value:
     return tables.rise(point)  # the reason why there is none
 
 
+def left_out(group: Group, summaries: list[Summary], names: str | None) -> list[str]:
+    """A note on columns that were asked for and have no value in this group."""
+    asked = [(name, _column(name, group)) for name in _listed(names)] if names else []
+    empty = [name for name, column in asked if not any(column.cell(one).text for one in summaries)]
+    if not empty:
+        return []
+    ratios = sorted({point.ratio for one in summaries for point in one.plain.points})
+    known = ", ".join(f"{ratio:g}x" for ratio in ratios) or "no length"
+    return [f"Not in table.tex, since no run here has a value for it: {', '.join(empty)}. Evaluated here: {known}."]
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
