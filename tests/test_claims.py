@@ -16,7 +16,7 @@ from posbench import report
 from posbench.config.schema import Config
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import Contrast
-from posbench.report import figures, tables
+from posbench.report import captions, figures, tables
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, judgement, load, looks, summary
 from posbench.report.comparison.claims import Bounds
@@ -210,6 +210,15 @@ def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Pa
 
 
 # -- looks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_while_runs_are_not_done_is_told(template: Config, tmp_path: Path) -> None:
+    folder, told = write_study(tmp_path / "fake", template, PAIR), "Not done: 2 runs. This report counts as a look"
+    assert told not in " ".join(captions.notes_on_text(group_of(folder), []))
+    write_run(folder, configured(template, "alibi", 5), None, "failed", reason="oom")
+    cells = [{"id": "rope-s5-cafecafe", "status": "waiting"}]  # has no folder yet
+    (folder / "sweep.json").write_text(json.dumps({"cells": cells}))
+    assert told in " ".join(captions.notes_on_text(group_of(folder), []))
 
 
 @pytest.mark.full

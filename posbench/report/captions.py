@@ -15,6 +15,7 @@ from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, confidence, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
+from posbench.terminal.exits import counted
 
 MOST = 3  # most commands that are all listed
 
@@ -113,7 +114,13 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
 def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[Look] = ()) -> list[str]:
     notes = _races(group, summaries)
     again: dict[int, list[str]] = {}
-    for look in looks.at(group):
+    seen, left = looks.at(group), sum(len(one.runs) for one in load.failures(group.runs))
+    if seen and left:
+        notes.append(
+            f"Not done: {counted(left, 'run')}. This report counts as a look all the same: once a scheme has more "
+            f"seeds, its words go by a smaller chance of error, {claims.alpha_of(2):g} at the second look."
+        )
+    for look in seen:
         if (number := looks.number(look, earlier)) > 1:
             again.setdefault(number, []).append(look.scheme)
     for number, labels in sorted(again.items()):
