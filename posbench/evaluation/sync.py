@@ -15,7 +15,7 @@ from posbench.evaluation.job import picture_of
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import Run, load_any_config, load_config
 from posbench.run_folder.jsonl import read_jsonl
-from posbench.run_folder.logged import LINE, curve_values, defined, facts, recorded
+from posbench.run_folder.logged import LINE, Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
@@ -97,13 +97,14 @@ def send(config: Trains, run: Run, target: Target) -> str:
     rows = evaluation_rows(run.folder)
     if not metrics and not rows:
         return "nothing to send"
-    session = Session(config, target, "offline" if config.tracking.mode == "offline" else "online")
+    curves = Curves(config, rows)
+    session = Session(config, target, curves, "offline" if config.tracking.mode == "offline" else "online")
     run.update(wandb=target.path)
     new_metrics = [row for row in metrics if session.metrics(row)]
     new_rows, by_key = 0, {row.key: row for row in rows}
     for at, line in enumerate(lines, start=1):
         evaluated = EvaluationRow.from_json(line)
-        if evaluated and curve_values(config, evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
+        if evaluated and curves.values(evaluated) and evaluated == by_key[evaluated.key] and at > session.line:
             session.curve(evaluated, at)
             new_rows += 1
     if new_rows or not session.line:
@@ -112,7 +113,7 @@ def send(config: Trains, run: Run, target: Target) -> str:
     said = f"{len(new_metrics)} rows of metrics and {new_rows} of evaluation"
     if not new_metrics and not new_rows:
         said = "nothing new"
-    before = len(metrics) - len(new_metrics) + sum(bool(curve_values(config, row)) for row in rows) - new_rows
+    before = len(metrics) - len(new_metrics) + sum(bool(curves.values(row)) for row in rows) - new_rows
     if session.rows < before:
         said += f"; {before - session.rows} earlier rows are missing there, --anew uploads them again as another run"
     return f"{said}: {session.where}"

@@ -19,7 +19,7 @@ from posbench.run_folder.names import BLOCKS, EVALUATION
 from posbench.terminal.exits import spelt_out
 
 PLAIN, WINDOWED = "plain", "windowed"
-_PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
+PAIRED = ("fixed_target", "nonoverlap", "sliding")  # protocols that score the same targets at every length
 
 
 class RowKey(NamedTuple):
@@ -211,11 +211,22 @@ def headline_split(rows: Sequence[EvaluationRow], asked: str) -> str:
 def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     """The rows that one line may join: for each protocol of text, the rows on its most common targets.
 
-    Those that the training length was scored on come first: the gate and every rise need it. Then the most common from
-    that length on, then in all; of equally many the newer ones. What has no number stays, and so do probes, problems
-    and `per_position`, whose rows have targets of their own by definition.
+    What has no number stays, and so do probes, problems and `per_position`, whose rows have targets of their own by
+    definition.
     """
-    paired = [row for row in rows if row.protocol in _PAIRED and row.measured]
+    shared = shared_targets(rows)
+    return [
+        row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
+    ]
+
+
+def shared_targets(rows: list[EvaluationRow]) -> dict[str, str | None]:
+    """For each protocol of text its most common targets.
+
+    Those that the training length was scored on come first: the gate and every rise need it. Then the most common from
+    that length on, then in all; of equally many the newer ones.
+    """
+    paired = [row for row in rows if row.protocol in PAIRED and row.measured]
     counted = Counter((row.protocol, row.targets_sha256) for row in paired)
     plain = [row for row in paired if row.kind == PLAIN]
     far = Counter((row.protocol, row.targets_sha256) for row in plain if row.length_ratio >= 1)
@@ -223,9 +234,7 @@ def on_shared_targets(rows: list[EvaluationRow]) -> list[EvaluationRow]:
     shared: dict[str, str | None] = {}
     for protocol, targets in sorted(reversed(counted), key=lambda key: (key not in based, -far[key], -counted[key])):
         shared.setdefault(protocol, targets)
-    return [
-        row for row in rows if not row.measured or row.targets_sha256 == shared.get(row.protocol, row.targets_sha256)
-    ]
+    return shared
 
 
 def evaluation_blocks(folder: Path) -> dict[BlocksKey, list[BlockRow]]:

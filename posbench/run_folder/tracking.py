@@ -21,7 +21,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.run_folder import trackers
 from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl, shortened
-from posbench.run_folder.logged import curve_row, defined, facts, recorded
+from posbench.run_folder.logged import Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
@@ -186,7 +186,8 @@ class _AtWandb(_InBackground):
         target = Target.of(self._config, self._run.folder, self._run.id, self._run.record, new=self._new)
         self._run.update(wandb=target.path)
         self._lines = len(read_jsonl(self._run.folder / EVALUATION))
-        self._start(lambda: self._opened(target))
+        curves = Curves(self._config, evaluation_rows(self._run.folder))
+        self._start(lambda: self._opened(target, curves))
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self.begin()
@@ -203,8 +204,8 @@ class _AtWandb(_InBackground):
         if self.begun:
             self._put("results", (rows, draw))
 
-    def _opened(self, target: Target) -> Takes:
-        session = Session(self._config, target)
+    def _opened(self, target: Target, curves: Curves) -> Takes:
+        session = Session(self._config, target, curves)
         logger.info("%s", session.told)
         return {
             "metrics": session.metrics,
@@ -241,7 +242,8 @@ class _AtTracker(_InBackground):
         try:
             rows = recorded(self._config, self._run.folder)
             self._lines = len(read_jsonl(self._run.folder / EVALUATION))
-            self._shown = {row.key for row in evaluation_rows(self._run.folder)}
+            known = evaluation_rows(self._run.folder)
+            self._shown, self._curves = {row.key for row in known}, Curves(self._config, known)
         except (OSError, UserError) as error:  # a damaged record stops whoever needs it, not the mirror
             self._ended.set()
             self._give_up(str(error))
@@ -265,7 +267,7 @@ class _AtTracker(_InBackground):
             self._lines += 1
             if row.key in self._shown:  # scored again, on other targets or since its blocks were lost
                 self._replaced = True
-            elif values := curve_row(self._config, row, self._lines):
+            elif values := self._curves.row(row, self._lines):
                 self._put("log", values)
 
     def finish(self, record: Mapping[str, Any]) -> None:

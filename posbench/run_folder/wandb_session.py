@@ -24,7 +24,7 @@ from posbench.config.external import Trains
 from posbench.config.schema import to_container
 from posbench.errors import UserError
 from posbench.run_folder.jsonl import number
-from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, curve_row, curve_values, defined
+from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, Curves, defined
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
 from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
@@ -101,17 +101,20 @@ class Session:
     """Opens the W&B run at once; every method may raise whatever the client raises.
 
     Args:
+        curves: the names of the run's curves.
         mode: what the user asked for just now; None: configuration and environment decide.
     """
 
-    def __init__(self, config: Trains, target: Target, mode: Literal["online", "offline"] | None = None) -> None:
+    def __init__(
+        self, config: Trains, target: Target, curves: Curves, mode: Literal["online", "offline"] | None = None
+    ) -> None:
         import wandb
 
         _refuse_settings_here()
         logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
         wandb.setup(wandb.Settings(silent=True, quiet=True))  # init's settings come too late for the login's line
         tracking = config.tracking
-        self._config, self._target = config, target
+        self._config, self._target, self._curves = config, target, curves
         where: dict[str, Any] = {} if in_sweep() else target.path
         self._run = wandb.init(
             **where,
@@ -155,7 +158,7 @@ class Session:
             self._run.define_metric(name, hidden=True, summary="none")
         self._show(_TRAINING)
         for row in evaluation_rows(target.folder):
-            self._show(curve_values(config, row))
+            self._show(curves.values(row))
 
     def metrics(self, row: Mapping[str, Any]) -> bool:
         """Send a row of `metrics.jsonl` unless W&B has it already; return whether it was sent."""
@@ -170,9 +173,9 @@ class Session:
 
     def curve(self, row: EvaluationRow, line: int) -> None:
         """Send a row of `evaluation.jsonl` and its line number, from 1; leave out what is undefined."""
-        if line <= self.line or not (values := curve_row(self._config, row, line)):
+        if line <= self.line or not (values := self._curves.row(row, line)):
             return
-        self._show(curve_values(self._config, row))
+        self._show(self._curves.values(row))
         self._log(values)
 
     def _log(self, row: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import sync
 from posbench.run_folder.folder import Run
+from posbench.run_folder.logged import Curves
 from posbench.run_folder.wandb_session import Session, Target, choose_mode
 
 
@@ -70,7 +71,7 @@ def test_what_is_typed_after_sync_stands_above_all(
         run.log_metrics({"step": 1, "tokens": 1})
     asked = []
 
-    def opened(self: Session, config: Config, target: Target, asked_mode: str) -> None:
+    def opened(self: Session, config: Config, target: Target, curves: Curves, asked_mode: str) -> None:
         asked.append((target.project, target.entity, asked_mode))
         raise RuntimeError("enough")
 
@@ -95,4 +96,4 @@ def test_settings_of_the_current_folder_are_not_read(
         subprocess.check_output([sys.executable, "-c", told], text=True).strip() == "http://127.0.0.1:1"
     )  # it is real
     with pytest.raises(UserError, match="settings would choose the server: move it away"):
-        Session(strangers, Target.of(strangers, tmp_path, "rope-s0", {}), "offline")
+        Session(strangers, Target.of(strangers, tmp_path, "rope-s0", {}), Curves(strangers, []), "offline")
