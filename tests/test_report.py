@@ -486,6 +486,19 @@ def test_the_same_run_in_two_folders_counts_once(
     assert (tmp_path / "report" / "index.html").is_file()  # in the folder above both
 
 
+@pytest.mark.usefixtures("without_pictures")
+def test_runs_of_several_versions_of_an_own_encoding_are_told(template: Config, tmp_path: Path) -> None:
+    for seed, digest in enumerate(["a" * 64, "a" * 64, "b" * 64, None]):  # None: of before this was recorded
+        trained = {"installed_encodings": {"alibi": digest}} if digest else {}
+        write_run(tmp_path / "fake", configured(template, "alibi", seed), SCHEMES["alibi"], **trained)
+    runs = [load.read(folder) for folder in finding.run_folders([tmp_path])]
+    assert load.other_code([run for run in runs if run.seed != 2]) == []
+    (told,) = load.other_code(runs)
+    assert told.startswith("'alibi' was trained with 2 versions of its file, ")
+    assert re.search("2 runs of sha256 aaaaaaaaaaaa, as alibi-s0-.*; 1 run of sha256 bbbbbbbbbbbb, as alibi-s2-", told)
+    assert text.markdown(told) in reported(tmp_path / "fake")
+
+
 def test_folders_moved_aside_and_what_tuning_tried_are_left_out(template: Config, tmp_path: Path) -> None:
     kept = write_run(tmp_path / "fake", configured(template, "rope", 0), SCHEMES["rope"])
     aside = write_run(tmp_path / "fake", configured(template, "rope", 1), SCHEMES["rope"])

@@ -35,7 +35,7 @@ from posbench.run_folder.rows import (
     newest_of_split,
     on_shared_targets,
 )
-from posbench.terminal.exits import spelt_out
+from posbench.terminal.exits import counted, spelt_out
 
 REFERENCE = "rope"
 
@@ -279,6 +279,22 @@ def repeated(runs: list[RunData]) -> list[RunData]:
             again.append(run)
         seen.add(key)
     return again
+
+
+def other_code(runs: list[RunData]) -> list[str]:
+    """A line for each encoding that is not posbench's own and of whose file these runs have several versions."""
+    versions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # runs by encoding and digest
+    for run in runs:
+        trained = run.record.get("installed_encodings")
+        for name, digest in trained.items() if run.done and isinstance(trained, dict) else ():
+            versions[name][spelt(digest)].append(run.folder.name)
+    return [
+        f"'{name}' was trained with {len(by_digest)} versions of its file, so these runs differ in more than they say: "
+        + "; ".join(f"{counted(len(names), 'run')} of sha256 {one}, as {names[0]}" for one, names in by_digest.items())
+        + ". 'posbench train ... --restart' trains a run anew"
+        for name, by_digest in versions.items()
+        if len(by_digest) > 1
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
