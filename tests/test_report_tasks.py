@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_study import SCHEMES, groups_of, read_csv, read_rows, write_rows, write_study
+from fake_study import SCHEMES, configured, groups_of, read_csv, read_rows, write_rows, write_run, write_study
 from fake_tasks import OFFSET, PROBLEMS, TOKENS, Skill, task_config, write_task_run
+from matplotlib.figure import Figure
 from scipy import stats
 
 import posbench
@@ -389,6 +390,36 @@ def test_every_task_is_a_section_and_a_report_of_tasks_has_no_empty_table_of_tex
         assert {path.name for path in place.glob("curves.*")} == {"curves.png", "curves.svg", "curves.pdf"}
     table = (written / "table.tex").read_text()
     assert r"none & 0/5 & not learned (82 \%)" in table and r"$88.0$ [86.0--90.0]" in table
+
+
+def test_files_of_an_earlier_report_go_with_what_they_were_about(
+    template: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((figures, "draw"), (task_figure, "_draw")):
+        monkeypatch.setattr(module, name, lambda *_: Figure())
+    text, out = write_run(tmp_path, configured(template, "rope", 0), SCHEMES["rope"]), tmp_path / "report"
+    copy, *others = [
+        write_task_run(tmp_path, task_config(template, name), "rope", 0, Skill(1.0, (0.9,) * 5))
+        for name in ("copy", "reverse", "sort")
+    ]
+    failed = write_run(tmp_path, configured(template, "alibi", 0), None, "failed", reason="oom")
+    report.main([text, copy, *others])
+    of_posbench = {str(path.relative_to(out)) for path in out.rglob("*")}
+    assert {"curves.pdf", "tasks.csv", "problems.csv", "set-3/curves.png", "set-4/table.tex"} < of_posbench
+    own = [out / "predictions.csv", out / "set-3/notes.txt", tmp_path / "apart/table.tex"]
+    own[-1].parent.mkdir()
+    (out / "set-9").symlink_to(own[-1].parent)
+    for path in own:
+        path.write_text("mine")
+    report.main([text, copy])
+    assert {path.name for path in out.glob("set-*")} == {"set-2", "set-3", "set-9"}
+    assert [path.name for path in (out / "set-3").iterdir()] == ["notes.txt"]
+    (out / "problems.csv").write_text("mine")
+    report.main([failed], out)
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "set-9" not in str(path)}
+    always = {"report.md", "index.html", "table.tex", "runs.csv", "evaluation.csv"}
+    assert left == always | {"predictions.csv", "set-3/notes.txt", "problems.csv"}
+    assert all(path.read_text() == "mine" for path in [*own, out / "problems.csv"])
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """`posbench report`: tables, curves and one self-contained page from run folders."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,6 +153,7 @@ def _write(
         _print(console, made, with_notes=all(made.on_task != other.on_task for other in sections))
         pieces.append(_markdown(made, folder))
         sections.append(made)
+    _remove_sets(folder, len(groups))
     failed = tables.not_done(load.failures(runs))
     text.print_lines(console, (": ".join(value.text for value in row if value.text) for row in failed.rows))
     pieces += [text.markdown_table(failed)] if failed.rows else []
@@ -162,6 +164,19 @@ def _write(
         looks.write(folder / looks.NAME, [*earlier, *own])
     about = tables.properties(measured)
     text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, about, failed, runs))
+
+
+def _remove_sets(folder: Path, last: int) -> None:
+    """Remove the sets of an earlier report beyond the last one of this. Links and a user's files stay."""
+    from posbench.report import figures
+
+    for place in folder.glob("set-*"):
+        number = place.name.removeprefix("set-")
+        if number.isdecimal() and int(number) > last and not place.is_symlink():
+            figures.remove(place)
+            with contextlib.suppress(OSError):  # it may have what posbench did not write
+                (place / "table.tex").unlink(missing_ok=True)
+                place.rmdir()
 
 
 def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":

@@ -4,10 +4,12 @@
 `problems.csv` the same per run, with 95 % intervals over problems.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.evaluation.answers import Answer, Place
 from posbench.evaluation.levels import Levels
 from posbench.report import text
@@ -57,6 +59,17 @@ def write(folder: Path, groups: list[Group], runs: list[RunData]) -> None:
         text.write(folder / "tasks.csv", csv_text(_SCHEME_COLUMNS, of_schemes))
         of_runs = [{**names[run.folder], **line} for group in on_tasks for run in group.runs for line in _of_run(run)]
         text.write(folder / "problems.csv", csv_text(_PROBLEM_COLUMNS, of_runs))
+    else:
+        _remove_earlier(folder / "tasks.csv", _SCHEME_COLUMNS)
+        _remove_earlier(folder / "problems.csv", _PROBLEM_COLUMNS)
+
+
+def _remove_earlier(path: Path, columns: list[str]) -> None:
+    """Remove a table of an earlier report. A file with other columns is the user's and stays, and so does a link."""
+    head = csv_text(columns, []).encode()
+    with contextlib.suppress(OSError), files.open_itself(path) as file:
+        if file.read(len(head)) == head:
+            path.unlink()
 
 
 def _of_schemes(group: Group, sets: dict[Path, int]) -> list[dict[str, Any]]:

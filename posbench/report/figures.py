@@ -4,6 +4,7 @@ Up to eight schemes stand in one row of panels; more get a row for each family, 
 that all rows share. Names stand beside the panels, never in them.
 """
 
+import contextlib
 import dataclasses
 import io
 from collections.abc import Sequence
@@ -68,15 +69,16 @@ class Row:
 
 
 def save(group: Group, summaries: list[Summary], folder: Path) -> list[Path]:
-    """Write `curves.png`, `.svg` and `.pdf` of a group into a folder; nothing if no run has a curve."""
+    """Write `curves.png`, `.svg` and `.pdf` of a group into a folder; of no curve `remove` them."""
     return write(of_group(group, summaries), folder)
 
 
 def write(figure: "Figure | None", folder: Path, name: str = "curves") -> list[Path]:
-    """Write `NAME.png`, `.svg` and `.pdf` of a picture into a folder; nothing of none."""
+    """Write `NAME.png`, `.svg` and `.pdf` of a picture into a folder; of none `remove` those of an earlier report."""
     import matplotlib
 
     if figure is None:
+        remove(folder, name)
         return []
     with matplotlib.rc_context(SETTINGS):
         paths = []
@@ -86,6 +88,13 @@ def write(figure: "Figure | None", folder: Path, name: str = "curves") -> list[P
             figure.savefig(drawn, format=kind, dpi=DPI, metadata=dict.fromkeys(undated))
             files.write(paths[-1], drawn.getvalue())
     return paths
+
+
+def remove(folder: Path, name: str = "curves") -> None:
+    """Remove the picture of an earlier report from a folder."""
+    for kind in UNDATED:
+        with contextlib.suppress(OSError):
+            (folder / f"{name}.{kind}").unlink()
 
 
 def of_group(group: Group, summaries: list[Summary], kind: "type[Figure] | None" = None) -> "Figure | None":
