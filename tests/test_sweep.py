@@ -287,9 +287,18 @@ def test_a_forecast_counts_the_passes_on_the_way_and_the_checkpoints_that_stay(
         shutil.rmtree(tmp_path / plan.id)
 
 
-def test_a_dry_run_refuses_a_text_that_is_not_there() -> None:
-    with pytest.raises(UserError, match="no file matches 'nowhere"):
-        sweep.sweep(["experiment=demo", "encoding=rope", "data=text", "data.path=nowhere.txt"], dry_run=True)
+def test_a_dry_run_refuses_a_text_that_a_run_would_refuse(tmp_path: Path) -> None:
+    for name in ("some/test/a.txt", "some/valid/b.txt", "more/train/a.txt", "more/test/b.txt", "more/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("words")
+    for path, told in {
+        "nowhere.txt": "no file matches '.*nowhere",
+        "some": "has test and validation files but no train file",
+        "more": "c.txt' is of no split, while 2 of 3 files have names of splits",
+    }.items():
+        arguments = ["experiment=demo", "encoding=rope", "data=text", f"data.path={tmp_path / path}"]
+        with pytest.raises(UserError, match=told):
+            sweep.sweep(arguments, dry_run=True)
 
 
 @pytest.mark.full

@@ -91,7 +91,7 @@ def locate(config: DataConfig, remembered: Path) -> Source:
     if config.source == "builtin":
         found: dict[str, dict[str, Path]] = {"": dict(reading.builtin_modules())}
     else:
-        found = _local_files(config)
+        found = local_files(config)
     each = ((split, name, path) for split, names in found.items() for name, path in names.items())
     digests = kept.remembered(remembered, config.path or config.source)
     parts = (part for s, name, path in each for part in (s.encode(), os.fsencode(name), _sha256(path, digests)))
@@ -162,7 +162,12 @@ def _split(config: DataConfig, source: Source, documents: dict[str, Texts], made
     }
 
 
-def _local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
+def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
+    """The files of `data.path` by split and name. The only split is "" where the files give none.
+
+    Raises:
+        UserError: no file there that can be read, or as `reading.by_split`.
+    """
     if not config.path:
         raise UserError("data.path is missing: expected a file, a folder or a glob, such as data.path=novels/")
     found = reading.find(config.path)

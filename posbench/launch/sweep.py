@@ -12,7 +12,7 @@ from typing import Any
 
 from posbench import files, machine
 from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
-from posbench.data import reading
+from posbench.data import corpus
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import cluster, forecast, plans, pool, race, rates, states, table, tuning
@@ -95,10 +95,10 @@ def sweep(
 
 
 def cost(todo: list[Plan], n_jobs: int | None) -> str:
-    """What plans would take on this machine, in words. Raises UserError if a text is not there."""
+    """What plans would take on this machine, in words. Raises UserError as `corpus.local_files`."""
     left = [job for job in todo if not states.is_finished(job)]
-    for path in filter(None, {job.config.data.path for job in left}):
-        reading.find(path)
+    for data in {job.config.data.path: job.config.data for job in left if job.config.data.path}.values():
+        corpus.local_files(data)
     slots = len(_slots(todo, n_jobs))
     return forecast.told(todo, left, slots, _threads(todo, slots))
 
