@@ -587,6 +587,18 @@ def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> None:
     assert "line 3" in refused("experiment=own", config_dir=tmp_path)
 
 
+def test_an_encodings_yaml_without_a_class_says_what_is_lacking(tmp_path: Path) -> None:
+    (tmp_path / "encoding").mkdir()
+    for text, told in (
+        ("name: mine", "name 'mine' in its YAML, but there is no such class: expected posbench/encodings/mine.py"),
+        ("name: roep", "name 'roep' in its YAML, but there is no such class: did you mean 'rope'? expected"),
+        ("strength: 1.0", "has no name in its YAML: expected that of its class, such as 'name: rope'"),
+    ):
+        (tmp_path / "encoding/mine.yaml").write_text(text)
+        assert told in refused("encoding=mine", config_dir=tmp_path)
+        assert told in refused("encoding=mine", "encoding.strength=2", config_dir=tmp_path)
+
+
 # -- one vocabulary ----------------------------------------------------------------------------------------------------
 
 SETTINGS = {

@@ -436,6 +436,7 @@ def _assigned(
         else:
             values.append(override)
     cfg = composed(tuple(chosen))
+    _refuse_without_class(cfg)
     typed = {override.key_or_group for override in parsed}
     begins = next((value for o in values if o.key_or_group == start.KEY and (value := o.value()) is not None), None)
     if begins is not None:
@@ -455,6 +456,24 @@ def _assigned(
     if begins is not None:
         start.settle(cfg, before, typed)
     return cfg, lengths
+
+
+def _refuse_without_class(cfg: DictConfig) -> None:
+    """Refuse an encoding's YAML whose name is that of no class: YAML gives options, and Python the class."""
+    section = cfg.get("encoding")
+    written = OmegaConf.to_container(section) if isinstance(section, DictConfig) else None
+    if not isinstance(written, dict):
+        return  # no encoding at all: refused where values are checked
+    choice, name = str(cfg.hydra.runtime.choices.encoding), written.get("name")
+    if name in (None, "???"):
+        raise UserError(f"encoding={choice} has no name in its YAML: expected that of its class, such as 'name: rope'")
+    if isinstance(name, str) and "${" not in name and name not in encodings.names():
+        near = did_you_mean(name, encodings.names()) if name != choice else ""
+        raise UserError(
+            f"encoding={choice} has the name '{name}' in its YAML, but there is no such class{near or ':'} expected "
+            f"posbench/encodings/{name}.py, or an installed package with the entry point '{name}' in "
+            f"{installed.ENCODINGS}"
+        )
 
 
 def _is_group(override: Override, groups: list[str]) -> bool:
