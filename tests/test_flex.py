@@ -1,5 +1,6 @@
 """FlexAttention in its eager form, which needs no GPU, against attention by the definition."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterator
@@ -83,6 +84,18 @@ def test_what_is_too_large_to_be_laid_out_for_all_layers_is_for_each(
     differences = compared("fire", {})
     assert [call["score_mod"].__name__ for call in eager] == ["laid_out"]
     assert max(differences.values()) < 2e-4, differences
+
+
+def test_training_keeps_nothing_of_a_layers_own_bias_but_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fire, "LAID_OUT", 0)
+    q, k, _, x = schemes.layer_inputs(SHAPE, LENGTH)
+    bias = schemes.build("fire", {}, SHAPE).additions(q, k, x, torch.arange(LENGTH)[None], 1)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda one: one):
+        mod = flex._score_mod(bias, LENGTH)
+    assert mod is not None and max(kept, default=0) < LENGTH**2
+    table = mod(torch.zeros(()), *torch.meshgrid(*map(torch.arange, (1, 3, LENGTH, LENGTH)), indexing="ij"))
+    assert torch.equal(table[0], bias.laid_out(LENGTH))
 
 
 @pytest.mark.sample(12)
@@ -269,6 +282,11 @@ def test_what_flex_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not takes(table, 2, 3, 64, 64) and not takes(table, 2, 3, 256, 8) and not takes(table, *size, wide=8)
     dense, longest = Dense(lambda *_: torch.zeros(()), (torch.zeros(1),)), math.isqrt(flex.LARGEST_TABLE // 4)
     assert takes(dense, 1, 4, longest, 64) and not takes(dense, 1, 4, longest + 1, 64)
+    monkeypatch.setattr(flex, "kept_bytes", lambda _: 4 * 4 * 256**2)  # of a layer: the table of 256 tokens
+    trained = dataclasses.replace(dense, parameters=(torch.zeros(1, requires_grad=True),))
+    assert takes(trained, 1, 4, 256, 64) and not takes(trained, 1, 4, 257, 64) and takes(dense, 1, 4, 257, 64)
+    with torch.no_grad():
+        assert takes(trained, 1, 4, 257, 64)
 
 
 def test_on_a_cpu_no_layer_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:

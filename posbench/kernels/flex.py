@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from posbench.kernels.bias import Added, Bias, Decay, Dense, LaidOut, Line, Slopes, Table
 from posbench.kernels.fused import compiled
 from posbench.kernels.tiled import tiled_attention
+from posbench.kernels.tiles import kept_bytes
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -32,7 +34,9 @@ Index = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # score, bat
 BLOCK = 128  # queries, and keys, of which the mask says at once whether they see each other
 MIN_LENGTH = BLOCK  # below it, another kernel of FlexAttention's would be compiled, for single queries
 MIN_WIDTH = 16  # channels of a head that it takes
-LARGEST_TABLE = 2**28  # numbers of a `Dense` bias that is laid out, H x T x T; above it, tiles make it as they go
+# Numbers of a `Dense` bias that is laid out, H x T x T in fp32. Above it, and in training above the bytes that a layer
+# may keep, tiles make it as they go.
+LARGEST_TABLE = 2**28
 # Biases that it is for, and sizes of what they hold in the check: two sequences and heads, 200 tokens.
 KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
     Bias: (),
@@ -79,8 +83,10 @@ def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = 
     learned = isinstance(added, Bias) and torch.is_grad_enabled() and any(one.requires_grad for one in added.tensors)
     if learned and torch.are_deterministic_algorithms_enabled():
         return None  # its gradients are sums in no fixed order
-    if isinstance(added, Dense) and heads * length**2 > LARGEST_TABLE:
-        return None
+    if isinstance(added, Dense):
+        numbers = heads * length**2
+        if numbers > LARGEST_TABLE or (learned and 4 * numbers > kept_bytes(v.device)):
+            return None
     return checked(v.device, kind, v.dtype, (q.shape[3], width))
 
 
@@ -157,7 +163,11 @@ def _score_mod(bias: Bias | None, length: int) -> Index | None:
 
         return sloped
     if isinstance(bias, Dense | LaidOut):
-        table = (bias.laid_out(length) if isinstance(bias, Dense) else bias.values).contiguous()
+        if isinstance(bias, Dense):  # what the table is made of is larger than it, and made again in the backward pass
+            made: Tensor = checkpoint(bias.laid_out, length, use_reentrant=False, preserve_rng_state=False)
+        else:
+            made = bias.values
+        table = made.contiguous()
 
         def laid_out(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score + table[h, i, j]
