@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _FAILURE = "failure"  # key of the store: the first failure
+_WITHOUT_A_WORD = "another process of this run has ended without a word"
 _WAIT = datetime.timedelta(days=1)  # for rank 0, while it downloads a text; the end of a process is seen at once
 _JOIN_SECONDS = 600.0  # within which all processes have to join
 _TELL_SECONDS = 3.0  # within which a process reports its failure, once its connection is gone
@@ -118,6 +119,7 @@ class Joined(World):
         self._cpu_of_others = 0.0
         self._failed = False  # here, or that is known here
         self._lost: RunFailed | None = None  # another process ended without a word
+        self._cut_off = False  # the store is gone, with the process that had it
         self._over = threading.Event()
         self._alive_at = -math.inf  # time of the last heartbeat of this process
         self._heard: dict[int, tuple[bytes, float]] = {}  # by rank: the newest heartbeat and when it came
@@ -205,19 +207,22 @@ class Joined(World):
             raise
         except RuntimeError as error:  # of torch, whatever it is that broke
             said = str(error).partition("\n")[0]
-            raise _GoneError(f"another process of this run has ended without a word ({said})") from error
+            raise _GoneError(f"{_WITHOUT_A_WORD} ({said})") from error
 
     def _told(self, seconds: float = 0.0) -> PosbenchError | None:
         """The failure that another process has reported, waiting so long for it; None if there is none."""
         until = time.monotonic() + seconds
-        while True:
-            with contextlib.suppress(RuntimeError):
+        while not self._cut_off:
+            try:
                 if self._store.check([_FAILURE]):
                     told = json.loads(self._store.get(_FAILURE))
                     return None if told["rank"] == self.rank else _error(told, self.size)
+            except RuntimeError:
+                self._cut_off = True
             if time.monotonic() >= until:
-                return None
+                break
             time.sleep(_POLL_SECONDS)
+        return None
 
     def watch(self) -> None:
         """In a thread: end this process if another has failed, whatever it is waiting for.
@@ -226,19 +231,25 @@ class Joined(World):
         """
         said: str | None = None
         while (error := self._told()) is None:
-            before, said = said, self.last_words()
+            before, said = said, self.last_words() or (_WITHOUT_A_WORD if self._cut_off else None)
             if before and said:  # at two looks: it had time to tell its reason by the store
                 error = self._lost = RunFailed(said)
                 break
-            with contextlib.suppress(RuntimeError):  # no store: the process that had it is gone
+            with contextlib.suppress(RuntimeError):  # no store: the next look sees that
                 self.look_for_life(time.monotonic())
             if self._over.wait(_WATCH_SECONDS):
                 return
         if not self._failed:
             interrupt_main(signal.SIGTERM)
+        self._end_unless_over(error)
+
+    def _end_unless_over(self, error: BaseException) -> None:
+        """In a thread: end this process if it does not end by itself."""
         if not self._over.wait(_END_SECONDS):
             self._record(error)
-            os._exit(error.exit_code)
+            told = _plain(error)
+            logger.error("%s", told["message"])
+            os._exit(told["exit_code"])
 
     def look_for_life(self, now: float) -> None:
         """Send a heartbeat if it is due; rank 0 warns of ranks whose heartbeats stopped.
@@ -270,7 +281,17 @@ class Joined(World):
                     other, self.size, who or "which has given none",
                 )  # fmt: skip
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """Leave the others.
+
+        Args:
+            error: what ended this process, if it failed. Then it does not wait for what the others have begun, as NCCL
+                would, for ever.
+        """
+        if error is not None:
+            threading.Thread(target=self._end_unless_over, args=(error,), daemon=True).start()
+            if (group := dist.group.WORLD) is not None:
+                group.abort()
         dist.destroy_process_group()
         self._over.set()
 
@@ -382,6 +403,7 @@ def joined(
     world = Joined(store, rank, size, local_rank, threads)
     world.last_words = last_words
     threading.Thread(target=world.watch, name="failures-elsewhere", daemon=True).start()
+    cause: BaseException | None = None
     try:
         yield world
     except BaseException as error:
@@ -390,7 +412,7 @@ def joined(
             raise
         raise cause from error
     finally:
-        world.close()
+        world.close(cause)
 
 
 def backends() -> list[str]:

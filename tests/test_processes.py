@@ -1,6 +1,7 @@
 """Several processes that train one run: they give what one gives, and what ends one of them ends all."""
 
 import dataclasses
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -8,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -495,6 +497,64 @@ def test_who_hangs_while_another_has_failed_is_ended_and_says_why(
     with pytest.raises(RunFailed, match=r"^no room$"):
         together(2, tmp_path / "run", fail, hang)
     assert (tmp_path / "said").read_text() == "rank 0 of 2: no room" and time.monotonic() - began < 60
+
+
+def codes_of(*processes: Callable[[], object]) -> list[int | None]:
+    """Exit codes of forks that are to end by themselves; None of those that do not."""
+    gc.collect()
+    fork = multiprocessing.get_context("fork")
+    forks = [fork.Process(target=process) for process in processes]
+    for process in forks:
+        process.start()
+    for process in forks:
+        process.join(20)
+    codes = [process.exitcode for process in forks]
+    for process in forks:
+        process.kill()
+        process.join()
+    return codes
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_who_failed_ends_though_its_group_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], aborts: bool
+) -> None:
+    """As NCCL's may, for what the others have begun, unless it is aborted."""
+    plain, aborted = dist.destroy_process_group, []
+    monkeypatch.setattr(posbench.processes, "_END_SECONDS", 5.0 if aborts else 0.1)
+    monkeypatch.setattr(dist.ProcessGroup, "abort", lambda group: aborted.append(group))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: plain() if aborts and aborted else time.sleep(300))
+
+    def fail(world: Joined) -> None:
+        if world.rank == 1:
+            raise RunFailed("no room", reason="oom")
+        dist.all_reduce(torch.zeros(1))
+
+    assert codes_of(*(functools.partial(in_process, rank, 2, tmp_path / "store", fail) for rank in (0, 1))) == [1, 1]
+    if aborts:
+        assert capfd.readouterr().err.count("error: no room\n") == 1
+
+
+def test_who_waits_ends_when_the_process_that_had_the_store_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a cluster, where nobody ends the others, with NCCL, which waits on: nothing tells or breaks."""
+    monkeypatch.setattr(posbench.processes, "_WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(posbench.processes, "_END_SECONDS", 0.1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def be(rank: int) -> None:
+        store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+        with joined(store, rank, 2, rank):
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(300)
+
+    assert codes_of(functools.partial(be, 0), functools.partial(be, 1)) == [-signal.SIGKILL, 1]
+    assert capfd.readouterr().err.count("Exception raised from") <= 2  # torch's, once for each look at the store
 
 
 @pytest.mark.full
