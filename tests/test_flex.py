@@ -161,8 +161,9 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     flex.checked.cache_clear()
 
 
-def checked(kind: type[Bias], dtype: torch.dtype = torch.float32) -> flex.Options | None:
-    return flex.checked(CPU, kind, dtype, (24, 16))
+def checked(kind: type[Bias], dtype: torch.dtype = torch.float32, training: bool = True) -> flex.Options | None:
+    with torch.inference_mode(not training):
+        return flex.checked(CPU, kind, dtype, (24, 16), training)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -170,6 +171,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", flex.KINDS)
 def test_the_check_passes_what_is_right(
@@ -178,19 +180,54 @@ def test_the_check_passes_what_is_right(
     caplog: pytest.LogCaptureFixture,
     kind: type[Bias],
     dtype: torch.dtype,
+    training: bool,
 ) -> None:
     monkeypatch.setattr(flex, "_compiled", lambda _: library.flex_attention)
-    assert checked(kind, dtype) is not None and not said(caplog)
+    assert checked(kind, dtype, training) is not None and not said(caplog)
 
 
-def test_what_an_evaluation_asks_for_first_serves_training_too(
-    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(flex, "_compiled", lambda _: library.flex_attention)
+def test_a_mask_that_an_evaluation_asks_for_first_serves_training_too() -> None:
     with torch.inference_mode():
-        assert checked(Table) is not None and not said(caplog)
         mask = flex.block_mask(1234, 56, 7, CPU)
     assert not mask.kv_indices.is_inference() and not mask.full_kv_num_blocks.is_inference()
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+def test_an_evaluation_whose_graph_of_many_shapes_is_broken_goes_another_way_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """Training's graph is of one shape, and right; so is the first of an evaluation."""
+    shapes: list[torch.Size] = []
+
+    def of(training: bool) -> Any:
+        def call(q: Tensor, *tensors: Tensor, **given: Any) -> Tensor:
+            shapes.append(q.shape)
+            out = library.flex_attention(q, *tensors, **given)
+            if training or len(set(shapes)) == 1:
+                return out
+            if fault == "raises":
+                raise RuntimeError("no code for symbols\nmore")
+            return 2 * out
+
+        return call
+
+    monkeypatch.setattr(flex, "_compiled", of)
+    monkeypatch.setattr(flex, "serves", lambda _: True)
+    encoding, inputs = schemes.build("fox", {}, SHAPE), schemes.layer_inputs(SHAPE, LENGTH)
+
+    def out() -> Tensor:
+        return attention(encoding, *inputs, torch.arange(LENGTH)[None], 1, consecutive=True)
+
+    exact = out()
+    assert LENGTH in {shape[2] for shape in shapes} and not said(caplog)
+    shapes.clear()
+    with torch.inference_mode():
+        for _ in range(2):
+            torch.testing.assert_close(out(), exact, atol=2e-5, rtol=1e-4)
+    assert LENGTH not in {shape[2] for shape in shapes}
+    (told,) = said(caplog)
+    reason = "does not run: no code for symbols" if fault == "raises" else "differs from the reference by 1.0e+00"
+    assert told.startswith(f"FlexAttention (Decay, evaluation) on cpu {reason}")
 
 
 def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
@@ -207,7 +244,7 @@ def test_the_check_finds_a_gradient_that_is_wrong_and_says_so_once(
     with caplog.at_level(logging.WARNING):
         assert checked(Table) is None and checked(Table) is None
     (told,) = said(caplog)
-    assert "(Table) on cpu differs from the reference by 1.0e+00" in told
+    assert "(Table, training) on cpu differs from the reference by 1.0e+00" in told
 
 
 def test_the_check_finds_a_gradient_that_is_no_number(monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
@@ -250,7 +287,7 @@ def test_what_cannot_be_compiled_falls_back_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert checked(Decay) is None and checked(Decay) is None
     (told,) = said(caplog)
-    assert "(Decay) on cpu does not run: Cannot find a working triton installation.; slower" in told
+    assert "(Decay, training) on cpu does not run: Cannot find a working triton installation.; slower" in told
 
 
 def test_what_is_learned_goes_another_way_where_the_same_bits_are_asked_for_twice(

@@ -2,9 +2,9 @@
 
 FlexAttention is compiled alone, and what it captures is made outside of it as contiguous fp32: a bias made in the same
 compiled region has had wrong gradients. Gradients of what is captured are sums by atomic additions: they are right, and
-not the same to the bit twice. Before a kind of bias is used on a device, at a dtype and width of heads, values and
-gradients are compared with the tiled kernel there; where they differ or nothing can be compiled, one warning says so,
-and the tiled kernel serves.
+not the same to the bit twice. Before a kind of bias is used on a device, at a dtype and width of heads, its results
+and, in training, gradients are compared with those of the tiled kernel there; where they differ or nothing can be
+compiled, one warning says so, and the tiled kernel serves. Training and evaluation have their own graphs and checks.
 
 Source: Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels" (2024),
 arXiv:2412.05496.
@@ -37,16 +37,19 @@ MIN_WIDTH = 16  # channels of a head that it takes
 # Numbers of a `Dense` bias that is laid out, H x T x T in fp32. Above it, and in training above the bytes that a layer
 # may keep, tiles make it as they go.
 LARGEST_TABLE = 2**28
-# Biases that it is for, and sizes of what they hold in the check: two sequences and heads, 200 tokens.
-KINDS: dict[type, tuple[tuple[int, ...], ...]] = {
+# Biases that it is for, and the axes of what they hold: sequences, heads, tokens.
+KINDS: dict[type, tuple[str, ...]] = {
     Bias: (),
-    Table: ((2, 200),),
+    Table: ("HT",),
     Line: (),
-    Decay: ((2, 2, 200),),
-    Slopes: ((2, 2, 200), (2, 2, 200)),
-    Dense: ((2, 200),),
-    LaidOut: ((2, 200, 200),),
+    Decay: ("BHT",),
+    Slopes: ("BHT", "BHT"),
+    Dense: ("HT",),
+    LaidOut: ("HTT",),
 }
+# Sequences, heads and tokens in the check of training, and in that of evaluation, whose second shape is computed by
+# the graph that then serves all others.
+CHECKED = {True: ((2, 2, 200),), False: ((2, 2, 200), (3, 4, 300))}
 # What the compiler is told, until the kernels fit the device's shared memory. Of itself it loads two or three blocks of
 # keys ahead, as many as fit where nothing is captured.
 Options = Mapping[str, int]
@@ -87,7 +90,7 @@ def options_for(q: Tensor, v: Tensor, added: Added | None, window: int | None = 
         numbers = heads * length**2
         if numbers > LARGEST_TABLE or (learned and 4 * numbers > kept_bytes(v.device)):
             return None
-    return checked(v.device, kind, v.dtype, (q.shape[3], width))
+    return checked(v.device, kind, v.dtype, (q.shape[3], width), torch.is_grad_enabled())
 
 
 def flex_attention(
@@ -229,16 +232,19 @@ def ladder(kind: type) -> tuple[Options, ...]:
 
 
 @functools.cache
-def checked(device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int]) -> Options | None:
+def checked(
+    device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int], training: bool
+) -> Options | None:
     """The first options by which kernels for queries and values of these widths fit the device, and are right.
 
     Returns:
-        None, and one warning, where values or gradients are not those of the tiled kernel, or nothing can be compiled.
+        None, and one warning, where results, in training gradients too, are not those of the tiled kernel, or nothing
+        can be compiled.
     """
     said, in_half = "", _TOLERANCE_SLOPES if kind is Slopes else _TOLERANCE_HALF
     for options in ladder(kind):
         try:
-            worst = _difference(device, kind, dtype, widths, options)
+            worst = _difference(device, kind, dtype, widths, options, training)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler, of Triton, of a driver: whatever it is, there is another kernel
@@ -248,41 +254,45 @@ def checked(device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[
             break
         if worst < (_TOLERANCE if dtype == torch.float32 else in_half):
             return options
-        said = f"differs from the reference by {worst:.1e}, in values or gradients"
+        said = f"differs from the reference by {worst:.1e}, in values{' or gradients' if training else ''}"
         break
-    logger.warning("FlexAttention (%s) on %s %s; slower kernels serve", kind.__name__, device, said)
+    what = "training" if training else "evaluation"
+    logger.warning("FlexAttention (%s, %s) on %s %s; slower kernels serve", kind.__name__, what, device, said)
     return None
 
 
 def _difference(
-    device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int], options: Options
+    device: torch.device, kind: type, dtype: torch.dtype, widths: tuple[int, int], options: Options, training: bool
 ) -> float:
-    """The largest relative difference from the tiled kernel in fp32, of the output and of every gradient."""
+    """The largest relative difference from the tiled kernel in fp32, of outputs and in training of every gradient."""
     draw = torch.Generator().manual_seed(0)
     of_queries, of_values = widths
-    with torch.inference_mode(False), torch.enable_grad():  # also where the first to ask is an evaluation
+    differences: list[Tensor] = []
+    for shape in CHECKED[training]:
+        sizes = dict(zip("BHT", shape, strict=True))
         drawn = [
-            torch.randn(2, 2, 200, width, generator=draw).to(dtype)
+            torch.randn(*shape, width, generator=draw).to(dtype)
             for width in (of_values, of_queries, of_queries, of_values)  # of the weights of the sum, q, k and v
         ]
-        drawn += [0.1 * torch.randn(size, generator=draw) for size in KINDS[kind]]
+        drawn += [0.1 * torch.randn([sizes[axis] for axis in axes], generator=draw) for axes in KINDS[kind]]
         given = [tensor.to(device) for tensor in drawn]
-        found = _with_gradients(functools.partial(flex_attention, options=options), given, kind)
-        expected = _with_gradients(tiled_attention, [tensor.float() for tensor in given], kind)
-    differences = [(x.float() - y).norm() / y.norm() for x, y in zip(found, expected, strict=True)]
+        found = _results(functools.partial(flex_attention, options=options), given, kind, training)
+        expected = _results(tiled_attention, [tensor.float() for tensor in given], kind, training)
+        differences += [(x.float() - y).norm() / y.norm() for x, y in zip(found, expected, strict=True)]
     return float(torch.stack(differences).max())  # NaN if any of them is
 
 
-def _with_gradients(kernel: Callable[..., Tensor], given: Sequence[Tensor], kind: Any) -> list[Tensor]:
-    weight, *inputs = (tensor.detach().requires_grad_() for tensor in given)
+def _results(kernel: Callable[..., Tensor], given: Sequence[Tensor], kind: Any, training: bool) -> list[Tensor]:
+    weight, *inputs = (tensor.detach().requires_grad_(training) for tensor in given)
     q, k, v, *learned = inputs
     bias = _line(q) if kind is Line else kind(*([_outer, tuple(learned)] if kind is Dense else learned))
     out = kernel(q, k, v, q.shape[3] ** -0.5, bias, None if learned else 70)
-    return [out.detach(), *torch.autograd.grad(out, inputs, weight, materialize_grads=True)]
+    gradients = torch.autograd.grad(out, inputs, weight, materialize_grads=True) if training else ()
+    return [out.detach(), *gradients]
 
 
 def _line(q: Tensor) -> Line:
-    slopes = torch.tensor([0.5, 0.01], device=q.device)
+    slopes = torch.logspace(-0.3, -2, q.shape[1], device=q.device)
     return Line(-slopes[:, None] * torch.arange(q.shape[2], device=q.device), slopes)
 
 

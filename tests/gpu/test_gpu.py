@@ -75,8 +75,12 @@ def with_gradients(config: Config, device: torch.device) -> dict[str, torch.Tens
     ids=str,
 )
 @pytest.mark.parametrize("kind", flex.KINDS)
-def test_flex_attention_passes_its_check_here(kind: type, dtype: torch.dtype, widths: tuple[int, int]) -> None:
-    assert flex.checked(DEVICE, kind, dtype, widths) is not None
+@pytest.mark.parametrize("training", [True, False])
+def test_flex_attention_passes_its_check_here(
+    training: bool, kind: type, dtype: torch.dtype, widths: tuple[int, int]
+) -> None:
+    with torch.inference_mode(not training):
+        assert flex.checked(DEVICE, kind, dtype, widths, training) is not None
 
 
 @pytest.mark.parametrize("window", [None, 100])
