@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, write_text
+from support import TINY, each_once, write_text
 
 from posbench import machine
 from posbench.run_folder.folder import load_record
@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def posbench(*arguments: str, by: tuple[str, ...] = ("-m", "posbench")) -> "subprocess.Popen[str]":
-    command = [sys.executable, *by, "train", *ARGUMENTS, *arguments]
+    command = [sys.executable, *by, "train", *each_once([*ARGUMENTS, *arguments])]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -142,6 +142,6 @@ def test_sigterm_under_torchrun_stops_all_after_the_same_update(who: str) -> Non
 
 
 def test_more_than_the_cores_is_one_line() -> None:
-    process = posbench(*SHORT, "training.batch_size=1024", "training.tokens=100000", "processes=1024")
+    process = posbench("training.batch_size=1024", "training.tokens=100000", "processes=1024")
     errors = process.communicate()[1]
     assert process.returncode == 2 and "error: runtime.processes is 1024, with runtime.threads=1 for each" in errors
