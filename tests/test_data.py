@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,8 +39,8 @@ from disks import small_disk
 from posbench import files, machine
 from posbench.config.schema import DataConfig
 from posbench.data import batches, bounds, corpus, hub, kept, reading, texts, tokenizer, tokens
-from posbench.errors import RunFailed, UserError
-from posbench.terminal import console
+from posbench.errors import RunFailed, Stopped, UserError
+from posbench.terminal import console, signals
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 STRANGE = (
@@ -1361,6 +1362,18 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
 def test_an_id_outside_of_the_vocabulary_is_refused(bpe: tokenizer.Tokenizer) -> None:
     with pytest.raises(ValueError, match=f"token id {bpe.vocab_size} is outside of the vocabulary"):
         tokens._check_ids(np.array([0, bpe.vocab_size]), bpe)
+
+
+def test_a_signal_while_a_text_is_encoded_is_no_fault_of_the_tokenizer(
+    bpe: tokenizer.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopping:
+        def encode_batch_fast(self, *_: Any, **__: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(bpe, "_inner", Stopping())
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals.ended_in_words():
+        bpe.encode(["text"])
 
 
 def test_an_unwritable_cache_falls_back_with_a_warning(

@@ -194,9 +194,11 @@ def _library(what: str) -> Iterator[None]:
     """Raise UserError, in one line, for whatever the library raises: bare Exceptions, and panics of its Rust code."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, UserError):
+    except UserError:
         raise
     except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise  # the end of the process: an interrupt, a signal
         raise UserError(f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
 
 
