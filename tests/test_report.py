@@ -492,8 +492,8 @@ def test_runs_of_several_versions_of_an_own_encoding_are_told(template: Config, 
         trained = {"installed_encodings": {"alibi": digest}} if digest else {}
         write_run(tmp_path / "fake", configured(template, "alibi", seed), SCHEMES["alibi"], **trained)
     runs = [load.read(folder) for folder in finding.run_folders([tmp_path])]
-    assert load.other_code([run for run in runs if run.seed != 2]) == []
-    (told,) = load.other_code(runs)
+    assert load.mixed_code([run for run in runs if run.seed != 2]) == []
+    (told,) = load.mixed_code(runs)
     assert told.startswith("'alibi' was trained with 2 versions of its file, ")
     assert re.search("2 runs of sha256 aaaaaaaaaaaa, as alibi-s0-.*; 1 run of sha256 bbbbbbbbbbbb, as alibi-s2-", told)
     assert text.markdown(told) in reported(tmp_path / "fake")

@@ -60,7 +60,7 @@ def main(
     if kept:
         others, lines = rows_kept.beside(runs, kept)
         runs, warnings = [*runs, *others], [*warnings, *lines]
-    warnings += load.other_code(runs)
+    warnings += load.mixed_code(runs)
     groups = load.groups(runs, reference)
     smallest = claims.LEAST if least is None else least
     ladder = ladders.read(groups, smallest) if transfer else None

@@ -152,12 +152,9 @@ def _predictions(ladder: Ladder, path: Path, least: float) -> list[str]:
         return [f"{path.name} was written before from {origin}, and stays as it is."]
     lines = []
     for endpoint in ladder.endpoints:
-        pairs, own = (
-            transfer.pairs(target.cells[endpoint.name]),
-            [r for r in rows if r.get("endpoint") == endpoint.name],
-        )
-        named = [(row["better"], row["worse"]) for row in own if row.get("resolved") == "yes"]
-        asked = [pairs[each] for each in named if each in pairs]
+        pairs = transfer.pairs(target.cells[endpoint.name])
+        own = (row for row in rows if row.get("endpoint") == endpoint.name and row.get("resolved") == "yes")
+        asked = [pairs[named] for row in own if (named := (row["better"], row["worse"])) in pairs]
         shown = [one.mean < 0 for one in asked if one.resolved(least)]
         lines.append(
             f"{path.name}: of {len(asked)} pairs that {origin} resolved by {endpoint.meaning}, {sum(shown)} hold; "
@@ -167,8 +164,9 @@ def _predictions(ladder: Ladder, path: Path, least: float) -> list[str]:
 
 
 def _predicted(rung: Rung, endpoint: Endpoint, least: float) -> list[dict[str, Any]]:
-    pairs, rows = transfer.pairs(rung.cells[endpoint.name]), []
-    for first, second in itertools.combinations(sorted(rung.cells[endpoint.name]), 2):
+    cells, rows = rung.cells[endpoint.name], []
+    pairs = transfer.pairs(cells)
+    for first, second in itertools.combinations(sorted(cells), 2):
         found = pairs[first, second]
         better, worse = (first, second) if found.mean < 0 else (second, first)
         resolved = "yes" if found.resolved(least) else "no"

@@ -281,7 +281,7 @@ def repeated(runs: list[RunData]) -> list[RunData]:
     return again
 
 
-def other_code(runs: list[RunData]) -> list[str]:
+def mixed_code(runs: list[RunData]) -> list[str]:
     """A line for each encoding that is not posbench's own and of whose file these runs have several versions."""
     versions: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # runs by encoding and digest
     for run in runs:
