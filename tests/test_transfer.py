@@ -156,11 +156,12 @@ def test_the_ceiling_asks_each_seed_about_the_others() -> None:
     assert transfer.ceiling({label: {0: each[0]} for label, each in told.items()}) is None
 
 
-def test_ranks_have_bands() -> None:
+def test_ranks_have_intervals_and_need_three_schemes() -> None:
     rng = np.random.default_rng(5)
     found = transfer.ranks(cells([3, 1.0, 1.001], rng, sd=0.05), times=300)
     assert (found["s00"].low, found["s00"].high) == (3, 3)
     assert (found["s01"].low, found["s01"].high) == (1, 2)
+    assert transfer.ranks(cells([3, 1.0], rng, sd=0.05), times=300) == {}
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

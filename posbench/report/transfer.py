@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from posbench import files
 from posbench.errors import UserError
 from posbench.report import figures, styles, text
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.csv"
 _RUN = "posbench sweep sweep=ladder"
+ASIDE = 0.2  # of the distance of two rungs
 _PREDICTED = ["from", "endpoint", "better", "worse", "difference", "resolved"]
 
 
@@ -282,18 +285,22 @@ def _figure(ladder: Ladder) -> "Figure":
 def _bump(axis: "Axes", ladder: Ladder, endpoint: Endpoint) -> None:
     looks = styles.assign({(name, label) for rung in ladder.rungs for label, name in rung.names.items()})
     ranks = [transfer.ranks(rung.cells[endpoint.name]) for rung in ladder.rungs]
-    for label, look in looks.items():
-        known = [(at, found[label]) for at, found in enumerate(ranks) if label in found]
-        if not known:
-            continue
+    shown = [label for label in looks if any(label in found for found in ranks)]
+    beside = np.linspace(-ASIDE, ASIDE, len(shown))  # so that bars do not cover each other
+    for label, aside in zip(shown, beside, strict=True):
+        look = looks[label]
+        known = [(at + aside, found[label]) for at, found in enumerate(ranks) if label in found]
         at, own = [at for at, _ in known], [one.value for _, one in known]
         axis.plot(at, own, color=look.colour, marker=look.mark, markeredgecolor="white", linewidth=1.5)
-        axis.fill_between(at, [one.low for _, one in known], [one.high for _, one in known], color=look.colour,
-                          alpha=0.1, linewidth=0)  # fmt: skip
-        axis.annotate(label[: text.LONGEST_NAME], (at[-1], own[-1]), xytext=(7, 0), textcoords="offset points",
-                      va="center", fontsize=8.5, color=look.colour)  # fmt: skip
+        axis.vlines(at, [one.low for _, one in known], [one.high for _, one in known], color=look.colour,
+                    alpha=0.4, linewidth=2.5)  # fmt: skip
+        axis.annotate(label[: text.LONGEST_NAME], (round(at[-1]) + ASIDE, own[-1]), xytext=(7, 0),
+                      textcoords="offset points", va="center", fontsize=8.5, color=look.colour)  # fmt: skip
+    for silent in (at for at, found in enumerate(ranks) if not found):
+        axis.text(silent, 0.5, "ranks nothing", transform=axis.get_xaxis_transform(), rotation=90, ha="center",
+                  va="center", fontsize=8.5)  # fmt: skip
     axis.set_xticks(range(len(ranks)), [_below(rung.name) for rung in ladder.rungs], fontsize=8.5)
-    axis.set_xlim(-0.2, len(ranks) - 0.2)
+    axis.set_xlim(-0.4, len(ranks) - 0.2)
     axis.invert_yaxis()
     axis.set_ylabel("rank, 1 is best")
     axis.set_title(textwrap.fill(f"{endpoint.name}: {endpoint.meaning}", 45), loc="left", fontsize=10)

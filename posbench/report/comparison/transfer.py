@@ -314,9 +314,12 @@ def ceiling(target: Cells, least: float = LEAST) -> Ceiling | None:
 
 
 def ranks(cells: Cells, times: int = TIMES) -> dict[str, Estimate]:
-    """Label -> its rank among the schemes of a rung, 1 the best, with other seeds and documents drawn."""
+    """Label -> its rank among the schemes of a rung, 1 the best, with other seeds and documents drawn.
+
+    Empty for fewer than `FEWEST` schemes: such a rung ranks nothing.
+    """
     labels = sorted(cells)
-    if not labels:
+    if len(labels) < FEWEST:
         return {}
     drawn = _draws(cells, labels, times, np.random.default_rng(0)).argsort(1).argsort(1) + 1
     own = _means(cells, labels).argsort().argsort() + 1
