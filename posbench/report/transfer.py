@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.csv"
 _RUN = "posbench sweep sweep=ladder"
-ASIDE = 0.2  # of the distance of two rungs
+_ASIDE = 0.2  # of the distance of two rungs
 _PREDICTED = ["from", "endpoint", "better", "worse", "difference", "resolved"]
 
 
@@ -286,7 +286,7 @@ def _bump(axis: "Axes", ladder: Ladder, endpoint: Endpoint) -> None:
     looks = styles.assign({(name, label) for rung in ladder.rungs for label, name in rung.names.items()})
     ranks = [transfer.ranks(rung.cells[endpoint.name]) for rung in ladder.rungs]
     shown = [label for label in looks if any(label in found for found in ranks)]
-    beside = np.linspace(-ASIDE, ASIDE, len(shown))  # so that bars do not cover each other
+    beside = np.linspace(-_ASIDE, _ASIDE, len(shown))  # so that bars do not cover each other
     for label, aside in zip(shown, beside, strict=True):
         look = looks[label]
         known = [(at + aside, found[label]) for at, found in enumerate(ranks) if label in found]
@@ -294,7 +294,7 @@ def _bump(axis: "Axes", ladder: Ladder, endpoint: Endpoint) -> None:
         axis.plot(at, own, color=look.colour, marker=look.mark, markeredgecolor="white", linewidth=1.5)
         axis.vlines(at, [one.low for _, one in known], [one.high for _, one in known], color=look.colour,
                     alpha=0.4, linewidth=2.5)  # fmt: skip
-        axis.annotate(label[: text.LONGEST_NAME], (round(at[-1]) + ASIDE, own[-1]), xytext=(7, 0),
+        axis.annotate(label[: text.LONGEST_NAME], (round(at[-1]) + _ASIDE, own[-1]), xytext=(7, 0),
                       textcoords="offset points", va="center", fontsize=8.5, color=look.colour)  # fmt: skip
     for silent in (at for at, found in enumerate(ranks) if not found):
         axis.text(silent, 0.5, "ranks nothing", transform=axis.get_xaxis_transform(), rotation=90, ha="center",
