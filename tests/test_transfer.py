@@ -67,6 +67,15 @@ def test_accuracy_and_regret_of_a_table_made_by_hand() -> None:
     assert one.by_nll is None
 
 
+def test_regret_is_against_the_best_at_the_target_also_where_the_small_rung_does_not_rank_it() -> None:
+    rng = np.random.default_rng(0)
+    small, target = cells([0.1, 0.2, 0.3, 0.4], rng), cells([1.0, 1.2, 1.1, 1.6], rng)
+    one = against({label: small[label] for label in ("s01", "s02", "s03")}, target)
+    assert (one.picked, one.best, one.schemes) == ("s01", "s00", ["s01", "s02", "s03"])
+    assert one.regret.value == pytest.approx(0.2, abs=0.01) == one.costs.mean
+    assert one.regret.low >= 0 and one.regret.high > 0.5  # s03 is picked where it is drawn alone
+
+
 def test_nll_at_the_training_length_is_a_baseline_of_its_own() -> None:
     rng = np.random.default_rng(0)
     one = against(cells([1, 2, 3], rng), cells([1, 2, 3], rng), nll=cells([3, 2, 1], rng))

@@ -187,12 +187,12 @@ class Against:
     schemes: list[str]
     resolved: int  # pairs that are resolved at the target
     accuracy: Estimate | None  # share of those that the small rung orders as the target does; None: there are none
-    regret: Estimate  # nats per token at the target, of the small rung's best scheme against the target's
+    regret: Estimate  # nats per token at the target, of the small rung's best scheme against `best`
     tau: Estimate  # Kendall's tau-b
     by_family: float | None  # accuracy of ordering schemes by their family's mean at the small rung; a tie is half
     by_nll: float | None  # accuracy of nll at the training length of the small rung
     picked: str
-    best: str  # at the target
+    best: str  # of all schemes at the target, also those that the small rung does not rank
     costs: Pair  # picked less best, at the target
     reversals: list[Reversal]
 
@@ -225,18 +225,23 @@ def against(
     resolved = np.array([one.resolved(least) for one in far])
     x, y = _means(small, labels), _means(target, labels)
     rng = np.random.default_rng(0)
-    xs, ys = _draws(small, labels, times, rng), _draws(target, labels, times, rng)
-    weights = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), times).astype(np.float64)
-    picked, best = labels[int(x.argmin())], labels[int(y.argmin())]
+    others = sorted(target.keys() - small.keys())
+    xs, every = _draws(small, labels, times, rng), _draws(target, labels + others, times, rng)
+    ys = every[:, : len(labels)]
+    weights, of_others = _weights(len(labels), len(labels), times, rng), _weights(len(others), len(others), times, rng)
+    means = _means(target, labels + others)
+    picked, best = labels[int(x.argmin())], (labels + others)[int(means.argmin())]
+    unranked = np.full((times, len(others)), np.inf)
     families = [places.family(names[label]) for label in labels]
     in_family = np.array([np.mean([v for v, f in zip(x, families, strict=True) if f == own]) for own in families])
     one_x = _means(nll, labels) if nll is not None and set(labels) <= nll.keys() else None
-    one = np.ones((1, len(labels)))
     return Against(
         schemes=labels,
         resolved=int(resolved.sum()),
         accuracy=_accuracy(x, y, xs, ys, weights, resolved) if resolved.any() else None,
-        regret=_estimate(_regret(x[None], y[None], one)[0], _regret(xs, ys, weights)),
+        regret=_estimate(
+            y[x.argmin()] - means.min(), _regret(np.hstack([xs, unranked]), every, np.hstack([weights, of_others]))
+        ),
         tau=_estimate(_tau(x, y), 2 * _right(xs, ys, weights, np.ones_like(resolved)) - 1),
         by_family=_share(in_family, y, resolved),
         by_nll=None if one_x is None else _share(one_x, y, resolved),
@@ -373,16 +378,18 @@ def _draws(cells: Cells, labels: Sequence[str], times: int, rng: np.random.Gener
     """Means of the schemes, (times, schemes), of seeds and documents drawn with replacement, the same for all."""
     sums, counts = _by_seed_and_unit(cells, labels)
     seeds, units = sums.shape[1:]
-    of_unit, of_seed = _weights(units, times, rng), _weights(seeds, times, rng)
+    of_unit, of_seed = (_weights(number, max(1, number - 1), times, rng) for number in (units, seeds))
     level = np.moveaxis(np.nan_to_num(sums) @ of_unit.T, -1, 0) / (of_unit @ counts)[:, None, None]
     there = ~np.isnan(sums[:, :, 0]) * of_seed[:, None, :]
     there = np.where(there.sum(2, keepdims=True) > 0, there, ~np.isnan(sums[:, :, 0]))  # else a scheme had no seed
     return np.asarray((level * there).sum(2) / there.sum(2))
 
 
-def _weights(number: int, times: int, rng: np.random.Generator) -> Floats:
-    """How often each of so many is drawn in n - 1 draws; the only one always."""
-    return rng.multinomial(max(1, number - 1), np.full(number, 1 / number), times).astype(np.float64)
+def _weights(number: int, draws: int, times: int, rng: np.random.Generator) -> Floats:
+    """(times, number): how often each is drawn."""
+    if number == 0:
+        return np.zeros((times, 0))
+    return rng.multinomial(draws, np.full(number, 1 / number), times).astype(np.float64)
 
 
 def _by_seed_and_unit(cells: Cells, labels: Sequence[str]) -> tuple[Floats, Floats]:
