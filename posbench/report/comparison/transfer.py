@@ -223,26 +223,25 @@ def against(
     at_target, at_small = pairs(target), pairs(small)
     far, near = [at_target[each] for each in at], [at_small[each] for each in at]
     resolved = np.array([one.resolved(least) for one in far])
-    x, y = _means(small, labels), _means(target, labels)
+    unranked = sorted(target.keys() - small.keys())
+    every, ranked = labels + unranked, slice(len(labels))
     rng = np.random.default_rng(0)
-    others = sorted(target.keys() - small.keys())
-    xs, every = _draws(small, labels, times, rng), _draws(target, labels + others, times, rng)
-    ys = every[:, : len(labels)]
-    weights, of_others = _weights(len(labels), len(labels), times, rng), _weights(len(others), len(others), times, rng)
-    means = _means(target, labels + others)
-    picked, best = labels[int(x.argmin())], (labels + others)[int(means.argmin())]
-    unranked = np.full((times, len(others)), np.inf)
+    x, of_all = _means(small, labels), _means(target, every)
+    xs, drawn = _draws(small, labels, times, rng), _draws(target, every, times, rng)
+    parts = [len(part) for part in (labels, unranked) if part]
+    weights = np.hstack([rng.multinomial(n, np.full(n, 1 / n), times) for n in parts]).astype(np.float64)
+    y, ys, often = of_all[ranked], drawn[:, ranked], weights[:, ranked]
+    picked, best = labels[int(x.argmin())], every[int(of_all.argmin())]
+    one = np.ones((1, len(every)))
     families = [places.family(names[label]) for label in labels]
     in_family = np.array([np.mean([v for v, f in zip(x, families, strict=True) if f == own]) for own in families])
     one_x = _means(nll, labels) if nll is not None and set(labels) <= nll.keys() else None
     return Against(
         schemes=labels,
         resolved=int(resolved.sum()),
-        accuracy=_accuracy(x, y, xs, ys, weights, resolved) if resolved.any() else None,
-        regret=_estimate(
-            y[x.argmin()] - means.min(), _regret(np.hstack([xs, unranked]), every, np.hstack([weights, of_others]))
-        ),
-        tau=_estimate(_tau(x, y), 2 * _right(xs, ys, weights, np.ones_like(resolved)) - 1),
+        accuracy=_accuracy(x, y, xs, ys, often, resolved) if resolved.any() else None,
+        regret=_estimate(_regret(x[None], of_all[None], one)[0], _regret(xs, drawn, weights)),
+        tau=_estimate(_tau(x, y), 2 * _right(xs, ys, often, np.ones_like(resolved)) - 1),
         by_family=_share(in_family, y, resolved),
         by_nll=None if one_x is None else _share(one_x, y, resolved),
         picked=picked,
@@ -358,8 +357,11 @@ def _share(x: Floats, y: Floats, asked: np.ndarray) -> float | None:
 
 
 def _regret(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """By draw: y of the scheme with the least x, less the least y, among schemes that were drawn."""
-    x, y = np.where(weights > 0, x, np.inf), np.where(weights > 0, y, np.inf)
+    """By draw: y of the scheme with the least x, less the least y, among schemes that were drawn.
+
+    y and the weights may have further schemes than x, after its own.
+    """
+    x, y = np.where(weights[:, : x.shape[1]] > 0, x, np.inf), np.where(weights > 0, y, np.inf)
     return np.asarray(np.take_along_axis(y, x.argmin(1)[:, None], 1)[:, 0] - y.min(1))
 
 
@@ -378,18 +380,16 @@ def _draws(cells: Cells, labels: Sequence[str], times: int, rng: np.random.Gener
     """Means of the schemes, (times, schemes), of seeds and documents drawn with replacement, the same for all."""
     sums, counts = _by_seed_and_unit(cells, labels)
     seeds, units = sums.shape[1:]
-    of_unit, of_seed = (_weights(number, max(1, number - 1), times, rng) for number in (units, seeds))
+    of_unit, of_seed = _weights(units, times, rng), _weights(seeds, times, rng)
     level = np.moveaxis(np.nan_to_num(sums) @ of_unit.T, -1, 0) / (of_unit @ counts)[:, None, None]
     there = ~np.isnan(sums[:, :, 0]) * of_seed[:, None, :]
     there = np.where(there.sum(2, keepdims=True) > 0, there, ~np.isnan(sums[:, :, 0]))  # else a scheme had no seed
     return np.asarray((level * there).sum(2) / there.sum(2))
 
 
-def _weights(number: int, draws: int, times: int, rng: np.random.Generator) -> Floats:
-    """(times, number): how often each is drawn."""
-    if number == 0:
-        return np.zeros((times, 0))
-    return rng.multinomial(draws, np.full(number, 1 / number), times).astype(np.float64)
+def _weights(number: int, times: int, rng: np.random.Generator) -> Floats:
+    """How often each of so many is drawn in n - 1 draws; the only one always."""
+    return rng.multinomial(max(1, number - 1), np.full(number, 1 / number), times).astype(np.float64)
 
 
 def _by_seed_and_unit(cells: Cells, labels: Sequence[str]) -> tuple[Floats, Floats]:
