@@ -1,0 +1,226 @@
+"""What is promised to stay: names of runs, texts and tokens, losses, and every number that README and docs print.
+
+The literals in tests/data/frozen.json were written before the code was made smaller. How a test reads posbench may
+change with its code. The literals never do, unless a page of docs/ says which number changed and why.
+"""
+
+import hashlib
+import itertools
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from posbench import encodings
+from posbench.config.compose import single
+from posbench.config.identity import run_id
+from posbench.config.schema import to_container
+from posbench.config.shipped import configs_dir
+from posbench.data import tokens
+from posbench.errors import Undefined
+from posbench.ledger import claim, reproduce
+from posbench.model.gpt import build
+from posbench.report import tables
+from posbench.report.comparison import load, summary
+from posbench.run_folder import finding
+
+ROWS = Path(__file__).parents[1] / "docs" / "rows"
+FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "frozen.json").read_text(encoding="utf-8"))
+PATTERNS = sorted(f"layered/{path.stem}" for path in (configs_dir() / "encoding" / "layered").glob("*.yaml"))
+
+
+# -- names of runs -----------------------------------------------------------------------------------------------------
+
+
+def identities(commands: Sequence[str]) -> dict[str, str]:
+    """Run ids by the words after `posbench train`. The current folder holds a text and a finished run of bytes."""
+    return {words: run_id(single(words.split())[0]) for words in commands}
+
+
+def write_start(folder: Path) -> None:
+    """Write `source`, a finished run as far as `start=source` reads it."""
+    config, _ = single(["data.tokenizer=bytes", "tracking=none"])
+    place = folder / "source" / "checkpoint" / "step-000489"
+    place.mkdir(parents=True)
+    (folder / "source" / "config.yaml").write_text(yaml.safe_dump(to_container(config)), encoding="utf-8")
+    run = {"status": "done", "tokenizer_sha256": "b" * 64, "data": {"sha256": "c" * 64}}
+    (folder / "source" / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    manifest = {"step": config.training.steps, "files": {"model.safetensors": {"sha256": "a" * 64}}}
+    (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_configurations_name_the_runs_that_they_always_named(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text", encoding="utf-8")
+    write_start(tmp_path)
+    assert len(FROZEN["ids"]) >= 200
+    chosen = dict(list(FROZEN["ids"].items())[part::4])
+    assert identities(list(chosen)) == chosen
+
+
+# -- the built-in text -------------------------------------------------------------------------------------------------
+
+
+def digests(cache: Path) -> dict[str, str]:
+    """Digests of the three splits of the built-in text as streams of tokens, of its bytes and of its byte-level BPE."""
+    found = {}
+    for tokenizer in ("bytes", "bpe"):
+        config, _ = single([f"data.tokenizer={tokenizer}", "tracking=none"])
+        made = tokens.prepare(config.data, cache)
+        for name in ("train", "validation", "test"):
+            split = getattr(made, name)
+            stream = np.asarray(split.ids, np.uint32).tobytes() + np.asarray(split.starts, np.int64).tobytes()
+            found[f"{tokenizer} {name}"] = hashlib.sha256(stream).hexdigest()
+    return {"text": made.record["sha256"], **found}
+
+
+def test_the_built_in_text_gives_the_same_splits_and_tokens(tmp_path: Path) -> None:
+    made = digests(tmp_path)
+    if made.pop("text") not in FROZEN["tokens"]:
+        pytest.skip("this Python's library is another text than those whose tokens are frozen")
+    assert made in FROZEN["tokens"].values()
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def losses(name: str) -> list[float | str]:
+    """Losses at one and two times the training length after eight updates; "undefined" where the encoding ends.
+
+    The text repeats eleven symbols, so that a model gains by looking back.
+    """
+    shape = ["model.n_layers=4", "model.d_model=32", "model.n_heads=2", "training.train_length=32"]
+    config, _ = single([f"encoding={name}", *shape, "tracking=none"])
+    model = build(config, 16, (*"0123456789", *"abcdef"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = torch.randint(0, 16, (9, 8, 11), generator=torch.Generator().manual_seed(0)).repeat(1, 1, 6)
+    drawn = torch.Generator().manual_seed(1)
+    model.train()
+    for step in range(8):
+        loss = model(ids[step, :, :32], ids[step, :, 1:33], generator=drawn)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    found: list[float | str] = []
+    for length in (32, 64):
+        try:
+            with torch.no_grad():
+                found.append(round(float(model(ids[8, :, :length], ids[8, :, 1 : length + 1])), 6))
+        except Undefined:
+            found.append("undefined")
+    return found
+
+
+def test_every_scheme_has_a_frozen_loss() -> None:
+    assert sorted(FROZEN["losses"]) == sorted([*encodings.names(), *PATTERNS])
+
+
+@pytest.mark.parametrize("name", sorted(FROZEN["losses"]))
+def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
+    for loss, frozen in zip(losses(name), FROZEN["losses"][name], strict=True):
+        assert loss == frozen if isinstance(frozen, str) else loss == pytest.approx(frozen, abs=1e-4)
+
+
+# -- numbers and words of the kept rows --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kept studies, unpacked."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name in ("six", "six_demo", "ladder", "ledger", "ledger_demo"):
+        with tarfile.open(ROWS / f"{name}.tar.xz") as packed:
+            packed.extractall(folder, filter="data")
+    return folder
+
+
+def main_rows(study: Path) -> list[list[str]]:
+    """The cells of a study's three main tables: at the training length, beyond it, against rope with the words."""
+    (group,) = load.groups([load.read(folder) for folder in finding.run_folders([study])])
+    return [
+        [value.text for value in row]
+        for table in tables.main_tables(group, summary.summarise(group))
+        for row in table.rows
+    ]
+
+
+@pytest.mark.parametrize("study", ["six", "six_demo"])
+def test_the_main_tables_have_their_frozen_numbers_and_words(kept: Path, study: str) -> None:
+    assert main_rows(kept / study) == FROZEN["tables"][study]
+
+
+def outcomes(studies: Path) -> dict[str, list[Any]]:
+    """Outcome and adjusted p of every claim."""
+    entries = claim.read(["all"])
+    judged = reproduce.judged(entries, reproduce.needed(entries, []), among=studies)
+    return {one.entry.id: [one.outcome, None if one.p is None else round(one.p, 6)] for one in judged}
+
+
+def test_claims_have_their_frozen_outcomes(kept: Path) -> None:
+    assert outcomes(kept) == FROZEN["claims"]
+
+
+def rung(row: dict[str, Any], config: dict[str, Any]) -> str:
+    model, training = config["model"], config["training"]
+    return f"{model['n_layers']}x{model['d_model']}, L {training['train_length']}, {training['tokens'] / 1e6:g}M"
+
+
+def ladder(studies: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Means over seeds of nll, of its rise at 4x and of what context beyond L/4 gives, by rung and scheme.
+
+    Read from the files alone, with none of posbench's code.
+    """
+    cells: dict[str, dict[str, dict[int, dict[float, float]]]] = {}
+    for path in itertools.chain.from_iterable(
+        (studies / name).glob("*/run.json") for name in ("six_demo", "six", "ladder")
+    ):
+        config = yaml.safe_load((path.parent / "config.yaml").read_text(encoding="utf-8"))
+        lines = (path.parent / "evaluation.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        last = max(row["checkpoint_step"] for row in rows)
+        curve = {
+            row["length_ratio"]: row["nll"]
+            for row in rows
+            if row["checkpoint_step"] == last and row["protocol"] == "fixed_target" and row["split"] == "test"
+            and row["window"] is row["extension"] is row["task"] is None
+        }  # fmt: skip
+        seeds = cells.setdefault(rung(rows[0], config), {}).setdefault(config["encoding"]["name"], {})
+        seeds[config["seed"]] = curve
+    return {
+        size: {
+            name: {
+                "nll": float(np.mean([curve[1] for curve in seeds.values()])),
+                "rise": float(np.mean([curve[4] - curve[1] for curve in seeds.values()])),
+                "uses": float(np.mean([curve[1] - curve[0.25] for curve in seeds.values()])),
+            }
+            for name, seeds in schemes.items()
+        }
+        for size, schemes in cells.items()
+    }
+
+
+def test_the_ladder_has_its_frozen_shares_and_regrets(kept: Path) -> None:
+    """Compare, of the pairs resolved at the target, the share that a rung orders alike, and what its best one costs."""
+    means = ladder(kept)
+    target = means["4x256, L 256, 8M"]
+    for size, endpoint, schemes, share, regret in FROZEN["ladder"]["rungs"]:
+        pairs = [pair for pair in FROZEN["ladder"]["resolved"][endpoint] if set(pair) <= set(schemes)]
+        value = {name: means[size][name][endpoint] for name in schemes}
+        right = [(value[a] < value[b]) == (target[a][endpoint] < target[b][endpoint]) for a, b in pairs]
+        assert round(float(np.mean(right)), 2) == share, (size, endpoint)
+        best = min(cells[endpoint] for cells in target.values())
+        assert round(target[min(value, key=value.__getitem__)][endpoint] - best, 3) == pytest.approx(regret), (
+            size,
+            endpoint,
+        )
