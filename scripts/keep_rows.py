@@ -3,8 +3,7 @@
     python scripts/keep_rows.py docs/rows/ledger.tar.xz outputs/ledger --final
     mkdir -p outputs && tar xf docs/rows/ledger.tar.xz -C outputs   # there: its runs count as done
 
-Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl, of a study the
-race.json that verdicts go by. --final takes the blocks that verdicts need, those of a text at the last checkpoint: a
+Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. --final takes the blocks that verdicts need, those of a text at the last checkpoint: a
 quarter of the size. The same runs make the same file.
 """
 
@@ -16,16 +15,14 @@ import tarfile
 from pathlib import Path
 
 from posbench import files
-from posbench.report.comparison import load, race
+from posbench.report.comparison import load
 from posbench.run_folder import archive, finding
 from posbench.run_folder.names import BLOCKS
 
 
 def pack(folders: list[Path], final: bool = False) -> bytes:
-    """The archive of run folders and of their studies' races; `final` takes only the blocks that verdicts need."""
-    races = {record for folder in folders if (record := folder.parent / race.RECORD).exists()}
-    paths = {path: f"{path.parent.name}/{path.name}" for path in races}
-    paths |= {run / name: f"{run.parent.name}/{run.name}/{name}" for run in folders for name in archive.FILES}
+    """The archive of run folders; `final` takes only the blocks that verdicts need."""
+    paths = {run / name: f"{run.parent.name}/{run.name}/{name}" for run in folders for name in archive.FILES}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9 | lzma.PRESET_EXTREME) as out:
         for path, name in sorted(paths.items(), key=lambda item: item[1]):

@@ -2,7 +2,6 @@
 
     python scripts/words.py errors tests/data/losses.npz
     python scripts/words.py power tests/data/losses.npz
-    python scripts/words.py races tests/data/losses.npz --reports 2000
     python scripts/words.py pairs tests/data/losses.npz
     python scripts/words.py seeds
     python scripts/words.py quantiles
@@ -12,7 +11,7 @@ known: `tests/data/losses.npz` (scripts/coverage.py measures it) gives the docum
 what single runs add to that. Seeds add a level that is drawn, for every scheme with another spread.
 
 `errors` prints the share of reports with any wrong word (its standard error is 1.3 % at 5 % of 300), `power` how often
-each true word is said, `races` both for races, `pairs` how often a ladder takes two schemes apart, `seeds` how often
+each true word is said, `pairs` how often a ladder takes two schemes apart, `seeds` how often
 plain 95 % intervals over seeds contain the truth.
 `quantiles` compares the level of each interval with that of a joint distribution. tests/test_words.py asserts some of
 these figures.
@@ -23,9 +22,9 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from scipy import stats
 
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.levels import REACH_LIMIT, Contrast
-from posbench.report.comparison import claims, judgement, race, transfer
+from posbench.report.comparison import claims, judgement, transfer
 from posbench.report.comparison.claims import MARGIN, NOT_WORSE
 
 Floats = NDArray[np.float64]
@@ -132,7 +131,7 @@ def _luck(shape: tuple[int, int], kind: Seeds, rng: np.random.Generator) -> Floa
 def words(population: Population, truths: list[Truth], setting: Setting, rng: np.random.Generator) -> list[list[str]]:
     """The words of one simulated report by scheme, the reference first; wrong ones begin with `WRONG`."""
     contrasts = _contrasts(population, truths, setting, rng)
-    judged = _judged(contrasts, dict.fromkeys(map(str, range(len(truths))), setting.seeds))
+    judged = _judged(contrasts)
     return [_words(judged, str(n), truth, truths[0]) for n, truth in enumerate(truths)]
 
 
@@ -143,17 +142,17 @@ def _contrasts(
     return [[[_contrast(blocks) for blocks in run] for run in runs] for runs in population.draw(truths, setting, rng)]
 
 
-def _judged(contrasts: list[list[list[Contrast]]], seeds: Mapping[str, int], **options: Any) -> judgement.Judged:
-    """What is judged of so many seeds of each scheme; the first is the reference, "0"."""
+def _judged(contrasts: list[list[list[Contrast]]]) -> judgement.Judged:
+    """What is judged of each scheme; the first is the reference, "0"."""
     first = [{s: run[q] for s, run in enumerate(contrasts[0])} for q in range(len(LENGTHS))]
     pairs, own = {}, {}
     for n, runs in enumerate(contrasts):
-        of = [{s: run[q] for s, run in enumerate(runs[: seeds[str(n)]])} for q in range(len(LENGTHS))]
+        of = [{s: run[q] for s, run in enumerate(runs)} for q in range(len(LENGTHS))]
         own[str(n)] = dict(zip(LENGTHS[1:], of[1:], strict=True))
         if n:
             paired = [{s: one - first[q][s] for s, one in of[q].items()} for q in (0, 1)]
             pairs[str(n)] = (paired[0], paired[1])
-    return judgement.judge(pairs, own, LENGTHS[0], **options)
+    return judgement.judge(pairs, own, LENGTHS[0])
 
 
 def _words(judged: judgement.Judged, label: str, truth: Truth, reference: Truth) -> list[str]:
@@ -264,82 +263,6 @@ _SEEDS: dict[Seeds, str] = {
 }
 
 
-# -- races -------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Races:
-    """Of simulated races: with any wrong word; runs of a race; and by truth what each scheme has in the end."""
-
-    wrong: float
-    runs: float  # mean, with those of the reference
-    ends: list[dict[str, float]]  # by truth: shares of exits, of words, and the mean number of seeds
-
-
-def races(
-    population: Population,
-    kinds: Sequence[Truth],
-    setting: Setting,
-    number: int,
-    looks: tuple[int, ...] = race.LOOKS,
-    seed: int = 0,
-) -> Races:
-    """The schemes have these truths in turn; the reference rises by .3 and .9. `setting.seeds` are not used."""
-    rng = np.random.default_rng([seed, setting.schemes, setting.documents, *looks])
-    setting = dataclasses.replace(setting, seeds=looks[-1])
-    truths = [Truth(), *(kinds[n % len(kinds)] for n in range(setting.schemes))]
-    labels = [str(n) for n in range(len(truths))]
-    alphas = dict.fromkeys(labels, claims.ALPHA / len(looks))
-    wrong, runs, ends = 0, 0, [Counter[str]() for _ in kinds]
-    for _ in range(number):
-        contrasts = _contrasts(population, truths, setting, rng)
-        course = race.course(
-            looks, "0", dict.fromkeys(labels, looks[-1]),
-            lambda seeds, drawn=contrasts: (_judged(drawn, seeds, alphas=alphas, enough=race.FEWEST), {}),
-        )  # fmt: skip
-        said = {label: _words(course.judged[label], label, truths[int(label)], truths[0]) for label in labels}
-        wrong += any(word.startswith(WRONG) for each in said.values() for word in each)
-        runs += sum(course.seeds.values())
-        for n, label in enumerate(labels[1:]):
-            stop = course.stops[label]
-            ends[n % len(kinds)].update([stop.why, *said[label]])
-            ends[n % len(kinds)]["seeds"] += stop.seeds
-    times = [number * sum(truth is kind for truth in truths) for kind in kinds]
-    return Races(
-        wrong / number,
-        runs / number,
-        [{word: count / n for word, count in each.items()} for each, n in zip(ends, times, strict=True)],
-    )
-
-
-EFFECTS = [Truth(0.1), Truth(0.0, (0.2, 0.8)), Truth(0.4, (1.3, 2.0)), Truth(-0.1, (0.0, 0.0)), Truth(0.0)]
-
-
-def race_table(population: Population, number: int, tell: Callable[[str], None] = print) -> None:
-    """The tables of races: wrong words, then what large and small effects take."""
-    tell("| truth | seeds | 20 documents | 60 documents | 20 unequal documents |\n|---|---|---:|---:|---:|")
-    cells = [(20, True), (60, True), (20, False)]
-    for kind in KINDS[:3]:
-        for name in ("all equal", "each at another limit"):
-            found = [races(population, TRUTHS[name], Setting(5, n, 12, equal, kind), number) for n, equal in cells]
-            tell(f"| {name} | {_SEEDS[kind]} | " + " | ".join(f"{100 * one.wrong:.1f} %" for one in found) + " |")
-    tell(
-        "\n| truth | documents | word at 1x | word at 4x | settled | futile | more documents | last look | mean seeds |"
-    )
-    tell("|---|---:|" + "---:|" * 7)
-    for documents in (20, 60):
-        ends = races(population, EFFECTS, Setting(5, documents), number).ends
-        for truth, each in zip(EFFECTS, ends, strict=True):
-            said = [sum(each.get(f"{word} {at}", 0) for word in _RESOLVED) for at in ("1x", "4x")]
-            why = [each.get(exit_, 0) for exit_ in ("settled", "futile", "documents", "last look")]
-            shares = " | ".join(f"{100 * share:.0f} %" for share in (*said, *why))
-            about = f"{truth.nll:+g} at 1x, {truth.rises[0] - 0.3:+g} in the rise at 4x"
-            tell(f"| {about} | {documents} | {shares} | {each['seeds']:.1f} |")
-
-
-_RESOLVED = ("better", "worse", "less", "equivalent", "small")
-
-
 def power(population: Population, reports: int, tell: Callable[[str], None] = print) -> None:
     """The table of true words."""
     asked: dict[str, tuple[Truth, tuple[str, ...]]] = {
@@ -415,15 +338,15 @@ def quantiles(tell: Callable[[str], None] = print, draws: int = 40_000) -> None:
                 z = z + math.sqrt(1 - shared) * rng.standard_normal((draws, many))
                 t = np.abs(z) / np.sqrt(rng.chisquare(df, (draws, many)) / df)
                 largest = np.maximum(largest, t.max(1))
-            level = claims.level(3 * schemes + 1, claims.alpha_of(1))
+            level = claims.level(3 * schemes + 1)
             one = special.stdtrit(df, 1 - level / 2)
-            tell(f"| {schemes} | {df} | {one:.2f} | {np.quantile(largest, 1 - claims.alpha_of(1)):.2f} |")
+            tell(f"| {schemes} | {df} | {one:.2f} | {np.quantile(largest, 1 - claims.ALPHA):.2f} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("errors", "power", "races", "pairs"):
+    for name in ("errors", "power", "pairs"):
         command = commands.add_parser(name)
         command.add_argument("losses", type=Path)
         command.add_argument("--reports", type=int, default=300)
@@ -435,5 +358,5 @@ if __name__ == "__main__":
     elif asked.command == "seeds":
         seed_intervals()
     else:
-        tables = {"errors": errors, "power": power, "races": race_table, "pairs": pair_table}
+        tables = {"errors": errors, "power": power, "pairs": pair_table}
         tables[asked.command](Population(asked.losses), asked.reports)

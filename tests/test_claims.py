@@ -1,8 +1,6 @@
-"""The words of a report: what they rest on, which schemes count together, and that a second look costs."""
+"""The words of a report: what they rest on, and which schemes count together."""
 
-import contextlib
 import dataclasses
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,12 @@ import pytest
 from fake_study import SCHEMES, Truth, configured, group_of, write_run, write_study
 from scipy import stats
 
-from posbench import report
 from posbench.config.schema import Config
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import Contrast
-from posbench.report import captions, figures, tables
+from posbench.report import figures, tables
 from posbench.report.answer import answer
-from posbench.report.comparison import claims, judgement, load, looks, summary
+from posbench.report.comparison import claims, judgement, load, summary
 from posbench.report.comparison.claims import Bounds
 from posbench.report.comparison.judgement import SeedRange
 from posbench.show import properties
@@ -77,11 +74,6 @@ def test_what_is_not_resolved_is_not_said_to_break(template: Config, tmp_path: P
 # -- one level for all -------------------------------------------------------------------------------------------------
 
 
-def test_levels_spend_one_error_for_all_intervals_and_all_looks() -> None:
-    assert 1 - (1 - claims.level(16, claims.alpha_of(1))) ** 16 == pytest.approx(0.04)
-    assert sum(claims.alpha_of(look) for look in range(1, 30)) == pytest.approx(claims.ALPHA)
-
-
 def one_figure(values: np.ndarray) -> dict[str, Interval]:
     return {str(label): over_seeds(each.tolist()) for label, each in enumerate(values)}
 
@@ -117,26 +109,24 @@ def by_seed(values: np.ndarray) -> dict[int, Contrast]:
 
 def test_a_scheme_with_seeds_in_two_groups_goes_by_its_own_variance_and_the_others_do_without_it() -> None:
     rng = np.random.default_rng(3)
-    pairs = {name: (by_seed(rng.normal(0, 0.02, 5)), by_seed(rng.normal(0, 0.02, 5))) for name in "abcdef"}
+    values = {name: by_seed(rng.normal(0, 0.02, 5)) for name in "abcdef"}
     parted = np.array([0.02, 0.03, 0.9, 0.95, 0.97])
 
-    def found(seeds: np.ndarray) -> dict[str, tuple[Interval, Interval]]:
-        of_all = {**pairs, "g": (by_seed(seeds), by_seed(seeds))}
-        return judgement.judge(of_all, {name: {} for name in of_all}, 64, schemes=8).differences
+    def found(seeds: np.ndarray) -> dict[str, Interval]:
+        return judgement.moderated({**values, "g": by_seed(seeds)})
 
     one, other = found(parted), found(10 * parted)
     own = stats.t.interval(0.95, 4, parted.mean(), stats.sem(parted))
-    for each in one["g"]:
-        assert (each.mean - each.half, each.mean + each.half) == pytest.approx(own)
-    assert all(one[name] == other[name] and one[name][0].df > 4 for name in pairs)
+    assert (one["g"].low, one["g"].high) == pytest.approx(own)
+    assert all(one[name] == other[name] and one[name].df > 4 for name in values)
 
 
 def test_the_error_is_shared_by_two_differences_of_each_scheme_and_its_rises_at_longer_and_shorter_lengths() -> None:
     pairs = {name: (by_seed(np.arange(5.0)), by_seed(np.arange(5.0))) for name in "ab"}
     for lengths, intervals in (([], 4), ([128], 7), ([128, 256], 7), ([32], 7), ([32, 48, 128], 10)):
         rises = {name: {length: by_seed(np.arange(5.0)) for length in lengths} for name in ("rope", "a", "b")}
-        (level,) = set(judgement.judge(pairs, rises, 64).levels.values())
-        assert 1 - (1 - level) ** intervals == pytest.approx(0.04), lengths  # the first look's
+        level = judgement.judge(pairs, rises, 64).level
+        assert 1 - (1 - level) ** intervals == pytest.approx(claims.ALPHA), lengths
 
 
 @pytest.mark.full
@@ -149,7 +139,7 @@ def test_moderated_bounds_hold_jointly(schemes: int) -> None:
         sd = 0.02 * 2 ** rng.uniform(-1, 1, (schemes + 1, 1))
         seeds = sd * rng.normal(0, 1, (schemes + 1, 5))
         found = claims.moderated(one_figure(seeds[1:] - seeds[0]))
-        level = claims.level(schemes, claims.alpha_of(1))
+        level = claims.level(schemes)
         wrong += any(abs(one.mean) > one.half_at(level) for one in found.values())
     assert wrong <= stats.binom.ppf(0.999, reports, 0.05)
 
@@ -180,13 +170,9 @@ def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Con
     others = {name: Truth(3.7 + number / 50, 0.1) for number, name in enumerate(("t5", "none", "fire", "kerple_log"))}
     write_study(folder, template, others)
     assert endpoints(folder)["alibi"] == alone
-    assert endpoints(folder)["t5"].level == claims.level(
-        2 * 4 + 5, claims.alpha_of(1)
-    )  # no sweep named these four: a family
+    assert endpoints(folder)["t5"].level == claims.level(2 * 4 + 5)  # no sweep named these four: a family
     swept(folder, "posbench sweep encoding=glob(*)", ["t5", "none", "fire"], lost=("cope", "fox"))
-    assert endpoints(folder)["t5"].level == claims.level(
-        2 * 5 + 6, claims.alpha_of(1)
-    )  # all that it named, with rope and what is lost
+    assert endpoints(folder)["t5"].level == claims.level(2 * 5 + 6)  # all that it named, with rope and what is lost
     assert endpoints(folder)["alibi"] == alone
 
 
@@ -207,62 +193,6 @@ def test_a_damaged_sweep_record_leaves_one_family(template: Config, tmp_path: Pa
     for text in ("{", '{"cells": [{"id": [1], "command": 3}, {"id": "..", "command": "x", "overrides": 7}]}'):
         (folder / "sweep.json").write_text(text)
         assert endpoints(folder) == wanted
-
-
-# -- looks -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_look_while_runs_are_not_done_is_told(template: Config, tmp_path: Path) -> None:
-    folder, told = write_study(tmp_path / "fake", template, PAIR), "Not done: 2 runs. This report counts as a look"
-    assert told not in " ".join(captions.notes_on_text(group_of(folder), []))
-    write_run(folder, configured(template, "alibi", 5), None, "failed", reason="oom")
-    cells = [{"id": "rope-s5-cafecafe", "status": "waiting"}]  # has no folder yet
-    (folder / "sweep.json").write_text(json.dumps({"cells": cells}))
-    assert told in " ".join(captions.notes_on_text(group_of(folder), []))
-
-
-@pytest.mark.full
-def test_adding_seeds_after_a_report_is_another_look_at_a_smaller_level(template: Config, tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "fake", template, PAIR)
-
-    def reported() -> str:
-        with contextlib.redirect_stdout(io.StringIO()):
-            report.main([folder])
-        return (folder / "report" / "report.md").read_text()
-
-    first = reported()
-    assert "Look 2" not in first and reported() == first  # the same seeds: no new look
-    for seed in range(5, 8):
-        for name, truth in PAIR.items():
-            write_run(folder, configured(template, name, seed), truth)
-    assert "Look 2, since seeds changed after an earlier report: alibi, rope" in reported()
-    earlier = looks.read(folder / "report" / looks.NAME)
-    assert [len(look.runs) for look in earlier] == [5, 5, 8, 8]
-    found = endpoints(folder, earlier=earlier)["alibi"]
-    assert found.level == claims.level(4, claims.alpha_of(2)) < claims.level(4, claims.alpha_of(1))
-    assert endpoints(folder)["alibi"].level == claims.level(
-        4, claims.alpha_of(1)
-    )  # a report elsewhere knows of no other
-
-
-def test_fewer_seeds_than_a_verdict_takes_are_no_look(template: Config, tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "fake", template, PAIR, seeds=4)
-    assert looks.at(group_of(folder)) == []
-    (tmp_path / "looks.json").write_text('{"looks": [{"scheme": 1}, {"runs": [2]}, 3]}')
-    assert looks.read(tmp_path / "looks.json") == looks.read(tmp_path / "missing.json") == []
-
-
-def test_another_look_is_one_at_other_seeds_of_a_scheme_against_the_same_reference() -> None:
-    earlier = [looks.Look("alibi", "rope", ("a0", "a1")), looks.Look("alibi", "rope", ("a0", "a1", "a2"))]
-    for against, runs, number in (
-        ("rope", ("a0", "a1"), 1),
-        ("rope", ("a0", "a1", "a2"), 2),
-        ("rope", ("a1", "a3"), 3),
-        ("rope base=10000", ("a1", "a3"), 3),  # the label of the same runs, once the folder has a variant
-        ("none", ("a1", "a3"), 1),
-        ("rope", ("a7", "a8"), 1),  # no run that a report has seen
-    ):
-        assert looks.number(looks.Look("alibi", against, runs), earlier) == number, (against, runs)
 
 
 # -- seeds -------------------------------------------------------------------------------------------------------------
@@ -307,7 +237,7 @@ def test_the_references_own_spread_is_said_and_seeds_are_planned_at_the_level_of
     (precision,) = (table for table in tables.more_tables(group, found) if table.title.startswith("Precision"))
     (row,) = precision.rows
     needed = {name: value.number for name, value in zip(precision.columns, row, strict=True)}
-    level = claims.level(4, claims.alpha_of(1))
+    level = claims.level(4)
     n, sd = needed["seeds needed"], needed["SD of a seed"]
     assert n is not None and sd is not None
     t = stats.t.ppf(1 - level / 2, n - 1) + stats.t.ppf(0.8, n - 1)

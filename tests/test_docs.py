@@ -110,7 +110,6 @@ def test_the_learning_rates_of_the_results_are_those_that_come_with_posbench() -
     [
         ("results", "At a size that reads", ["six"], 23),
         ("results", "The catalogue at that size", ["catalogue"], 75),
-        ("results", "The same, as a race", ["six", "six_race"], 11),
         ("results", "The demo: six schemes", ["six_demo"], 23),
         ("longer", "Results", ["extend"], 50),
     ],

@@ -20,7 +20,7 @@ from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.ledger import claim, outcome
 from posbench.report import figures
-from posbench.report.comparison import load, race
+from posbench.report.comparison import load
 from posbench.run_folder import archive, finding
 from posbench.show import properties
 
@@ -154,21 +154,6 @@ def test_kept_schemes_stand_beside_a_new_one_and_what_differs_is_said(
     table = [line.split("|")[1:3] for line in written.splitlines() if line.startswith(("| t5 ", "| rope ", "| alibi "))]
     assert {(name.strip(), runs.strip()) for name, runs in table} >= {("t5", "5"), ("rope", "5"), ("alibi", "5")}
     assert "Against rope" in written and not (tmp_path / "report").exists()
-
-
-@pytest.mark.usefixtures("quick")
-def test_runs_whose_number_a_race_chose_are_left_out(
-    template: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its joint words are of one race, and a run of the user's own may be of the scheme that it compares with."""
-    kept = write_study(tmp_path / "kept", template, {name: SCHEMES[name] for name in ("rope", "alibi")}, seeds=3)
-    names = tuple(tuple(run.name for run in sorted(kept.glob(f"{name}-*"))) for name in ("rope", "alibi"))
-    race.write(kept / race.RECORD, race.Race((2, 3), "rope", names))
-    rows = pack(finding.run_folders([kept]), tmp_path / "rows.tar.xz")
-    mine = write_study(tmp_path / "mine", template, {"rope": SCHEMES["rope"]}, seeds=1)
-    report.main([mine], kept=str(rows))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Kept rows rows.tar.xz: 6 left out, since a race chose the number of their seeds" in said
 
 
 @pytest.mark.full

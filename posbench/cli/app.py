@@ -70,8 +70,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocomp
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
 _KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
 _OF_A_SWEEP = (
-    "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, race=true, race.looks=[3,5,8,12], "
-    "hydra/launcher=NAME, hydra.launcher.KEY."
+    "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, hydra/launcher=NAME, hydra.launcher.KEY."
 )
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
@@ -220,9 +219,9 @@ def sweep(
     """Compare: run every combination of values, then report.
 
     encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
-    each encoding's learning rate; rates=NAME takes earlier choices from configs/rates. race=true adds seeds until more
-    tell nothing. A failed run does not stop the others; repeat the command to do missing and failed runs.
-    hydra/launcher=submitit_slurm runs them on a Slurm cluster.
+    each encoding's learning rate; rates=NAME takes earlier choices from configs/rates. A failed run does not stop the
+    others; repeat the command to do missing and failed runs. hydra/launcher=submitit_slurm runs them on a Slurm
+    cluster.
     """
     from posbench.launch import sweep as comparison
 

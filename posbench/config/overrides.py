@@ -34,8 +34,6 @@ OF_A_SWEEP = (
     "rates",
     "tune",
     "tune_grid",
-    "race",
-    "race.looks",
 )  # what `posbench sweep` takes beside what its runs take
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [*(word for word in _EVALUATION if word != "at_tokens"), "device", "threads", "processes"]

@@ -45,7 +45,6 @@ class Interval:
     each: tuple[float, ...] = ()  # the mean of every seed, where there are several
     text: tuple[float, float] = (0.0, 0.0)  # parts of the squared error: over units of text, and of what is left
     of_seed: tuple[float, float] | None = None  # the variance of a single seed, and the degrees of freedom of that
-    miss: float = 0.05  # the chance at which `half` misses; less where several looks share it
 
     @property
     def over(self) -> str:
@@ -64,17 +63,12 @@ class Interval:
     @property
     def half(self) -> float:
         """Half of the interval's width."""
-        return self.half_at(self.miss)
-
-    @property
-    def confidence(self) -> str:
-        """95 %, or more where several looks share the chance to miss."""
-        return f"{100 * (1 - self.miss):.4g} %"
+        return self.half_at(0.05)
 
     @property
     def upper(self) -> float:
         """One-sided upper bound, of 95 %."""
-        return self.mean + self.half_at(2 * self.miss)
+        return self.mean + self.half_at(0.1)
 
     def half_at(self, level: float) -> float:
         """Half of the width of the two-sided interval that misses with this probability."""

@@ -15,7 +15,7 @@ from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data import corpus
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, forecast, plans, pool, race, rates, states, table, tuning
+from posbench.launch import cluster, forecast, plans, pool, rates, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.report.comparison import load
@@ -35,7 +35,7 @@ def sweep(
 
     Args:
         arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `rates=NAME` (configs/rates), `tune=true`,
-            `tune_grid=[0.5,1,2]`, `race=true`, `race.looks=[3,5,8,12]`, `hydra/launcher=...` and its settings.
+            `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -46,24 +46,21 @@ def sweep(
         PosbenchError: some runs failed; all others are done.
     """
     own, hydra, overrides = _parted(arguments)
-    grid, looks = _grid(own), race.looks_of(own)
+    grid = _grid(own)
     if "sweep" not in own and not overrides:
         raise UserError("nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME")
     if hydra and n_jobs:
         raise UserError("--n-jobs is for a sweep without a launcher: see the launcher's own hydra.launcher.*")
-    launcher = cluster.check(hydra) if hydra else None  # before a text is prepared or a race is recorded
+    launcher = cluster.check(hydra) if hydra else None  # before a text is prepared
     todo = plans.resolve(plans.read_sets(own.get("sweep"), overrides, config_dir), config_dir)
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
     command = shlex.join(["posbench", "sweep", *options, *arguments])
     if "rates" in own:
         todo = rates.reused(todo, own["rates"], config_dir)
-    racing = race.Racing(todo, looks) if looks else None
     if dry_run:
-        runs = racing.all if racing else tuning.as_far_as_known(todo, grid)
+        runs = tuning.as_far_as_known(todo, grid)
         print(cost([*tuning.trials(todo, grid), *runs], n_jobs))
-        if racing:
-            print(f"A race: these are the most that it may take. Its first look takes {len(racing.first)} runs.")
         return
     if "rates" in own:
         rates.record(todo, own["rates"], config_dir)
@@ -79,13 +76,7 @@ def sweep(
         )
     if grid:
         todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, launcher), command)
-    if looks:
-        racing = race.Racing(todo, looks)
-        racing.record()
-        status = execute(racing.first, n_jobs, launcher, command, racing.more)
-        todo = racing.among(status)
-    else:
-        status = execute(todo, n_jobs, launcher, command)
+    status = execute(todo, n_jobs, launcher, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
     if failed:

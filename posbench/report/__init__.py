@@ -10,12 +10,9 @@ from posbench.config.schema import Config
 from posbench.errors import PosbenchError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from posbench.report.comparison.load import Group, RunData
-    from posbench.report.comparison.looks import Look
     from posbench.report.page import Section
     from posbench.show.properties import Properties
 
@@ -125,7 +122,7 @@ def _write(
 ) -> None:
     """Write all files of a report; print the main tables."""
     from posbench.report import csv_files, page, tables, task, text
-    from posbench.report.comparison import load, looks
+    from posbench.report.comparison import load
 
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
@@ -138,7 +135,6 @@ def _write(
     pieces = [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
     pieces += [f"**{text.markdown(warning)}**\n" for warning in warnings]
     sections: list[Section] = []
-    earlier = looks.read(folder / looks.NAME)
     for number, (group, heading) in enumerate(zip(groups, _headings(groups), strict=True), start=1):
         place = folder
         if number > 1:
@@ -146,7 +142,7 @@ def _write(
             files.refuse_unusual(place)
             place.mkdir(exist_ok=True)
         if group.task is None:
-            made = _section(group, heading, place, least, columns, earlier)
+            made = _section(group, heading, place, least, columns)
         else:
             made = task.section(group, heading, place)
         text.write(place / "table.tex", made.latex)
@@ -159,9 +155,6 @@ def _write(
     pieces += [text.markdown_table(failed)] if failed.rows else []
     text.write(folder / "report.md", "\n".join(pieces))
     csv_files.write(folder, groups, runs)
-    own = [look for group in groups if group.task is None for look in looks.at(group)]
-    if own:
-        looks.write(folder / looks.NAME, [*earlier, *own])
     about = tables.properties(measured)
     text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, about, failed, runs))
 
@@ -192,16 +185,14 @@ def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
     return measured, [f"Without measured properties: {'; '.join(missing)}"] if missing else []
 
 
-def _section(
-    group: "Group", heading: str, place: Path, least: float, columns: str | None, earlier: "Sequence[Look]"
-) -> "Section":
+def _section(group: "Group", heading: str, place: Path, least: float, columns: str | None) -> "Section":
     """The section of a set of runs on text: levels and rises of nll; its pictures are written into a folder."""
     from posbench.report import captions, figures, latex, on_the_way, page, tables
     from posbench.report.answer import answer
     from posbench.report.comparison import summary
 
-    summaries = summary.summarise(group, least, earlier)
-    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group, summaries, earlier)
+    summaries = summary.summarise(group, least)
+    caption, notes = captions.of_text(group, summaries), captions.notes_on_text(group)
     notes += latex.left_out(group, summaries, columns)
     title = f"{group.runs[0].config.study} {heading.partition(':')[0]}".strip()
     return page.Section(

@@ -23,7 +23,7 @@ def answer(group: Group, summaries: list[Summary]) -> list[str]:
         _held(ranked, group.train_length),
         _used(ranked, group.train_length),
         *_against(group, ranked),
-        few_seeds({one.scheme.label: one.n_done for one in ranked if not one.raced}),
+        few_seeds({one.scheme.label: one.n_done for one in ranked}),
         _two_groups(ranked),
     ]
     for gate, why in (

@@ -1,21 +1,19 @@
 """The captions of a set of runs: the data behind the figures, and notes for the reader."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from posbench.config.external import ModelElsewhere, TrainedElsewhere, TrainedOn
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.report import families, lines
-from posbench.report.comparison import claims, load, looks, race, rates
+from posbench.report.comparison import load, rates
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Group
-from posbench.report.comparison.looks import Look
 from posbench.report.comparison.standing import Standing, known_at
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
-from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, confidence, documents
+from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, documents
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
-from posbench.terminal.exits import counted
 
 MOST = 3  # most commands that are all listed
 
@@ -106,29 +104,13 @@ def _marks(group: Group, summaries: list[Summary]) -> list[str]:
     ranges = any(isinstance(point.rise, SeedRange) or isinstance(point.band, SeedRange) for point in points)
     instead = f", the range of seeds where they are fewer than {SEEDS_FOR_A_CLAIM}" if ranges else ""
     return [
-        *([f"Bands: {confidence(summaries)}, {banded}{instead}{few}."] if banded else []),
+        *([f"Bands: 95 %, {banded}{instead}{few}."] if banded else []),
         *([f"{said[:1].upper()}{said[1:]}."] if said else []),
     ]
 
 
-def notes_on_text(group: Group, summaries: Sequence[Summary], earlier: Sequence[Look] = ()) -> list[str]:
-    notes = _races(group, summaries)
-    again: dict[int, list[str]] = {}
-    seen, left = looks.at(group), sum(len(one.runs) for one in load.failures(group.runs))
-    if seen and left:
-        notes.append(
-            f"Not done: {counted(left, 'run')}. This report counts as a look all the same: once a scheme has more "
-            f"seeds, its words go by a smaller chance of error, {claims.alpha_of(2):g} at the second look."
-        )
-    for look in seen:
-        if (number := looks.number(look, earlier)) > 1:
-            again.setdefault(number, []).append(look.scheme)
-    for number, labels in sorted(again.items()):
-        notes.append(
-            f"Look {number}, since seeds changed after an earlier report: {', '.join(labels)}. Their words go by joint "
-            f"bounds with a chance of error of {claims.alpha_of(number):g}, the first look's by "
-            f"{claims.alpha_of(1):g}: adding seeds until a word pleases would find one by luck."
-        )
+def notes_on_text(group: Group) -> list[str]:
+    notes = []
     behind = documents(group)
     if behind and behind.warning:
         notes.append(behind.warning)
@@ -168,37 +150,6 @@ def _lacking(group: Group) -> list[str]:
                 f"Without a row at {ratio}x, so without a part in verdicts: {few}. 'posbench evaluate "
                 f"{lacking[0].folder} length=...' with all lengths adds it."
             )
-    return notes
-
-
-def _races(group: Group, summaries: Sequence[Summary]) -> list[str]:
-    """Notes on races: what stopped where, how many runs were saved, and what its intervals are."""
-    notes = []
-    for one in race.of(group):
-        own = [found for found in summaries if found.scheme.label in one.runs]
-        stopped: dict[int, dict[str, list[str]]] = {}
-        for found in own:
-            if found.stop:
-                why = race.EXITS[found.stop.why]
-                stopped.setdefault(found.stop.seeds, {}).setdefault(why, []).append(found.scheme.label)
-        parts = [
-            f"At {seeds} seeds: {'; '.join(f'{_listed(labels)} ({why})' for why, labels in exits.items())}."
-            for seeds, exits in sorted(stopped.items())
-        ]
-        going = [found.scheme.label for found in own if not found.stop and found.scheme.label != one.reference]
-        going = going if one.reference else []
-        made, most = sum(found.n_done for found in own), len(one.race.runs) * one.race.looks[-1]
-        begun = one.race.runs_before
-        when = f"when {begun} of its runs had begun" if begun else "before its first run"
-        sentences = [
-            f"A race with looks at {_listed(list(one.race.looks))} seeds, recorded in race.json {when}.",
-            *parts,
-            f"Still in the race: {_listed(going)}." if going else "",
-            f"{made} runs count, {most - made} fewer than if all had gone to the last look. Each look has "
-            f"{one.race.alpha:.3g} of the chance of a wrong word, and ± is half of an interval that misses with that "
-            "chance: words and intervals hold at whatever look a scheme stopped.",
-        ]
-        notes.append(" ".join(sentence for sentence in sentences if sentence))
     return notes
 
 

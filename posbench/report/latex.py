@@ -229,7 +229,7 @@ def _best(column: Column, cells: list[Value], summaries: list[Summary]) -> set[i
 
 def _behind(one: Summary, best: Summary, measure: PerRun) -> Interval | None:
     """How much higher a scheme's measure is than the best one's; None if they are not paired."""
-    return one.at_its_level(judgement.interval(summary.paired(one.scheme, best.scheme, measure)))
+    return judgement.interval(summary.paired(one.scheme, best.scheme, measure))
 
 
 def _comment(behind: str) -> list[str]:
@@ -244,13 +244,12 @@ def _caption(group: Group, summaries: list[Summary], meanings: str, made: Table,
     counted = "one seed" if seeds == [1] else several
     over = "documents, for these checkpoints only" if seeds == [1] else "seeds and documents"
     texts = [value.text for row in made.rows for value in row[1:]]
-    level = summary.confidence(summaries)
     sentences = [
         f"Trained at {group.train_length} tokens, {counted}; {meanings}.",
-        f"±: half of a {level} interval over {over}." if any("±" in text for text in texts) else "",
+        f"±: half of a 95 % interval over {over}." if any("±" in text for text in texts) else "",
         "[lowest, highest]: range of seeds." if any("[" in text for text in texts) else "",
         f"{FEW}: fewer than {SEEDS_FOR_A_CLAIM} seeds, {ONE}: one checkpoint." if not alike else "",
-        f"Bold: the best, and what a paired {level} interval does not tell from it." if has_bold else "",
+        "Bold: the best, and what a paired 95 % interval does not tell from it." if has_bold else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 

@@ -135,7 +135,7 @@ def _dot(point: Point, value: float | None, interval: Interval | None) -> Dot:
     assert value is not None
     if interval is None:
         return Dot(point.ratio, point.length, value)
-    between = "range of seeds" if isinstance(interval, SeedRange) else interval.confidence
+    between = "range of seeds" if isinstance(interval, SeedRange) else "95 %"
     return Dot(point.ratio, point.length, value, (interval.low, interval.high), between=between)
 
 

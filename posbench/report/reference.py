@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.report.comparison import load, race
+from posbench.report.comparison import load
 from posbench.report.comparison.load import RunData
 from posbench.run_folder import archive
 from posbench.run_folder.rows import newest_of_split
@@ -50,8 +50,6 @@ def _reason(kept: RunData, settings: Sequence[tuple[dict[str, Any], Scored]]) ->
     """Why a kept run stands beside none of the others, say in what it differs from them; empty if it may."""
     if not settings:
         return "none of these runs is done"
-    if (kept.folder.parent / race.RECORD).exists():  # its words hold for that race alone
-        return "a race chose the number of their seeds"
     there = _compared(kept)
     here = min((one for one, _ in settings), key=lambda one: len(load.differing([there, one])))
     keys = load.differing([there, here])

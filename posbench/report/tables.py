@@ -3,12 +3,12 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison import claims, judgement, race, rates, statistics, summary
+from posbench.report.comparison import claims, judgement, rates, statistics, summary
 from posbench.report.comparison.claims import LEAST, MARGIN, Bounds
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Failure, Group, RunData, Scheme
@@ -21,9 +21,9 @@ from posbench.terminal.exits import counted
 
 MOST_RATIOS = 5
 FEW, ONE = "†", "‡"
-# The meaning of each sign in a cell; `level` is that of the intervals.
+# The meaning of each sign in a cell.
 SIGNS = {
-    "±": "± is half of a paired {level} interval over seeds and documents: other seeds, other text",
+    "±": "± is half of a paired 95 % interval over seeds and documents: other seeds, other text",
     "[": "[lowest, highest]: range of seeds, where they are fewer than "
     f"{SEEDS_FOR_A_CLAIM} or in two groups, which an interval would hide",
     FEW: f"{FEW} fewer than {SEEDS_FOR_A_CLAIM} seeds",
@@ -153,7 +153,7 @@ def _beyond(group: Group, summaries: list[Summary]) -> Table:
     least = "; ≥ where nothing longer was measured" if any("≥" in row[-2].text for row in rows) else ""
     used = f" uses: shortest context within {USES_LIMIT:g} of the training length, by the same bound."
     least += "; ? where it is not resolved whether it holds further" if any("?" in row[-2].text for row in rows) else ""
-    signs = _signs(rows, summaries)
+    signs = _signs(rows)
     note = (
         f"Rise of nll against the training length of {group.train_length} tokens, on the same target tokens. {signs}"
         f"reach: longest context, in tokens, whose rise is at most {REACH_LIMIT:g} by its upper joint "
@@ -176,28 +176,22 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
             bounds(found.nll_bounds),
             signed(found.rise),
             bounds(found.rise_bounds),
-            Value(found.verdict.text + _runs_missing(one) + _stopped(one)),
+            Value(found.verdict.text + _runs_missing(one)),
         ]
         for one in summaries
         if (found := one.endpoints)
     ]
-    needed = "" if any(one.raced for one in summaries) else f" Verdicts need {SEEDS_FOR_A_CLAIM} seeds."
-    signs = _signs(rows, summaries)
+    signs = _signs(rows)
     note = (
         f"Differences from {reference.label}, paired by seed and target; below 0 is better. {signs}Jointly: "
         "intervals that all hold at once in 95 of 100 reports on the schemes that a sweep names, with those of how far "
         f"schemes hold; verdicts go by them. Equivalent: within {MARGIN:g}; differs by less: within {least:g}. Better "
         f"and worse take a whole interval on one side of 0 and an estimate of at least {least:g} nats; 'extrapolates "
         f"better' also one of nll at 1x below {claims.NOT_WORSE:g}; not resolved is not equal. These endpoints are "
-        f"primary, all else is exploratory.{needed}{_luck(summaries, reference)}"
+        f"primary, all else is exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds.{_luck(summaries, reference)}"
     )
     spare = (2, 4, 1)  # the bounds behind the verdict, and the level
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
-
-
-def _stopped(one: Summary) -> str:
-    """Where a scheme stopped in a race, and why."""
-    return f" (at {one.stop.seeds} seeds: {race.EXITS[one.stop.why]})" if one.stop else ""
 
 
 def _luck(summaries: list[Summary], reference: Scheme) -> str:
@@ -260,7 +254,7 @@ def _precision(group: Group, summaries: list[Summary], least: float) -> Table:
     reference = group.reference.label if group.reference else ""
     note = (
         f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a "
-        f"{summary.confidence(summaries)} interval: over seeds, for this very text; over documents, for these very "
+        f"95 % interval: over seeds, for this very text; over documents, for these very "
         "checkpoints; over both, which may be narrower than over seeds alone, since it has more degrees of freedom. "
         f"Needed: seeds on this text, or documents for these checkpoints, to find a difference of {least:g} nats with "
         "80 % power at the level of the verdicts, n = ((t(1 - level / 2) + t.80) SD / difference)². "
@@ -285,7 +279,7 @@ def _extensions(group: Group, summaries: list[Summary]) -> Table:
             rows.append([Value(one.scheme.label), Value(curve.kind), *changes])
     columns = ["scheme", "extension", *(f"{ratio:g}x" for ratio in ratios)]
     said = "Change of nll by the extension, on the same target tokens; below 0 it helps. Exploratory."
-    note = f"{said} {_signs(rows, summaries)}".rstrip()
+    note = f"{said} {_signs(rows)}".rstrip()
     return Table(f"Context extensions, trained at {group.train_length} tokens", columns, rows, note)
 
 
@@ -396,11 +390,10 @@ def not_done(failures: list[Failure]) -> Table:
     )
 
 
-def _signs(rows: list[list[Value]], summaries: Sequence[Summary]) -> str:
+def _signs(rows: list[list[Value]]) -> str:
     """What the signs in these cells mean; empty if there are none."""
     texts = [value.text for row in rows for value in row]
     said = "; ".join(meaning for sign, meaning in SIGNS.items() if any(sign in text for text in texts))
-    said = said.format(level=summary.confidence(summaries))
     return f"{said}. " if said else ""
 
 
@@ -494,7 +487,7 @@ def _ceiling(summaries: list[Summary]) -> str:
     low, high = min(gate.ceiling for gate in gates), max(gate.ceiling for gate in gates)
     said = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
     learned = "learned: nll is below that, by a 95 % interval paired by seed and document where those are known"
-    if any(0 < one.n_done < SEEDS_FOR_A_CLAIM and not one.raced for one in summaries):
+    if any(0 < one.n_done < SEEDS_FOR_A_CLAIM for one in summaries):
         learned += f", of fewer than {SEEDS_FOR_A_CLAIM} seeds by document"
     return (
         f" The best n-gram model of the training tokens has {said} on the same targets; {learned}; "
@@ -522,7 +515,7 @@ def _change(one: Summary, kind: str, point: Point | None) -> Value:
     if point is None or point.status != "ok":
         return Value("" if point is None else point.status.replace("_", " "))
     change = judgement.interval(summary.per_seed(one.scheme, summary.against_plain(kind, point.length)))
-    return signed(one.at_its_level(change))
+    return signed(change)
 
 
 def learned(one: Summary) -> Value:

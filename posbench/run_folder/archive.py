@@ -20,7 +20,7 @@ FILES = (CONFIG, EVALUATION, BLOCKS, RECORD)
 LARGEST = 2**30  # bytes of an archive when unpacked; a run has about three million
 _PIECE = 2**20  # bytes
 _FOLDER = r"\w[\w.=+-]*/"
-_OF_A_RUN, _OF_A_STUDY = "|".join(map(re.escape, FILES)), r"(?:sweep|race|tuning)\.json"
+_OF_A_RUN, _OF_A_STUDY = "|".join(map(re.escape, FILES)), r"(?:sweep|tuning)\.json"
 _NAME = re.compile(rf"{_FOLDER}(?:{_FOLDER}(?:{_OF_A_RUN})|{_OF_A_STUDY})", re.ASCII)
 
 

@@ -23,8 +23,7 @@ import numpy as np
 
 from posbench.evaluation.intervals import Interval, with_seed_variance
 
-ALPHA = 0.05  # chance of any wrong word in all reports on the same schemes
-SPENT = 0.8  # each look spends this share of what earlier looks left of it
+ALPHA = 0.04  # chance of any wrong word in a report
 LEAST_SCHEMES = 4  # fewer tell nothing of how variances differ
 
 Label = TypeVar("Label", bound=Hashable)
@@ -41,18 +40,9 @@ class Bounds:
         return -margin < self.low and self.high < margin
 
 
-def alpha_of(look: int) -> float:
-    """The chance of any wrong word that a look may have: .04, .008, .0016 ..., which is `ALPHA` in all.
-
-    Args:
-        look: 1 for the first report on a scheme, 2 for the first after seeds were added, and so on.
-    """
-    return ALPHA * SPENT * (1 - SPENT) ** (look - 1)
-
-
-def level(intervals: int, alpha: float) -> float:
-    """The chance at which each of so many intervals may miss, if any of them may with chance `alpha`."""
-    return -math.expm1(math.log1p(-alpha) / max(1, intervals))
+def level(intervals: int) -> float:
+    """The chance at which each of so many intervals may miss, if any of them may with chance `ALPHA`."""
+    return -math.expm1(math.log1p(-ALPHA) / max(1, intervals))
 
 
 def bounds(found: Interval, level: float) -> Bounds:

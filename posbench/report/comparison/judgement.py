@@ -87,18 +87,9 @@ class Judged:
     at_one: dict[str, Bounds]
     beyond: dict[str, Bounds]
     words: dict[str, tuple[AtOne, Beyond]]
-    differences: dict[str, tuple[Interval, Interval]]  # those behind the words, with moderated variances
     reach: dict[str, Reach]
     uses: dict[str, int | None]
-    levels: dict[str, float]  # of each interval
-
-    @classmethod
-    def nothing(cls) -> "Judged":
-        """Before the first look of a race."""
-        return cls({}, {}, {}, {}, {}, {}, {})
-
-    def level_of(self, label: str) -> float | None:
-        return self.levels.get(label) if label in self.words else None
+    level: float  # of each interval
 
 
 def judge(
@@ -107,8 +98,6 @@ def judge(
     train_length: int,
     least: float = LEAST,
     schemes: int = 0,
-    alphas: Mapping[str, float] | None = None,
-    enough: int = SEEDS_FOR_A_CLAIM,
 ) -> Judged:
     """The words of a set of schemes.
 
@@ -117,21 +106,18 @@ def judge(
         rises: by label and length but the training length, of every scheme; empty where the scheme is undefined, None
             where the loss is not finite.
         schemes: number that the sweep named, with the reference; it counts if it is more than there are here.
-        alphas: by label, the chance of any wrong word that this look may have; by default that of a first report.
-        enough: fewest seeds for an interval over seeds; with fewer it is over documents, for these very checkpoints.
     """
     schemes = max(schemes, len(rises))
     lengths = sorted({length for each in rises.values() for length in each})
     # Two differences of each from the reference, and of each its rises at longer lengths and at shorter ones.
     intervals_of_all = 2 * (schemes - 1) + schemes * len({length > train_length for length in lengths})
-    first = claims.alpha_of(look=1)
-    levels_of = {label: claims.level(intervals_of_all, (alphas or {}).get(label, first)) for label in rises}
+    level = claims.level(intervals_of_all)
 
     def joint(found: Mapping[str, Interval]) -> dict[str, Bounds]:
-        return {label: claims.bounds(one, levels_of[label]) for label, one in found.items()}
+        return {label: claims.bounds(one, level) for label, one in found.items()}
 
-    of_nll = moderated({label: pair[0] for label, pair in pairs.items()}, enough)
-    of_rise = moderated({label: pair[1] for label, pair in pairs.items()}, enough)
+    of_nll = moderated({label: pair[0] for label, pair in pairs.items()})
+    of_rise = moderated({label: pair[1] for label, pair in pairs.items()})
     at_one, beyond = joint(of_nll), joint(of_rise)
     words = {
         label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
@@ -139,8 +125,7 @@ def judge(
         if label in at_one and label in beyond
     }
     by_length = {
-        length: joint(moderated({label: each.get(length) or {} for label, each in rises.items()}, enough))
-        for length in lengths
+        length: joint(moderated({label: each.get(length) or {} for label, each in rises.items()})) for length in lengths
     }
     unknown = Bounds(-math.inf, math.inf)  # there are values, but nothing to tell their error by
     rise_of = {
@@ -156,23 +141,22 @@ def judge(
         for label, each in rise_of.items()
     }
     uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
-    differences = {label: (of_nll[label], of_rise[label]) for label in words}
-    return Judged(at_one, beyond, words, differences, reach, uses, levels_of)
+    return Judged(at_one, beyond, words, reach, uses, level)
 
 
-def moderated(values: Mapping[Label, PerSeed], enough: int, shared: float | None = None) -> dict[Label, Interval]:
+def moderated(values: Mapping[Label, PerSeed], shared: float | None = None) -> dict[Label, Interval]:
     """By label, `of_claim` of one figure with the variance over seeds moderated by that of all (`claims.moderated`).
 
     A scheme with seeds in two groups goes by its own variance.
     """
-    found = {label: one for label, each in values.items() if (one := of_claim(each, enough)) is not None}
+    found = {label: one for label, each in values.items() if (one := of_claim(each)) is not None}
     apart = {label for label, each in values.items() if in_two_groups(each)}
     return found | claims.moderated({label: one for label, one in found.items() if label not in apart}, shared)
 
 
-def of_claim(values: PerSeed, enough: int = SEEDS_FOR_A_CLAIM) -> Interval | None:
-    """Over seeds and documents; of fewer seeds than enough over documents, for these very checkpoints."""
-    return t_interval(values) if len(values) >= enough else text_interval(values)
+def of_claim(values: PerSeed) -> Interval | None:
+    """Over seeds and documents; of fewer than `SEEDS_FOR_A_CLAIM` over documents, for these very checkpoints."""
+    return t_interval(values) if len(values) >= SEEDS_FOR_A_CLAIM else text_interval(values)
 
 
 def in_two_groups(values: PerSeed) -> bool:

@@ -7,17 +7,15 @@ against the reference, and how far each scheme holds. All else is exploratory.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from posbench.errors import UserError
 from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Documents, Interval
 from posbench.evaluation.levels import Contrast
 from posbench.evaluation.measure import Learned
-from posbench.report.comparison import claims, load, looks, race, statistics
+from posbench.report.comparison import load, statistics
 from posbench.report.comparison.claims import LEAST, MARGIN, AtOne, Beyond, Bounds, Reach
 from posbench.report.comparison.judgement import (
     Judged,
@@ -31,8 +29,6 @@ from posbench.report.comparison.judgement import (
     text_interval,
 )
 from posbench.report.comparison.load import Group, RunData, Scheme
-from posbench.report.comparison.looks import Look
-from posbench.report.comparison.race import Course, Raced, Stop
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.run_folder.rows import PLAIN, WINDOWED
 
@@ -177,8 +173,6 @@ class Summary:
     endpoints: Endpoints | None = None
     reach: Reach | None = None  # None where it has not learned
     uses: int | None = None  # tokens of the training length
-    raced: bool = False
-    stop: Stop | None = None  # of a scheme in a race that does not go on
 
     @property
     def plain(self) -> Curve:
@@ -200,10 +194,6 @@ class Summary:
         """Whether it has learned, as far as is known."""
         return levels.may_claim(self.learned)
 
-    def at_its_level(self, found: Interval | None) -> Interval | None:
-        """An interval that misses as often as those of this summary: in a race each look has its share of 5 %."""
-        return dataclasses.replace(found, miss=self.nll.miss) if found and self.nll else found
-
     @property
     def n_done(self) -> int:
         return self.outcomes.get("done", 0)
@@ -215,68 +205,33 @@ class Summary:
         return float(np.median(speeds)) if speeds else None
 
 
-def summarise(group: Group, least: float = LEAST, earlier: Sequence[Look] = ()) -> list[Summary]:
+def summarise(group: Group, least: float = LEAST) -> list[Summary]:
     """One summary per scheme: the one that rises least at the longest length first, then what has not learned.
 
-    The longest length is one at which all were measured. What has no run that is done comes last. Of a race, only the
-    seeds count that its looks took.
+    The longest length is one at which all were measured. What has no run that is done comes last.
 
     Args:
         least: nats per token; a smaller difference is not called better or worse.
-        earlier: looks at these schemes by earlier reports.
-
-    Raises:
-        UserError: a race whose record cannot be read, or which settled another `least` or reference.
     """
-    races = [(one, course(group, one)) for one in race.of(group)]
-    if races and least != LEAST:
-        raise UserError(f"{races[0][0].path} settled the least difference, {LEAST:g}, before the first run: no --least")
-    for one, found_so_far in races:
-        group = one.counted(group, found_so_far.seeds)
-    misses = {label: one.race.alpha for one, _ in races for label in one.runs}
     of_text = (item for run in group.runs for item in run.levels.at.items())
     lengths = sorted({at for (kind, at), one in of_text if kind == PLAIN and one.status != "too_short"})
-    found = [
-        _summary(scheme, lengths, group.train_length, race.FEWEST if scheme.label in misses else SEEDS_FOR_A_CLAIM)
-        for scheme in group.schemes
-    ]
-    against, judged = _judged(group, least, earlier, races)
-    stops = {label: stop for _, found_so_far in races for label, stop in found_so_far.stops.items()}
+    found = [_summary(scheme, lengths, group.train_length) for scheme in group.schemes]
+    against, judged = _judged(group, least)
     found = [
         dataclasses.replace(
             one,
             endpoints=against.get(one.scheme.label),
             reach=judged[one.scheme.label].reach.get(one.scheme.label),
             uses=judged[one.scheme.label].uses.get(one.scheme.label),
-            raced=one.scheme.label in misses,
-            stop=stops.get(one.scheme.label),
         )
         for one in found
     ]
-    found = [_repeated(one, misses[one.scheme.label]) if one.scheme.label in misses else one for one in found]
     shared = statistics.in_all({point.length for point in one.plain.points} for one in found if one.plain.points)
     longest = max((length for length in shared if length > group.train_length), default=None)
     return sorted(found, key=lambda one: _rank(one, longest))
 
 
-def confidence(summaries: Iterable[Summary]) -> str:
-    """The level of their intervals in words: 95 %, in a race more, since its looks share the chance to miss."""
-    return " or ".join(sorted({one.nll.confidence for one in summaries if one.nll}, reverse=True)) or "95 %"
-
-
-def _repeated(value: Any, miss: float) -> Any:
-    """The same with intervals that miss with this chance: of several looks each has its share of 5 %."""
-    if isinstance(value, Interval):
-        return dataclasses.replace(value, miss=miss)
-    if isinstance(value, list):
-        return type(value)(_repeated(one, miss) for one in value)
-    if isinstance(value, Summary | Curve | Point | Endpoints):
-        changed = {field.name: _repeated(getattr(value, field.name), miss) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changed)
-    return value
-
-
-def _summary(scheme: Scheme, lengths: list[int], train_length: int, enough: int) -> Summary:
+def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
     longer = [length for length in lengths if length > train_length]
     from_one_on = [length for length in lengths if length >= train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
@@ -291,7 +246,7 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int, enough: int)
         nll=interval(base),
         nll_on_text=seed_interval(base),
         nll_of_checkpoints=text_interval(base),
-        gate=gate(scheme, enough),
+        gate=gate(scheme),
         bits_per_byte=_bits_per_byte(scheme),
         slope=interval(per_seed(scheme, slope(from_one_on))) if len(from_one_on) >= 2 else None,
         unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
@@ -326,10 +281,10 @@ def _curve(scheme: Scheme, kind: str, lengths: list[int], train_length: int) -> 
     return Curve(kind, points)
 
 
-def gate(scheme: Scheme, enough: int = SEEDS_FOR_A_CLAIM) -> Gate | None:
+def gate(scheme: Scheme) -> Gate | None:
     """The gate over seeds and documents, by `levels.learned`; None where no run knows it.
 
-    Of fewer seeds than enough it is over documents, for these very checkpoints.
+    Of fewer seeds than `SEEDS_FOR_A_CLAIM` it is over documents, for these very checkpoints.
     """
     known = [
         (level.nll, level.row.ngram_nll)
@@ -341,7 +296,7 @@ def gate(scheme: Scheme, enough: int = SEEDS_FOR_A_CLAIM) -> Gate | None:
     nll, ceiling = np.mean(known, axis=0)
     above = per_seed(scheme, lambda run: run.levels.above_ngram)
     paired_by_text = all(one.blocks is not None for one in above.values())
-    found = of_claim(above, enough) if paired_by_text else None
+    found = of_claim(above) if paired_by_text else None
     return Gate(float(ceiling), levels.learned(float(nll - ceiling), found))
 
 
@@ -373,35 +328,15 @@ def _rank(one: Summary, longest: int | None) -> tuple[bool, bool, float, str]:
 # -- the two primary endpoints -----------------------------------------------------------------------------------------
 
 
-def _judged(
-    group: Group, least: float, earlier: Sequence[Look], races: Sequence[tuple[Raced, Course]]
-) -> tuple[dict[str, Endpoints], dict[str, Judged]]:
+def _judged(group: Group, least: float) -> tuple[dict[str, Endpoints], dict[str, Judged]]:
     """Label -> the scheme against the reference, and what was judged of it; each family of schemes on its own."""
-    reference = group.reference
-    alphas = {one.label: claims.alpha_of(looks.number(looks.of(one, reference), earlier)) for one in group.schemes}
-    raced = {label for one, _ in races for label in one.runs}
     against: dict[str, Endpoints] = {}
     judged: dict[str, Judged] = {}
     for labels, number in load.families(group):
-        family = _family(group, labels - raced, number)
-        judged |= dict.fromkeys(labels - raced, family.judged(alphas, least))
-        against |= {label: family.endpoints(judged[label], label, least) for label in family.pairs}
-    for one, course_of_it in races:
-        family = _family(group, set(one.runs), len(one.race.runs), race.FEWEST)
-        judged |= {label: course_of_it.judged.get(label, Judged.nothing()) for label in one.runs}
+        family = _family(group, labels, number)
+        judged |= dict.fromkeys(labels, family.judged(least))
         against |= {label: family.endpoints(judged[label], label, least) for label in family.pairs}
     return against, judged
-
-
-def course(group: Group, raced: Raced) -> Course:
-    """How a race went so far."""
-
-    def look_at(seeds: Mapping[str, int]) -> tuple[Judged, dict[str, bool]]:
-        family = _family(raced.counted(group, seeds), set(raced.runs), len(raced.race.runs), race.FEWEST)
-        never = {label: why.final for label, why in family.why.items() if why is not None}
-        return family.judged(dict.fromkeys(raced.runs, raced.race.alpha)), never
-
-    return race.course(raced.race.looks, raced.reference, raced.ended, look_at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,29 +346,28 @@ class _Family:
     train_length: int
     number: int  # of schemes that the sweep named, with the reference
     pairs: dict[str, Pair]  # by label, of those beside the reference
-    why: dict[str, "NoVerdict | None"]  # by label
+    why: dict[str, str]  # by label, why it has no verdict; empty if it has one
     rises: dict[str, dict[int, PerSeed | None]]
-    enough: int  # seeds for a verdict
 
-    def judged(self, alphas: Mapping[str, float], least: float = LEAST) -> Judged:
-        tested = {label: pair for label, pair in self.pairs.items() if self.why[label] is None}
-        return judge(tested, self.rises, self.train_length, least, self.number, alphas, self.enough)
+    def judged(self, least: float) -> Judged:
+        tested = {label: pair for label, pair in self.pairs.items() if not self.why[label]}
+        return judge(tested, self.rises, self.train_length, least, self.number)
 
     def endpoints(self, judged: Judged, label: str, least: float) -> Endpoints:
         """Those of a scheme, by what was judged of it."""
         (at_one, beyond), why, words = self.pairs[label], self.why[label], judged.words.get(label)
         return Endpoints(
             interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond),
-            judged.at_one.get(label), judged.beyond.get(label), judged.level_of(label),
-            _verdict(words, least) if words else Verdict(why.text if why else "not enough seeds: no verdict"),
+            judged.at_one.get(label), judged.beyond.get(label), judged.level if words else None,
+            _verdict(words, least) if words else Verdict(why or "not enough seeds: no verdict"),
         )  # fmt: skip
 
 
-def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR_A_CLAIM) -> _Family:
+def _family(group: Group, labels: set[str], number: int) -> _Family:
     length, reference = group.train_length, group.reference
     base, risen = nll(PLAIN, length), rise(PLAIN, ENDPOINT_RATIO * length)
     schemes = [one for one in group.schemes if one.label in labels]
-    gates = {one.label: known.learned for one in group.schemes if (known := gate(one, enough))}
+    gates = {one.label: known.learned for one in group.schemes if (known := gate(one))}
     unlearned = {label: found for label, found in gates.items() if not levels.may_claim(found)}
     behind = documents(group)
     one_has_half = behind.no_verdict if behind else ""
@@ -443,9 +377,8 @@ def _family(group: Group, labels: set[str], number: int, enough: int = SEEDS_FOR
     for one in (one for one in schemes if reference is not None and one is not reference):
         assert reference
         pair = pairs[one.label] = paired(one, reference, base), paired(one, reference, risen)
-        of_text = NoVerdict(one_has_half, final=True) if one_has_half else None
-        why[one.label] = _no_verdict(one, reference, unlearned, pair, length, enough) or of_text
-    return _Family(length, number, pairs, why, rises, enough)
+        why[one.label] = _no_verdict(one, reference, unlearned, pair, length) or one_has_half
+    return _Family(length, number, pairs, why, rises)
 
 
 def _rises(scheme: Scheme, train_length: int) -> dict[int, PerSeed | None]:
@@ -486,41 +419,28 @@ def targets(run: RunData) -> object:
     return None if level is None else (level.targets, level.row.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class NoVerdict:
-    """Why a scheme has no verdict."""
-
-    text: str
-    final: bool  # whether more seeds will not change it
-
-
-def _no_verdict(
-    scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], pair: Pair, train_length: int, enough: int
-) -> NoVerdict | None:
-    """Why a scheme has no verdict; None if it has one."""
+def _no_verdict(scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str], pair: Pair, train_length: int) -> str:
+    """Why a scheme has no verdict; empty if it has one."""
     if not scheme.by_seed:
-        return NoVerdict("no run is done", final=False)
+        return "no run is done"
     if gate := unlearned.get(scheme.label):
-        said = "not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked"
-        return NoVerdict(said, final=gate == "no")
+        return "not learned: not ranked" if gate == "no" else "learned: not resolved, not ranked"
     if gate := unlearned.get(reference.label):
         label = reference.label
-        said = f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved"
-        return NoVerdict(said, final=gate == "no")
+        return f"{label} has not learned" if gate == "no" else f"whether {label} has learned is not resolved"
     far = [run.levels.at.get((PLAIN, ENDPOINT_RATIO * train_length)) for run in scheme.by_seed.values()]
     if any(level is not None and level.status == "undefined" for level in far):
-        return NoVerdict(f"undefined at {ENDPOINT_RATIO}x", final=True)
+        return f"undefined at {ENDPOINT_RATIO}x"
     if pair[0] and not pair[1]:
         bad = next((level.status for level in far if level is not None and level.status != "ok"), "not paired")
         with_it = f" with {reference.label}" if bad == "not paired" else ""
-        said = f"{bad.replace('_', ' ')} at {ENDPOINT_RATIO}x{with_it}: no verdict"
-        return NoVerdict(said, final=bad == "too_short")
+        return f"{bad.replace('_', ' ')} at {ENDPOINT_RATIO}x{with_it}: no verdict"
     seeds = min(len(values) for values in pair)
     if not seeds or any(interval(values) is None for values in pair):
-        return NoVerdict(f"not paired with {reference.label}: no verdict", final=False)
-    if seeds < enough:
-        return NoVerdict(f"{'one checkpoint' if seeds == 1 else f'{seeds} seeds'}: no verdict", final=False)
-    return None
+        return f"not paired with {reference.label}: no verdict"
+    if seeds < SEEDS_FOR_A_CLAIM:
+        return f"{'one checkpoint' if seeds == 1 else f'{seeds} seeds'}: no verdict"
+    return ""
 
 
 def _verdict(words: tuple[AtOne, Beyond], least: float) -> Verdict:

@@ -146,7 +146,7 @@ def pairs(cells: Cells) -> dict[tuple[str, str], Pair]:
         for a, b in itertools.combinations(sorted(cells), 2)
     }
     # Of k (k - 1) / 2 differences that vary alike, 2 (k - 2) others share a scheme with one: a correlation of 1/2.
-    found = judgement.moderated(values, enough=2, shared=1 / (len(cells) + 1))
+    found = judgement.moderated(values, shared=1 / (len(cells) + 1))
     made = {}
     for (a, b), each in values.items():
         if (one := found.get((a, b))) is not None:
