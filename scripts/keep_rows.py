@@ -3,8 +3,8 @@
     python scripts/keep_rows.py docs/rows/ledger.tar.xz outputs/ledger --final
     mkdir -p outputs && tar xf docs/rows/ledger.tar.xz -C outputs   # there: its runs count as done
 
-Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. --final takes the blocks that verdicts need, those of a text at the last checkpoint: a
-quarter of the size. The same runs make the same file.
+Of each run that is done it takes config.yaml, run.json, evaluation.jsonl and evaluation_blocks.jsonl. --final takes the
+blocks that verdicts need, those of a text at the last checkpoint: a quarter of the size. The same runs make the same file.
 """
 
 import argparse

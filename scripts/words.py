@@ -2,7 +2,6 @@
 
     python scripts/words.py errors tests/data/losses.npz
     python scripts/words.py power tests/data/losses.npz
-    python scripts/words.py pairs tests/data/losses.npz
     python scripts/words.py seeds
     python scripts/words.py quantiles
 
@@ -11,7 +10,7 @@ known: `tests/data/losses.npz` (scripts/coverage.py measures it) gives the docum
 what single runs add to that. Seeds add a level that is drawn, for every scheme with another spread.
 
 `errors` prints the share of reports with any wrong word (its standard error is 1.3 % at 5 % of 300), `power` how often
-each true word is said, `pairs` how often a ladder takes two schemes apart, `seeds` how often
+each true word is said, `seeds` how often
 plain 95 % intervals over seeds contain the truth.
 `quantiles` compares the level of each interval with that of a joint distribution. tests/test_words.py asserts some of
 these figures.
@@ -19,7 +18,6 @@ these figures.
 
 import argparse
 import dataclasses
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ from scipy import stats
 
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.levels import REACH_LIMIT, Contrast
-from posbench.report.comparison import claims, judgement, transfer
+from posbench.report.comparison import claims, judgement
 from posbench.report.comparison.claims import MARGIN, NOT_WORSE
 
 Floats = NDArray[np.float64]
@@ -285,31 +283,6 @@ def power(population: Population, reports: int, tell: Callable[[str], None] = pr
         tell(f"| {about} | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
 
 
-def pair_table(population: Population, reports: int, tell: Callable[[str], None] = print) -> None:
-    """The table of pairs that a ladder resolves."""
-    tell("| seeds | documents | equal at 1x | equal in the rise at 4x | .1 apart at 1x | .1 apart in the rise |")
-    tell("|---:|---:|---:|---:|---:|---:|")
-    for seeds, documents in itertools.product((2, 3, 5), (20, 60)):
-        setting = Setting(11, documents, seeds)
-        shares = [share for step in (0.0, 0.1) for share in resolved_pairs(population, step, setting, reports)]
-        tell(f"| {seeds} | {documents} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |")
-
-
-def resolved_pairs(population: Population, step: float, setting: Setting, reports: int) -> tuple[float, float]:
-    """At 1x and in the rise at 4x: how often two schemes are resolved that lie next to each other, so far apart."""
-    rng = np.random.default_rng([setting.documents, setting.seeds])
-    truths = [Truth(step * n, (0.3 + step * n, 0.9)) for n in range(setting.schemes + 1)]
-    found: list[list[bool]] = [[], []]
-    for _ in range(reports):
-        runs = _contrasts(population, truths, setting, rng)
-        for quantity, each in enumerate(found):
-            pairs = transfer.pairs(
-                {f"{n:02}": {s: run[quantity] for s, run in enumerate(own)} for n, own in enumerate(runs)}
-            )
-            each += [pairs[f"{n - 1:02}", f"{n:02}"].resolved(0) for n in range(1, len(runs))]
-    return float(np.mean(found[0])), float(np.mean(found[1]))
-
-
 def seed_intervals(tell: Callable[[str], None] = print, draws: int = 20_000) -> None:
     """How often a 95 % t-interval over seeds contains the mean of all seeds, by the kind of seeds."""
     rng = np.random.default_rng(0)
@@ -346,7 +319,7 @@ def quantiles(tell: Callable[[str], None] = print, draws: int = 40_000) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("errors", "power", "pairs"):
+    for name in ("errors", "power"):
         command = commands.add_parser(name)
         command.add_argument("losses", type=Path)
         command.add_argument("--reports", type=int, default=300)
@@ -358,5 +331,5 @@ if __name__ == "__main__":
     elif asked.command == "seeds":
         seed_intervals()
     else:
-        tables = {"errors": errors, "power": power, "pairs": pair_table}
+        tables = {"errors": errors, "power": power}
         tables[asked.command](Population(asked.losses), asked.reports)

@@ -137,44 +137,6 @@ def unpacked(names: Sequence[str], folder: pathlib.Path) -> list[str]:
     return [str(folder / name) for name in names]
 
 
-@pytest.mark.full
-def test_the_results_of_the_ladder_are_those_of_its_rows(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    studies = unpacked(("six_demo", "six", "ladder"), tmp_path)
-    monkeypatch.setattr(figures, "write", lambda *_: [])
-    monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
-    page = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8").split("\n## Results\n")[1]
-    said, written = " ".join(page.split()), ""
-    for name in ("reader_wide_predictions", "reader_wide_predictions_twelve"):
-        out = tmp_path / name
-        out.mkdir()
-        shutil.copy(ROOT / "docs" / "rows" / f"{name}.csv", out / "predictions.csv")
-        assert support.posbench("report", "--transfer", *studies, "--out", str(out)) == 0
-        written = (out / "transfer.md").read_text(encoding="utf-8").replace("\\", "")
-        pairs, hold, turned, open_ = (
-            sum(map(int, re.findall(words, written)))
-            for words in (r"of (\d+) pairs that", r", (\d+) hold;", r"reversed: (\d+);", r"not resolved: (\d+)\.")
-        )
-        spelt = ["none", "one", "two", "three", "four"]
-        (told,) = re.findall(rf"`docs/rows/{name}\.csv` is from .*?: of ([^.]*)\.", said)
-        counts = [spelt.index(word) for word in re.findall(r"[a-z]+(?= (?:is|are) reversed)", told)]
-        assert [pairs, hold, open_] == [int(word) for word in re.findall(r"\d+", told)] and counts == [turned]
-    assert support.posbench("report", studies[-1]) == 0
-    target = (tmp_path / "ladder" / "report" / "report.md").read_text(encoding="utf-8")
-    target = target.replace("‡", "").replace("\\", "")
-    rungs, endpoints, levels = (table for table in page.split("\n\n") if table.startswith("| "))
-    for rung, compute, seeds, learned, left in rows_of(rungs)[2:]:
-        row = [rung.partition(" (")[0] + (" (target)" if "target" in rung else ""), compute, seeds, learned, left]
-        assert row in [found[:5] for found in rows_of(written)], rung
-    at = [row for row in rows_of(written) if len(row) > 7 and row[1].isdigit()]
-    for (_, *cells), found in zip(rows_of(endpoints)[2:], at, strict=True):
-        assert cells == [*found[:4], *found[5:7], found[7] if len(found) == 9 else ""]
-    for name, *cells in rows_of(levels)[2:]:
-        found = [cell for row in rows_of(target) if row[0] == name for cell in row]
-        assert {*cells[:-1]} - {""} <= {*found}, name
-
-
 def test_the_makefile_and_the_pages_give_the_demo_one_duration() -> None:
     for name in ("README.md", "Makefile", "docs/quickstart.md"):
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_study
 import pytest
 import schemes
 import support
@@ -49,7 +48,6 @@ NOT_RUN = {
     "python scripts/claims.py": "writes into a page of the repository; test_ledger.py compares that page",
     "python scripts/keep_rows.py": "packs a ledger of hours; test_kept_rows.py packs studies of milliseconds",
     "mkdir -p outputs && tar xf": "unpacks the rows of a study, of which test_docs.py holds what the pages say",
-    "mkdir -p outputs/report && cp docs/rows": "takes a prediction; test_docs.py scores it",
     "posbench sweep sweep=catalogue": "composes every encoding, as a test of test_sweep.py does",
     "lm_eval": "another project's harness, which is not installed here",
     "posbench evaluate my_model": "a model of a reader's own; test_huggingface.py evaluates models of every kind",
@@ -188,15 +186,8 @@ def _reproduce(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    """It is run as it stands; a ladder has runs of two sizes, which are written and not trained."""
-    studies = [Path(word) for word in arguments if "--transfer" in arguments and word.startswith("outputs/")]
-    template = fake_study.demo_config()
-    for study in (study for study in studies if not study.exists()):
-        for tokens in (1_000_000, 2_000_000):
-            sized = dataclasses.replace(template, training=dataclasses.replace(template.training, tokens=tokens))
-            fake_study.write_study(study, sized, {name: fake_study.SCHEMES[name] for name in ("rope", "t5", "none")}, 1)
-    expanded = [part for word in arguments for part in ([word] if studies else _of_a_study(word))]
-    assert support.posbench("report", *expanded) == 0
+    """It is run as it stands."""
+    assert support.posbench("report", *(part for word in arguments for part in _of_a_study(word))) == 0
 
 
 RUNNERS: dict[str, Callable[[list[str]], None]] = {

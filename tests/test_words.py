@@ -49,14 +49,6 @@ def test_intervals_that_each_hold_in_19_of_20_cases_would_not_do(monkeypatch: py
     assert wrong("all equal", documents=60) > MOST
 
 
-def test_a_ladder_of_two_seeds_resolves_what_differs_and_seldom_what_does_not() -> None:
-    """By its own variance, a pair with two seeds that is .1 apart at 1x is resolved in 55 of 100 cases."""
-    words = script("words")
-    setting = words.Setting(11, 20, seeds=2)
-    assert max(words.resolved_pairs(words.Population(LOSSES), 0.0, setting, 20)) < 0.1
-    assert min(words.resolved_pairs(words.Population(LOSSES), 0.1, setting, 5)) > 0.8
-
-
 def test_words_are_said_where_they_are_true_and_large() -> None:
     words = script("words")
     kinds = [words.Truth(0.2), words.Truth(-0.2, (0.0, 0.0)), words.Truth(0.0, (0.6, 1.2))]

@@ -352,9 +352,6 @@ def report(
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scheme to compare the others with; default: rope.")
     ] = None,
-    transfer: Annotated[
-        bool, typer.Option("--transfer", help="Instead: do rankings of small runs hold for the largest among these?")
-    ] = False,
     kept: Annotated[
         str | None,
         typer.Option(
@@ -370,9 +367,7 @@ def report(
     """
     from posbench import report
 
-    if transfer and (columns or reference):
-        raise UserError("--transfer compares all pairs of schemes: leave out --columns and --reference")
-    report.main(paths, out, least, columns, reference, transfer, kept)
+    report.main(paths, out, least, columns, reference, kept)
 
 
 @app.command()

@@ -23,7 +23,6 @@ def main(
     least: float | None = None,
     columns: str | None = None,
     reference: str | None = None,
-    transfer: bool = False,
     kept: str | None = None,
 ) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
@@ -35,17 +34,15 @@ def main(
         columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
-        transfer: instead, compare sets of runs of several sizes with the largest of them.
         kept: an archive of rows, or `reference` for those of docs/rows; those of its runs that may be compared with
             these stand beside them.
 
     Raises:
-        UserError: a path does not exist, nothing there is a run, no such column or scheme, too few sets for
-            `transfer`, an archive cannot be read, or the files cannot be written.
+        UserError: a path does not exist, nothing there is a run, no such column or scheme, an archive cannot be read,
+            or the files cannot be written.
     """
     from posbench.report import latex
     from posbench.report import reference as rows_kept
-    from posbench.report import transfer as ladders
     from posbench.report.comparison import claims, load
     from posbench.terminal import console as terminal
     from posbench.terminal import exits
@@ -60,7 +57,6 @@ def main(
     warnings += load.mixed_code(runs)
     groups = load.groups(runs, reference)
     smallest = claims.LEAST if least is None else least
-    ladder = ladders.read(groups, smallest) if transfer else None
     if out is None:
         files.refuse_unusual(folder)
     console = terminal.stdout()
@@ -69,15 +65,11 @@ def main(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with console.capture() as said:
-            if ladder:
-                ladders.write(ladder, folder, warnings, console, smallest)
-            else:
-                _write(folder, groups, runs, warnings, console, smallest, columns)
+            _write(folder, groups, runs, warnings, console, smallest, columns)
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from None
     print(said.get(), end="")  # last, so that a printing error costs no file
     where = f"Report: {folder / 'index.html'} (also report.md, table.tex, curves.png and .pdf, CSV)"
-    where = f"Report: {folder / 'transfer.md'} (also transfer.csv, .png and .pdf)" if ladder else where
     if out is None and any((path / "run.json").is_file() for path in paths):
         there = len(list(folder.parent.glob("*/run.json")))
         study = os.path.relpath(folder.parent)

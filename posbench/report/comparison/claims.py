@@ -16,8 +16,8 @@ The quantile of the joint distribution with a shared reference is smaller by 2 %
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from posbench.evaluation.intervals import Interval, with_seed_variance
 
 ALPHA = 0.04  # chance of any wrong word in a report
 LEAST_SCHEMES = 4  # fewer tell nothing of how variances differ
-
-Label = TypeVar("Label", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +51,12 @@ def bounds(found: Interval, level: float) -> Bounds:
 # -- variance over seeds -----------------------------------------------------------------------------------------------
 
 
-def moderated(found: Mapping[Label, Interval], shared: float | None = None) -> dict[Label, Interval]:
+def moderated(found: Mapping[str, Interval]) -> dict[str, Interval]:
     """The intervals of one figure for several schemes, the variance over seeds of each moderated by that of all.
 
     The weight of the common variance follows from how much the variances differ, by the upper 90 % bound of that. Its
     degrees of freedom are no more than a mean of correlated variances has: differences from one reference share its
     seeds. Intervals without seeds, or of fewer than `LEAST_SCHEMES` schemes, stay as they are.
-
-    Args:
-        shared: the mean squared correlation of the intervals, if they are not differences from one reference.
     """
     known = {label: np.array(one.each) for label, one in found.items() if len(one.each) >= 2}
     variances = {label: float(values.var(ddof=1)) for label, values in known.items()}
@@ -70,7 +65,7 @@ def moderated(found: Mapping[Label, Interval], shared: float | None = None) -> d
         return dict(found)
     df = {label: len(values) - 1 for label, values in known.items()}
     prior_df, prior = _prior([variances[label] for label in positive], [df[label] for label in positive])
-    shared = _shared([known[label] for label in positive]) if shared is None else shared
+    shared = _shared([known[label] for label in positive])
     made = dict(found)
     for label, variance in variances.items():
         weight = prior_df / (prior_df + df[label]) if math.isfinite(prior_df) else 1.0

@@ -11,7 +11,7 @@ from posbench.evaluation import intervals, levels
 from posbench.evaluation.intervals import Interval
 from posbench.evaluation.levels import REACH_LIMIT, Contrast, weighted
 from posbench.report.comparison import claims, statistics
-from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Label, Reach
+from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Reach
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 
 PerSeed = dict[int, Contrast]
@@ -144,14 +144,14 @@ def judge(
     return Judged(at_one, beyond, words, reach, uses, level)
 
 
-def moderated(values: Mapping[Label, PerSeed], shared: float | None = None) -> dict[Label, Interval]:
+def moderated(values: Mapping[str, PerSeed]) -> dict[str, Interval]:
     """By label, `of_claim` of one figure with the variance over seeds moderated by that of all (`claims.moderated`).
 
     A scheme with seeds in two groups goes by its own variance.
     """
     found = {label: one for label, each in values.items() if (one := of_claim(each)) is not None}
     apart = {label for label, each in values.items() if in_two_groups(each)}
-    return found | claims.moderated({label: one for label, one in found.items() if label not in apart}, shared)
+    return found | claims.moderated({label: one for label, one in found.items() if label not in apart})
 
 
 def of_claim(values: PerSeed) -> Interval | None:
