@@ -1,11 +1,12 @@
 """The ledger: claims of the literature, read from files, tested on runs, judged together."""
 
 import dataclasses
-import functools
 import json
 import re
 import shlex
-import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ from scipy import stats
 from posbench.cli.listing import listing
 from posbench.config.schema import Config
 from posbench.config.shipped import choices
-from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, pool, states, sweep
+from posbench.errors import UserError
+from posbench.launch import plans, pool, sweep
 from posbench.launch.states import Status
 from posbench.ledger import claim, outcome, page, reproduce
 from posbench.ledger.claim import Term
 from posbench.ledger.outcome import Finding
 from posbench.report.comparison import load
-from posbench.run_folder import archive
 
+ROOT = Path(__file__).parents[1]
 CLAIM: dict[str, Any] = {
     "sentence": "ALiBi holds.",
     "source": {"paper": "A paper", "where": "abstract", "says": "it holds"},
@@ -306,47 +307,32 @@ def test_runs_take_the_learning_rates_of_a_record() -> None:
 
 
 @pytest.mark.full
-def test_kept_rows_are_checked_against_the_page_and_a_ledger_goes_on_from_them(
-    tmp_path: Path, trained: list[plans.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As in a checkout whose docs/rows has the rows of one claim of two."""
-    write(tmp_path)
-    write(tmp_path, "other", figure="none 4x - none 1x", runs=["none"])
-    asked = functools.partial(claim.read, own=tmp_path)
-    monkeypatch.setattr(claim, "read", lambda names, own=None: asked(["mine", "other"] if names == ["all"] else names))
-    reproduce.reproduce(["mine"], config_dir=tmp_path)
-    rows, home = tmp_path / "checkout/docs/rows", tmp_path / "checkout/docs/claims.md"
-    rows.mkdir(parents=True)
-    for module in (archive, reproduce):
-        monkeypatch.setattr(module, "configs_dir", lambda: tmp_path / "checkout" / "configs")
-    (rows / "ledger.tar.xz").write_bytes(support.script("keep_rows").pack([plan.folder for plan in trained]))
-    home.write_text(f"# Claims\n\n{page.BEGIN}{page.END}")
-    with pytest.raises(PosbenchError, match=r"docs/claims.md and the kept rows disagree on mine, other"):
-        reproduce.check()
-    home.write_text(page.written(home.read_text(), reproduce.kept()))
-    capsys.readouterr()
-    assert support.posbench("reproduce", "--check") == 0
-    assert "2 claims: 1 supported, 1 not run." in capsys.readouterr().out
-    assert "| supported |  |" in home.read_text() and "| not run |" in home.read_text()
-    home.write_text(home.read_text().replace("| supported |  |", "| contradicted |  |"))
-    with pytest.raises(PosbenchError, match="disagree on mine:"):
-        reproduce.check()
-    shutil.rmtree(tmp_path / "outputs")  # another machine
-    (each,) = reproduce.needed(asked(["mine"]), []).values()
-    assert [states.before(plan).name for plan in each["alibi"]] == ["waiting"] * 5
-    (tmp_path / "outputs").mkdir()
-    archive.unpack(rows / "ledger.tar.xz", tmp_path / "outputs")
-    assert [states.before(plan).name for plan in each["alibi"]] == ["done"] * 5
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert page.written(text, support.script("claims").kept()) == text
 
 
 @pytest.mark.full
-def test_the_page_says_what_the_kept_rows_say() -> None:
-    """Strict as soon as docs/rows has rows of the ledger: every row of the table is recomputed."""
-    home = Path(__file__).parents[1] / "docs" / "claims.md"
-    text = home.read_text(encoding="utf-8")
-    if not archive.kept("ledger*") and any(Path("outputs").glob("ledger*/*/run.json")):
-        pytest.skip("a ledger is being made here")
-    assert page.written(text, reproduce.kept()) == text
+def test_rows_without_weights_count_as_done_and_their_claims_are_recomputed_without_posbench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`posbench sweep` continues from docs/rows/six.tar.xz, and a script of NumPy alone has the ledger's figures."""
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open(ROOT / "docs" / "rows" / "six.tar.xz") as packed:
+        packed.extractall("outputs", filter="data")
+    words = ["experiment=reader", "study=six", "encoding=rope,alibi", "seed=0,1", "tracking=none"]
+    assert support.posbench("sweep", *words, "--dry-run") == 0
+    assert "4 runs: 4 finished, 0 to do" in capsys.readouterr().out
+    script = [sys.executable, str(ROOT / "scripts" / "recompute_claims.py"), "outputs/six"]
+    lines = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
+    recomputed = {line.split()[0]: [float(value) for value in line.split("by seed ")[1].split()] for line in lines}
+    names = ("rope", "alibi", "fox")
+    runs = {name: [load.read(run) for run in Path("outputs/six").glob(f"{name}-*")] for name in names}
+    for one in claim.read(list(recomputed)):
+        (found,) = outcome.judge([(one, runs)])
+        assert found.interval and found.interval.each == pytest.approx(recomputed[one.id], abs=6e-5)
+    source = (ROOT / "scripts" / "recompute_claims.py").read_text(encoding="utf-8")
+    assert "posbench" not in "".join(line for line in source.splitlines() if "import" in line)
 
 
 def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

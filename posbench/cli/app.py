@@ -239,9 +239,6 @@ def reproduce(
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Instead: do kept rows say of all claims what docs/claims.md says?")
-    ] = False,
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
@@ -251,12 +248,7 @@ def reproduce(
     """
     from posbench.ledger import reproduce as ledger
 
-    if check and (words or dry_run or config_dir):
-        raise UserError("--check recomputes all claims of this checkout: leave out everything else")
-    if check:
-        ledger.check()
-    else:
-        ledger.reproduce(words or [], n_jobs, config_dir, dry_run)
+    ledger.reproduce(words or [], n_jobs, config_dir, dry_run)
 
 
 @app.command(epilog=_SETTINGS)
@@ -352,14 +344,6 @@ def report(
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scheme to compare the others with; default: rope.")
     ] = None,
-    kept: Annotated[
-        str | None,
-        typer.Option(
-            "--with",
-            metavar="reference|ARCHIVE",
-            help="Put kept rows beside these runs where they may be compared: those of docs/rows, or an archive.",
-        ),
-    ] = None,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -367,7 +351,7 @@ def report(
     """
     from posbench import report
 
-    report.main(paths, out, least, columns, reference, kept)
+    report.main(paths, out, least, columns, reference)
 
 
 @app.command()

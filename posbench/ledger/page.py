@@ -1,6 +1,5 @@
 """Findings as they are read: a table with what did not hold first, a section of each claim, and one picture."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
@@ -137,18 +136,6 @@ def written(text: str, findings: Sequence[Finding]) -> str:
     if not (begin and end):
         raise UserError(f"expected a page with the lines {BEGIN.strip()} and {END.strip()}")
     return f"{before}{begin}{page(findings)}{end}{after}"
-
-
-def differing(one: str, other: str) -> list[str]:
-    """The claims of which two pages do not say the same, sorted."""
-    known = [{_name(line): line for line in text.splitlines() if _name(line)} for text in (one, other)]
-    return sorted(name for name in known[0].keys() | known[1].keys() if known[0].get(name) != known[1].get(name))
-
-
-def _name(row: str) -> str:
-    """The claim of a row of the table; empty for another line."""
-    found = re.match(r"\| \[.*?\]\(#(\w+)\) \|", row)
-    return found[1] if found else ""
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------

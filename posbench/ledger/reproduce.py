@@ -15,7 +15,6 @@ from typing import Any
 
 from posbench import files
 from posbench.config.overrides import parted, value
-from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, rates, sweep
 from posbench.launch.plans import Plan
@@ -26,7 +25,6 @@ from posbench.ledger.claim import Entry
 from posbench.ledger.outcome import LOOKS, Finding
 from posbench.report import figures
 from posbench.report.comparison import load
-from posbench.run_folder import archive
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -65,9 +63,9 @@ def reproduce(
     entries = claim.read(names, config_dir)
     usual = needed(entries, overrides, config_dir)
     settings = claim.settings(config_dir) if any(fragility) else {}
-    again = _elsewhere(entries, overrides, usual, settings, config_dir)
-    elsewhere = [plan for part in again.values() for plan in _plans(part)]
-    every = _merged([*_plans(usual), *elsewhere])
+    again = elsewhere(entries, overrides, usual, settings, config_dir)
+    other = [plan for part in again.values() for plan in _plans(part)]
+    every = _merged([*_plans(usual), *other])
     console.log_to_terminal()
     if dry_run:
         print(f"{page.number_of(entries)}. At most, if no claim is settled by {LOOKS[0]} seeds:")
@@ -76,7 +74,7 @@ def reproduce(
     for name in _rates(overrides):
         rates.record(every, name, config_dir)
     command = shlex.join(["posbench", "reproduce", *words])
-    first = _merged([*_plans(_up_to(LOOKS[0], usual)), *elsewhere])
+    first = _merged([*_plans(_up_to(LOOKS[0], usual)), *other])
     status = sweep.execute(first, n_jobs, None, command, _looking_again(entries, usual))
     findings = judged(entries, usual, again)
     folder = _plans(usual)[0].folder.parent / FOLDER
@@ -144,7 +142,7 @@ def _rates(overrides: list[str]) -> list[str]:
     return [name for key, name in map(parted, overrides) if key == "rates"]
 
 
-def _elsewhere(
+def elsewhere(
     entries: Sequence[Entry],
     overrides: list[str],
     usual: Needed,
@@ -205,12 +203,10 @@ def judged(
         again: the runs in other settings, by name.
         among: a folder of studies to look in; None: where runs are made.
     """
-    elsewhere = {
-        name: {one.entry.id: one for one in _judged(entries, part, among)} for name, part in (again or {}).items()
-    }
+    found = {name: {one.entry.id: one for one in _judged(entries, part, among)} for name, part in (again or {}).items()}
     return [
         dataclasses.replace(one, elsewhere={
-            name: part[one.entry.id] for name, part in elsewhere.items()
+            name: part[one.entry.id] for name, part in found.items()
             if one.entry.id in part and part[one.entry.id].outcome != "not run"
         })
         for one in _judged(entries, usual, among)
@@ -224,41 +220,6 @@ def _judged(entries: Sequence[Entry], part: Needed, among: Path | None) -> list[
         (entry, {name: [runs[p.folder] for p in each if p.folder in runs] for name, each in part[entry.id].items()})
         for entry in entries if entry.id in part
     ])  # fmt: skip
-
-
-def kept() -> list[Finding]:
-    """The findings of all claims by kept rows: of the archives docs/rows/ledger*.tar.xz, else of outputs/ledger.
-
-    Raises:
-        UserError: this posbench is no checkout, or an archive cannot be read.
-    """
-    archives = archive.kept(f"{STUDY}*")
-    among = files.until_exit() if archives else Path("outputs")
-    for path in archives:
-        archive.unpack(path, among)
-    entries = claim.read(["all"])
-    studies = {path.parents[1].name for path in among.glob(f"{STUDY}*/*/run.json")}
-    if not studies:
-        return [Finding(entry, "not run") for entry in entries]
-    usual = needed(entries, [])
-    settings = {name: text for name, text in claim.settings().items() if f"{STUDY}_{name}" in studies}
-    return judged(entries, usual, _elsewhere(entries, [], usual, settings), among)
-
-
-def check() -> None:
-    """Recompute every outcome from kept rows, and compare it with docs/claims.md. Nothing is run.
-
-    Raises:
-        UserError: this posbench is no checkout, or an archive cannot be read.
-        PosbenchError: the page says otherwise.
-    """
-    findings = kept()
-    text = (configs_dir().parent / "docs" / PAGE).read_text(encoding="utf-8")
-    if (recomputed := page.written(text, findings)) != text:
-        of = ", ".join(page.differing(text, recomputed)) or "how many there are"
-        raise PosbenchError(f"docs/{PAGE} and the kept rows disagree on {of}: 'python scripts/claims.py' writes it")
-    print(page.summary(findings))
-    print(f"docs/{PAGE} says so, too")
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------

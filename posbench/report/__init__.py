@@ -23,7 +23,6 @@ def main(
     least: float | None = None,
     columns: str | None = None,
     reference: str | None = None,
-    kept: str | None = None,
 ) -> None:
     """Report on run folders: tables in the terminal, and files in a folder.
 
@@ -34,15 +33,12 @@ def main(
         columns: of the LaTeX table, comma-separated. None: `latex.DEFAULT`.
         reference: name or label of the scheme that the others are compared with. None: `rope`, of tasks without it
             `none`.
-        kept: an archive of rows, or `reference` for those of docs/rows; those of its runs that may be compared with
-            these stand beside them.
 
     Raises:
-        UserError: a path does not exist, nothing there is a run, no such column or scheme, an archive cannot be read,
-            or the files cannot be written.
+        UserError: a path does not exist, nothing there is a run, no such column or scheme, or the files cannot be
+            written.
     """
     from posbench.report import latex
-    from posbench.report import reference as rows_kept
     from posbench.report.comparison import claims, load
     from posbench.terminal import console as terminal
     from posbench.terminal import exits
@@ -51,9 +47,6 @@ def main(
 
     runs, warnings = _read(paths)
     folder = out or Path(os.path.commonpath([run.folder.absolute().parent for run in runs])) / "report"
-    if kept:
-        others, lines = rows_kept.beside(runs, kept)
-        runs, warnings = [*runs, *others], [*warnings, *lines]
     warnings += load.mixed_code(runs)
     groups = load.groups(runs, reference)
     smallest = claims.LEAST if least is None else least

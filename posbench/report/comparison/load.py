@@ -413,11 +413,6 @@ def asked(config: AnyConfig) -> dict[str, Any]:
     return found
 
 
-def compared(run: RunData) -> dict[str, Any]:
-    """All that must be equal in runs that are compared: their settings, text and tokenizer."""
-    return asked(run.config) | (_corpus(run) or {})
-
-
 def _corpus(run: RunData) -> dict[str, Any] | None:
     data = run.record.get("data")
     if not isinstance(data, dict):
