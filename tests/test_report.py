@@ -387,16 +387,16 @@ def test_of_several_variants_of_the_reference_the_one_with_most_seeds_is_taken_a
     assert group.reference is not None and len(group.reference.runs) == 5
     after = summarised(folder)["alibi"].endpoints
     assert before and after and after.verdict.text == before.verdict.text
-    (note,) = [one for one in captions.notes_on_text(group, []) if "--reference" in one]
+    (note,) = [one for one in captions.notes_on_text(group) if "--reference" in one]
     assert note.startswith(f"The reference is '{group.reference.label}'; ") and "learning_rate=0.0001" in note
 
 
 def test_a_run_that_lacks_what_verdicts_need_is_named(template: Config, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "fake", template, {name: SCHEMES[name] for name in ("rope", "alibi")})
-    assert not any("Without a row" in note for note in captions.notes_on_text(group_of(folder), []))
+    assert not any("Without a row" in note for note in captions.notes_on_text(group_of(folder)))
     path = next(folder.glob("rope-s4-*/evaluation.jsonl"))
     write_rows(path, [row for row in read_rows(path) if row["length_ratio"] != 4])
-    (note,) = [one for one in captions.notes_on_text(group_of(folder), []) if "Without a row" in one]
+    (note,) = [one for one in captions.notes_on_text(group_of(folder)) if "Without a row" in one]
     assert note.startswith(f"Without a row at 4x, so without a part in verdicts: {path.parent.name}.")
 
 
