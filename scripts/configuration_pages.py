@@ -105,7 +105,7 @@ def _page() -> str:
         parts.append(table(_rows(cls, f"{section}.", defaults, said)))
         if section == "data":
             parts += [_task(name, path) for name, path in nested(section).items()]
-    parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep", "rates")]
+    parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)
 

@@ -19,7 +19,7 @@ from posbench.config.schema import Config, TrainingConfig, from_container, load_
 from posbench.config.shipped import choices, configs_dir
 from posbench.errors import UserError
 
-NO_GROUPS = ("tuned", "sweep", "rates", "claim")
+NO_GROUPS = ("tuned", "sweep", "claim")
 GROUPS = sorted(path.name for path in configs_dir().iterdir() if path.is_dir() and path.name not in NO_GROUPS)
 STORED = Path(__file__).parent / "data" / "rope-s0-1775196f.yaml"
 CHOICES = [f"{group}={name}" for group in GROUPS for name in choices(group)]
@@ -49,7 +49,7 @@ def test_every_key_is_explained() -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line for line in lines if line.startswith("# ") and "@package" not in line]
         assert comments, f"{path} has no first comment"
-        if path.parent.name in ("experiment", "demo", "rates", "claim") or "tuned" in path.parts:
+        if path.parent.name in ("experiment", "demo", "claim") or "tuned" in path.parts:
             continue  # their keys are explained where they are declared
         own = "\n".join(lines).partition("\nhydra:")[0].splitlines()
         for above, line in zip(["", *own], own, strict=False):

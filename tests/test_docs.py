@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 import pytest
 import support
 import test_encodings
-import yaml
 
 from posbench import encodings, report
 from posbench.cli.app import app
@@ -92,16 +91,6 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
     assert len(shown) == len(rows) == 6
     quoted = " ".join(line.removeprefix("> ") for line in readme.splitlines() if line.startswith("> "))
     assert f"> {quoted}\n" in section
-
-
-def test_the_learning_rates_of_the_results_are_those_that_come_with_posbench() -> None:
-    tuned = yaml.safe_load((ROOT / "configs" / "rates" / "demo.yaml").read_text(encoding="utf-8"))["schemes"]
-    section = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## Learning rates\n")[1]
-    header, _, *rows = rows_of(section)
-    assert [row[0] for row in rows] == [scheme["encoding"] for scheme in tuned]
-    for row, scheme in zip(rows, tuned, strict=True):
-        assert [float(rate) for rate in header[1:]] == [trial["learning_rate"] for trial in scheme["tried"]]
-        assert row[1:] == [f"{trial['nll']:.3f}" for trial in scheme["tried"]], row[0]
 
 
 @pytest.mark.full

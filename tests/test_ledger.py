@@ -299,14 +299,6 @@ def test_the_page_says_where_another_setting_has_another_outcome() -> None:
 
 
 @pytest.mark.full
-def test_runs_take_the_learning_rates_of_a_record() -> None:
-    (each,) = reproduce.needed(claim.read(["rope_breaks"]), ["experiment=demo", "rates=demo"], seeds=[5]).values()
-    assert [plan.config.training.learning_rate for plan in each["rope"]] == [0.006]
-    with pytest.raises(UserError, match="rates=demo has no learning rate of 'fire'"):
-        reproduce.needed(claim.read(["fire_beats_alibi"]), ["experiment=demo", "rates=demo"], seeds=[5])
-
-
-@pytest.mark.full
 def test_the_page_says_what_the_kept_rows_say() -> None:
     text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert page.written(text, support.script("claims").kept()) == text
@@ -345,7 +337,7 @@ def test_one_run_is_not_evaluated_in_two_ways(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_dry_run_says_what_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sweep, "cost", lambda todo, n_jobs: f"{len(todo)} runs")
+    monkeypatch.setattr(sweep, "cost", lambda todo: f"{len(todo)} runs")
     assert support.posbench("reproduce", "rope_breaks", "fox_extrapolates", "rope_breaks", "--dry-run") == 0
     assert capsys.readouterr().out == "2 claims. At most, if no claim is settled by 5 seeds:\n20 runs\n"
     assert support.posbench("reproduce", "rope_breaks", "model.n_layers=1,2", "--dry-run") == 2

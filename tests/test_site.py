@@ -144,12 +144,11 @@ def _sweep(arguments: list[str]) -> None:
     if hydra := [word for word in arguments if word.startswith("hydra")]:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
         assert cluster.check(hydra)
-    own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "rates=", "tune=")))
+    own = dict(word.partition("=")[::2] for word in arguments if word.startswith(("sweep=", "tune=")))
     named = [word for word in arguments if "=" in word and word.partition("=")[0] not in own]
     named = [word for word in named if not word.startswith(("-", "hydra"))]
     for one in plans.read_sets(own.get("sweep"), named):
         assert compose.check(one, multirun=True)
-    assert set(own.get("rates", "demo").split(",")) <= set(choices("rates"))
 
 
 def _bench(arguments: list[str]) -> None:

@@ -63,15 +63,13 @@ _OVERRIDES = "key=value, e.g. encoding=alibi training.tokens=2000000"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigDir = Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of further YAML files.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say how many runs, tokens, minutes and gigabytes; run nothing.")
+    bool, typer.Option("--dry-run", help="List the commands, and say how many runs and tokens; run nothing.")
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES, autocompletion=complete.train)]
 _ENCODINGS = "Encodings: " + ", ".join(choices("encoding")) + ". 'posbench list' shows more."
 _KEYS = "\n\n".join([_ENCODINGS, *listed(), "'posbench train --cfg job' prints their values."])
-_OF_A_SWEEP = (
-    "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], rates=NAME, hydra/launcher=NAME, hydra.launcher.KEY."
-)
+_OF_A_SWEEP = "Only for sweeps: sweep=NAME, tune=true, tune_grid=[0.5,1,2], hydra/launcher=NAME, hydra.launcher.KEY."
 _SETTINGS = "\n\n".join([f"Settings: {', '.join(OF_A_FINISHED_RUN)}.", f"Extensions: {', '.join(EXTENSIONS)}."])
 
 
@@ -219,9 +217,8 @@ def sweep(
     """Compare: run every combination of values, then report.
 
     encoding=rope,alibi seed=0,1,2 makes six runs. sweep=NAME takes the list from configs/sweep. tune=true first chooses
-    each encoding's learning rate; rates=NAME takes earlier choices from configs/rates. A failed run does not stop the
-    others; repeat the command to do missing and failed runs. hydra/launcher=submitit_slurm runs them on a Slurm
-    cluster.
+    each encoding's learning rate. A failed run does not stop the others; repeat the command to do missing and failed
+    runs. hydra/launcher=submitit_slurm runs them on a Slurm cluster.
     """
     from posbench.launch import sweep as comparison
 
@@ -243,8 +240,8 @@ def reproduce(
     """Test what the literature claims, on fresh seeds.
 
     Trains what claims need in one study, with seeds that no prediction was made from, and says of each claim:
-    supported, contradicted, open, not learned, or not testable here. fragility=true tries them in other settings, too;
-    rates=NAME gives each encoding its own learning rate. A claim is a file of configs/claim.
+    supported, contradicted, open, not learned, or not testable here. fragility=true tries them in other settings, too.
+    A claim is a file of configs/claim.
     """
     from posbench.ledger import reproduce as ledger
 

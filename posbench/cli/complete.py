@@ -111,7 +111,7 @@ def _assignments(typed: str, keys: Iterable[str]) -> list[str]:
 
 def _values(key: str) -> list[str]:
     """The values of a group or a key; the default if there is no list."""
-    if key in (*GROUPS, "sweep", "rates"):
+    if key in (*GROUPS, "sweep"):
         return list(_choices(key))
     if key == "hydra/launcher":
         return ["submitit_local", "submitit_slurm"] if _installed("hydra_plugins.hydra_submitit_launcher") else []

@@ -514,7 +514,7 @@ def _options(
     if group and kind is ObjectType.CONFIG:  # encoding=layered/gemma3
         folders = inside(group, ObjectType.GROUP)
         found += [f"{folder}/{name}" for folder in folders for name in inside(f"{group}/{folder}", kind)]
-    hidden = {"hydra", "tuned", "sweep", "rates"} if not group else {name for name in found if name.startswith("_")}
+    hidden = {"hydra", "tuned", "sweep"} if not group else {name for name in found if name.startswith("_")}
     return sorted(set(found) - hidden)
 
 

@@ -23,7 +23,7 @@ _ELSEWHERE = {
     "it is encoding": "pe pos positional_encoding position_encoding position_embedding pos_emb",
     "it is study, the folder that runs share": "run_name experiment_name",
     "it is runtime.outputs, the folder of the studies": "output_dir out_dir",
-    "it is for posbench sweep": "sweep tune tune_grid rates",
+    "it is for posbench sweep": "sweep tune tune_grid",
     "several seeds are a list: seed=0,1,2,3,4 or 'seed=range(0,5)'": "seeds n_seeds num_seeds",
 }
 

@@ -29,12 +29,7 @@ WORDS = {**_EVALUATION, **_RUNTIME}  # what may be typed without its section, an
 _KEYS = (
     WORDS | {f"evaluation.{w}": k for w, k in _EVALUATION.items()} | {f"runtime.{w}": k for w, k in _RUNTIME.items()}
 )
-OF_A_SWEEP = (
-    "sweep",
-    "rates",
-    "tune",
-    "tune_grid",
-)  # what `posbench sweep` takes beside what its runs take
+OF_A_SWEEP = ("sweep", "tune", "tune_grid")  # what `posbench sweep` takes beside what its runs take
 # What `posbench evaluate` takes: what is measured on the way through training is none of it.
 OF_A_FINISHED_RUN = [*(word for word in _EVALUATION if word != "at_tokens"), "device", "threads", "processes"]
 

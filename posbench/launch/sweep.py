@@ -15,11 +15,13 @@ from posbench.config.overrides import OF_A_SWEEP, parted, refuse_twice, value
 from posbench.data import corpus
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import cluster, forecast, plans, pool, rates, states, table, tuning
+from posbench.launch import cluster, plans, pool, states, table, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
 from posbench.report.comparison import load
 from posbench.run_folder import tracking
+from posbench.run_folder.folder import has_weights
+from posbench.run_folder.jsonl import number
 from posbench.run_folder.redaction import redact
 from posbench.terminal import console, exits
 
@@ -34,11 +36,11 @@ def sweep(
     """Run every combination of the arguments, then write the report.
 
     Args:
-        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `rates=NAME` (configs/rates), `tune=true`,
-            `tune_grid=[0.5,1,2]`, `hydra/launcher=...` and its settings.
+        arguments: overrides with comma lists; `sweep=NAME` (configs/sweep), `tune=true`, `tune_grid=[0.5,1,2]`,
+            `hydra/launcher=...` and its settings.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
-        dry_run: run and write nothing; print what it would take.
+        dry_run: run and write nothing; print the commands, and how many runs and tokens that are.
 
     Raises:
         UserError: a mistake in the arguments; nothing was run.
@@ -56,14 +58,9 @@ def sweep(
     console.log_to_terminal()
     options = ["--config-dir", str(config_dir)] if config_dir else []
     command = shlex.join(["posbench", "sweep", *options, *arguments])
-    if "rates" in own:
-        todo = rates.reused(todo, own["rates"], config_dir)
     if dry_run:
-        runs = tuning.as_far_as_known(todo, grid)
-        print(cost([*tuning.trials(todo, grid), *runs], n_jobs))
+        print(cost([*tuning.trials(todo, grid), *tuning.as_far_as_known(todo, grid)]))
         return
-    if "rates" in own:
-        rates.record(todo, own["rates"], config_dir)
     found = [(job, states.is_finished(job)) for job in todo]
     left = [job.config for job, finished in found if not finished]
     for line in states.other_code(job for job, finished in found if finished):
@@ -75,7 +72,7 @@ def sweep(
             "('posbench doctor' says which; tracking=none turns W&B off)"
         )
     if grid:
-        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, launcher), command)
+        todo = tuning.tuned(todo, grid, lambda trials: execute(trials, n_jobs, launcher))
     status = execute(todo, n_jobs, launcher, command)
     _report(todo, status)
     failed = [job for job in todo if status[job.id].name != "done"]
@@ -85,13 +82,30 @@ def sweep(
         raise PosbenchError(f"{exits.counted(len(failed), 'run')} of {len(todo)} not done: {which}")
 
 
-def cost(todo: list[Plan], n_jobs: int | None) -> str:
-    """What plans would take on this machine, in words. Raises UserError as `corpus.local_files`."""
+def cost(todo: list[Plan]) -> str:
+    """The commands of plans that are not finished, one per line, then how many runs and tokens those are.
+
+    Hours of training are told where a finished run among them is of the same kind, which is all but the seed.
+
+    Raises:
+        UserError: as `corpus.local_files`.
+    """
     left = [job for job in todo if not states.is_finished(job)]
     for data in {job.config.data.path: job.config.data for job in left if job.config.data.path}.values():
         corpus.local_files(data)
-    slots = len(_slots(todo, n_jobs))
-    return forecast.told(todo, left, slots, _threads(todo, slots))
+    to_train = [job for job in left if not (states.is_trained(job) and has_weights(job.folder))]
+    tokens = sum(job.config.training.steps * job.config.training.tokens_per_step for job in to_train)
+    commands = [shlex.join(job.command) for job in left if job.overrides]  # a trial of a learning rate has none
+    counts = f"{exits.counted(len(todo), 'run')}: {len(todo) - len(left)} finished, {len(left)} to do"
+    trained = len(left) - len(to_train)
+    only = f" ({trained} of them trained, their evaluation is left)" if trained else ""
+    seconds = {tuning.group(job): states.record(job).get("train_seconds") for job in todo if states.is_trained(job)}
+    known = [time for job in to_train if (time := number(seconds.get(tuning.group(job)))) is not None]
+    lines = [*commands, f"{counts}{only}, {tokens:,} tokens to train on."]
+    if known:
+        hours = sum(known) / 3600
+        lines.append(f"By finished runs of the same kind, {len(known)} of them train for {hours:.1f} h in all.")
+    return "\n".join([*lines, "Nothing was run or written."])
 
 
 def _parted(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -123,8 +137,6 @@ def _grid(own: dict[str, str]) -> list[float]:
         if "tune_grid" in own:
             raise UserError("tune_grid goes with tune=true")
         return []
-    if "rates" in own:
-        raise UserError("tune=true finds learning rates and rates=NAME gives them: leave one of them out")
     given = own.get("tune_grid")
     grid = _TUNE_GRID if given is None else value(f"[{given.strip('[]')}]")
     if not grid or not all(type(factor) in (int, float) and 0 < factor < float("inf") for factor in grid):

@@ -5,34 +5,37 @@ it does beyond its training length, and the test text, play no part in the choic
 """
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from posbench import files
 from posbench.config.identity import run_id
-from posbench.launch import plans, rates, states
+from posbench.config.overrides import parted
+from posbench.config.schema import Config
+from posbench.launch import plans, states
 from posbench.launch.plans import Plan
 from posbench.launch.states import Status
-from posbench.report.comparison.rates import Rates, at_rate
+from posbench.report.comparison.load import listed
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"  # below the study's
+RECORD = "tuning.json"
+_KEY = "training.learning_rate"
 _BLOCKS = 4096  # of which nonoverlap takes a quarter as windows: neighbouring rates differ by little
 
 
-def tuned(
-    todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[str, Status]], command: str
-) -> list[Plan]:
+def tuned(todo: list[Plan], grid: list[float], run: Callable[[list[Plan]], dict[str, Status]]) -> list[Plan]:
     """The jobs of a sweep at their best learning rates, after training what the choice needs.
 
-    Writes into each study, per encoding, the rates tried with their nll, the choice and the spread: `tuning.json`,
-    which the report reads, and `rates.yaml`, which other sweeps can use.
+    Writes `tuning.json` into each study: per encoding the rates tried with their nll, the choice and the spread.
 
     Args:
         grid: multiples of each encoding's configured learning rate.
         run: runs jobs and returns what became of them.
-        command: the sweep's own, for the record.
     """
     groups = _groups(todo)
     status = run(trials(todo, grid))
@@ -40,9 +43,8 @@ def tuned(
     for row in rows.values():
         _tell(row)
     for study, own in plans.by_study(todo).items():
-        rates.write(study, [rows[group] for group in dict.fromkeys(map(group, own))])
-        rates.write_reusable(study, command)
-    return rates.applied([(job, rows[group(job)]["chosen"]) for job in todo])
+        _write(study, [rows[group] for group in dict.fromkeys(map(group, own))])
+    return [at_rate(job, rows[group(job)]["chosen"]) for job in todo]
 
 
 def as_far_as_known(todo: list[Plan], grid: list[float]) -> list[Plan]:
@@ -53,7 +55,17 @@ def as_far_as_known(todo: list[Plan], grid: list[float]) -> list[Plan]:
         status = {trial.id: states.before(trial) for trial in tried}
         if tried and all(one.name == "done" for one in status.values()):
             known[name] = _row(job, tried, status)["chosen"]
-    return [rates.applied([(job, known[group(job)])])[0] if group(job) in known else job for job in todo]
+    return [at_rate(job, known[group(job)]) if group(job) in known else job for job in todo]
+
+
+def at_rate(job: Plan, rate: float) -> Plan:
+    """A job at a learning rate, as the single run `posbench train ... training.learning_rate=...` would be."""
+    overrides = [override for override in job.overrides if parted(override)[0] != _KEY]
+    return job.at(_with_rate(job.config, rate), [*overrides, f"{_KEY}={rate!r}"], job.folder.parent)
+
+
+def _with_rate(config: Config, rate: float) -> Config:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, learning_rate=rate))
 
 
 def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
@@ -93,7 +105,7 @@ def _trial(job: Plan, factor: float) -> Plan:
     )
     # Not mirrored to W&B: at the chosen rate it has the name of the sweep's own run.
     tracking = dataclasses.replace(config.tracking, backend="none")
-    config = dataclasses.replace(at_rate(config, rate, seed=0), evaluation=evaluation, tracking=tracking)
+    config = dataclasses.replace(_with_rate(config, rate), seed=0, evaluation=evaluation, tracking=tracking)
     return job.at(config, (), job.folder.parent / FOLDER)
 
 
@@ -108,16 +120,31 @@ def _row(job: Plan, trials: list[Plan], status: dict[str, Status]) -> dict[str, 
         }
         for trial in trials
     ]
-    found = Rates(job.config.training.learning_rate, {one["learning_rate"]: one["nll"] for one in tried})
+    measured = {one["learning_rate"]: one["nll"] for one in tried if one["nll"] is not None}
+    best = min(measured, key=measured.__getitem__, default=None)
+    rates = [one["learning_rate"] for one in tried]
     return {
         "encoding": job.config.encoding.name,
         "options": job.config.encoding.options,
-        "configured": found.ran,
-        "chosen": found.best or found.ran,
-        "at_edge": found.at_edge,
-        "spread": found.spread,  # nats per token
+        "configured": job.config.training.learning_rate,
+        "chosen": best or job.config.training.learning_rate,
+        "at_edge": len(tried) > 1 and best in (min(rates), max(rates)),
+        "spread": max(measured.values()) - min(measured.values()) if measured else None,  # nats per token
         "tried": tried,
     }
+
+
+def _write(study: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows into a study's `tuning.json`, in the place of those of the same encodings with the same options."""
+    own = [(row["encoding"], row["options"]) for row in rows]
+    earlier = [row for row in listed(study / RECORD, "schemes") if (row.get("encoding"), row.get("options")) not in own]
+    study.mkdir(parents=True, exist_ok=True)
+    content = {
+        "schema": 1,
+        "chosen_by": "nll per token on validation text at the training length (nonoverlap), seed 0",
+        "schemes": [*earlier, *rows],
+    }
+    files.write(study / RECORD, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -125,6 +152,5 @@ def _tell(row: dict[str, Any]) -> None:
     if row["spread"] is None:
         logger.warning("%s: no learning rate of the grid could be trained; it keeps %g", name, chosen)
         return
-    logger.info("%s: learning rate %g (spread over the grid %.4f nats/token)", name, chosen, row["spread"])
-    if row["at_edge"]:
-        logger.warning("%s: %g is at the edge of the grid; a wider tune_grid may find a better one", name, chosen)
+    edge = ", at the edge of the grid: a wider tune_grid may find a better one" if row["at_edge"] else ""
+    logger.info("%s: learning rate %g (spread over the grid %.4f nats/token)%s", name, chosen, row["spread"], edge)

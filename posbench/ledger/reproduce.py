@@ -16,7 +16,7 @@ from typing import Any
 from posbench import files
 from posbench.config.overrides import parted, value
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, rates, sweep
+from posbench.launch import plans, sweep
 from posbench.launch.plans import Plan
 from posbench.launch.pool import More
 from posbench.launch.states import FINAL, Status
@@ -42,8 +42,8 @@ def reproduce(
     """Test claims on fresh seeds.
 
     Args:
-        words: names of claims, or `all`; `fragility=true` to try them in other settings, too; `rates=NAME`; then
-            overrides for all runs, such as `experiment=demo study=ledger_demo`.
+        words: names of claims, or `all`; `fragility=true` to try them in other settings, too; then overrides
+            for all runs, such as `experiment=demo study=ledger_demo`.
         n_jobs: processes at a time; None = one per CPU core or GPU.
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
@@ -69,10 +69,8 @@ def reproduce(
     console.log_to_terminal()
     if dry_run:
         print(f"{page.number_of(entries)}. At most, if no claim is settled by {LOOKS[0]} seeds:")
-        print(sweep.cost(every, n_jobs))
+        print(sweep.cost(every))
         return
-    for name in _rates(overrides):
-        rates.record(every, name, config_dir)
     command = shlex.join(["posbench", "reproduce", *words])
     first = _merged([*_plans(_up_to(LOOKS[0], usual)), *other])
     status = sweep.execute(first, n_jobs, None, command, _looking_again(entries, usual))
@@ -112,7 +110,7 @@ def needed(
     """The runs of claims.
 
     Args:
-        overrides: for all runs; a run's own ones come first. Among them `rates=NAME`, as for a sweep.
+        overrides: for all runs; a run's own ones come first.
         seeds: None: `SEEDS`.
     """
     first, *others = seeds or SEEDS
@@ -120,26 +118,18 @@ def needed(
     for text in (text for entry in entries for text in entry.runs.values()):
         if text not in made:
             own = shlex.split(text)
-            known = {*_keys(own), "rates"}
-            asked = [*own, *(one for one in overrides if parted(one)[0] not in known)]  # a task has its experiment
+            asked = [*own, *(one for one in overrides if parted(one)[0] not in _keys(own))]  # a task has its experiment
             said = _keys(asked)
             usual = [one for one in (f"experiment={EXPERIMENT}", f"study={STUDY}") if parted(one)[0] not in said]
             resolved = plans.resolve([[*usual, *asked, f"seed={first}"]], config_dir)
             if len(resolved) != 1:
                 raise UserError(f"{shlex.join(asked)}: expected one value each: a claim's runs differ in the seed only")
             made[text] = [*resolved, *(plan.with_seed(seed) for seed in others for plan in resolved)]
-            for name in _rates(overrides):
-                made[text] = rates.reused(made[text], name, config_dir)
     return {entry.id: {name: made[text] for name, text in entry.runs.items()} for entry in entries}
 
 
 def _keys(overrides: list[str]) -> set[str]:
     return {key for key, _ in map(parted, overrides)}
-
-
-def _rates(overrides: list[str]) -> list[str]:
-    """The names of records of learning rates among overrides."""
-    return [name for key, name in map(parted, overrides) if key == "rates"]
 
 
 def elsewhere(

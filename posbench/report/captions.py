@@ -7,7 +7,7 @@ from posbench.config.external import ModelElsewhere, TrainedElsewhere, TrainedOn
 from posbench.config.schema import Config, ModelConfig, flat
 from posbench.evaluation.answers import GATE
 from posbench.report import families, lines
-from posbench.report.comparison import load, rates
+from posbench.report.comparison import load
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import Standing, known_at
@@ -154,28 +154,13 @@ def _lacking(group: Group) -> list[str]:
 
 
 def _learning_rates(group: Group) -> list[str]:
-    """Notes on learning rates: differences between schemes, and known better ones."""
+    """A note where schemes differ in their learning rate."""
     found: dict[float, list[str]] = {}
     for scheme in group.schemes:
         if rate := scheme.runs[0].config.training.learning_rate:
             found.setdefault(rate, []).append(scheme.label)
     each = "; ".join(f"{rate:g} for {', '.join(labels)}" for rate, labels in found.items())
-    tuned = _tuned(group)
-    return [*([f"Learning rates differ: {each}."] if len(found) > 1 else []), *([tuned] if tuned else [])]
-
-
-def _tuned(group: Group) -> str:
-    """Schemes that use their best tried learning rate, and schemes that do not; empty if none was tried."""
-    known = rates.of_schemes(group)
-    if not any(found.tried for _, found in known):
-        return ""
-    said = {
-        "the best of those tried": [scheme.label for scheme, found in known if found.best == found.ran],
-        "not the best": [scheme.label for scheme, found in known if found.best not in (None, found.ran)],
-        "not tuned": [scheme.label for scheme, found in known if found.best is None],
-    }
-    each = "; ".join(f"{what} for {', '.join(labels)}" for what, labels in said.items() if labels)
-    return f"Learning rates, by nll on validation text at the training length: {each}."
+    return [f"Learning rates differ: {each}."] if len(found) > 1 else []
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

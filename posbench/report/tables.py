@@ -8,7 +8,7 @@ from collections.abc import Callable
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison import claims, judgement, rates, statistics, summary
+from posbench.report.comparison import claims, judgement, statistics, summary
 from posbench.report.comparison.claims import LEAST, MARGIN, Bounds
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Failure, Group, RunData, Scheme
@@ -80,7 +80,6 @@ def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
         _extensions(group, summaries),
         _others(summaries),
         _choices(summaries),
-        learning_rates(group),
     ]
     return [table.filled() for table in tables if table.rows]
 
@@ -548,46 +547,3 @@ def _ratios(summaries: list[Summary]) -> list[float]:
 
 def _first(one: Summary, fact: Callable[[RunData], float | None]) -> float | None:
     return next((value for run in one.scheme.runs if (value := fact(run)) is not None), None)
-
-
-# -- learning rates ----------------------------------------------------------------------------------------------------
-
-
-def learning_rates(group: Group) -> Table:
-    columns = ["scheme", "learning rate", "best of its grid", "tried", "spread", "best at the edge"]
-    rows = [
-        [
-            Value(scheme.label),
-            Value(f"{found.ran:g}", found.ran),
-            Value(_best_of_grid(found)),
-            Value(_grid(found)),
-            decimal(found.spread),
-            Value("yes" if found.at_edge else ""),
-        ]
-        for scheme, found in rates.of_schemes(group)
-    ]
-    note = (
-        "Tried with seed 0 at these settings. Best: the lowest nll on validation text at the training length, which is "
-        "all that a choice went by. Spread: nats per token between the worst that could be trained and the best. At "
-        "the edge: a better one may lie beyond. One rate for all suits some schemes better than others: "
-        "'posbench sweep' with tune=true or rates=NAME gives each its own."
-    )
-    return Table("Learning rates", columns, rows, note)
-
-
-def _best_of_grid(found: rates.Rates) -> str:
-    if found.best is None:
-        return "none could be trained" if found.tried else "not tuned"
-    if found.best == found.ran:
-        return "yes"
-    if found.lost is None:  # this rate was never tried, or it failed
-        return f"not known; best is {found.best:g}"
-    return f"no; {found.best:g} is better by {found.lost:.3f}"
-
-
-def _grid(found: rates.Rates) -> str:
-    if not found.tried:
-        return ""
-    failed = len(found.tried) - len(found.measured)
-    span = f"{len(found.tried)}, from {min(found.tried):g} to {max(found.tried):g}"
-    return f"{span} ({failed} failed)" if failed else span

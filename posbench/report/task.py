@@ -26,7 +26,7 @@ def section(group: Group, heading: str, place: Path) -> Section:
         answer=task_tables.answer(found),
         caption=caption,
         shown=task_tables.main_tables(group, found),
-        more=task_tables.more_tables(group, found),
+        more=task_tables.more_tables(found),
         notes=notes,
         chart=curves(group, found),
         latex=latex.of_table(table, said_of_it, title, " ".join([caption, *notes])),

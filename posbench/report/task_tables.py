@@ -7,7 +7,7 @@ from posbench import tasks
 from posbench.evaluation.answers import GATE, TRAINED, Answer, Place
 from posbench.report import tables
 from posbench.report.answer import few_seeds
-from posbench.report.comparison import rates, standing
+from posbench.report.comparison import standing
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.standing import ENDPOINTS, At, Spread, Standing, Tested
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
@@ -25,9 +25,9 @@ def main_tables(group: Group, found: list[Standing]) -> list[Table]:
     return [table.filled() for table in shown if table.rows]
 
 
-def more_tables(group: Group, found: list[Standing]) -> list[Table]:
+def more_tables(found: list[Standing]) -> list[Table]:
     """The tables of the written report only."""
-    more = [_of_learned(found), _variants(found), _changed(found), _runs(found), *_learning_rates(group)]
+    more = [_of_learned(found), _variants(found), _changed(found), _runs(found)]
     return [table.filled() for table in more if table.rows]
 
 
@@ -214,13 +214,6 @@ def _natural(name: str) -> tuple[str, float, str]:
         return key, float(value), value
     except ValueError:
         return key, math.inf, value
-
-
-def _learning_rates(group: Group) -> list[Table]:
-    """None where one learning rate was taken for all, and no other tried: the caption has it."""
-    known = [found for _, found in rates.of_schemes(group)]
-    several = len({found.ran for found in known}) > 1 or any(found.tried for found in known)
-    return [tables.learning_rates(group)] if several else []
 
 
 def _runs(found: list[Standing]) -> Table:
