@@ -31,7 +31,6 @@ from scipy import stats
 from posbench.evaluation.intervals import Blocks
 from posbench.evaluation.levels import REACH_LIMIT, Contrast
 from posbench.report.comparison import claims, judgement
-from posbench.report.comparison.claims import MARGIN, NOT_WORSE
 
 Floats = NDArray[np.float64]
 Seeds = Literal["normal", "t3", "one in ten", "one in five"]
@@ -158,7 +157,7 @@ def _words(judged: judgement.Judged, label: str, truth: Truth, reference: Truth)
     said = []
     if label in judged.words:
         at_one, beyond = judged.words[label]
-        said = [_said(at_one, _true_at_one(at_one, nll), "1x"), _said(beyond, _true_beyond(beyond, nll, rise), "4x")]
+        said = [_said(at_one, _true_at_one(at_one, nll), "1x"), _said(beyond, _true_beyond(beyond, rise), "4x")]
     reach = judged.reach[label]
     true = dict(zip(LENGTHS, (0.0, *truth.rises), strict=True))
     holds = all(risen <= REACH_LIMIT for length, risen in true.items() if length <= reach.length)
@@ -180,21 +179,11 @@ WRONG = "wrong: "
 
 
 def _true_at_one(word: str, nll: float) -> bool:
-    within = {"equivalent": MARGIN, "small": claims.LEAST}
-    if word in within:
-        return abs(nll) < within[word]
     return word == "open" or (nll > 0 if word == "worse" else nll < 0)
 
 
-def _true_beyond(word: str, nll: float, rise: float) -> bool:
-    true = {
-        "open": True,
-        "small": abs(rise) < claims.LEAST,
-        "worse": rise > 0,
-        "less": rise < 0,
-        "better": rise < 0 and nll < NOT_WORSE,
-    }
-    return true[word]
+def _true_beyond(word: str, rise: float) -> bool:
+    return word == "open" or (rise > 0 if word == "worse" else rise < 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,9 +214,8 @@ def simulate(population: Population, kinds: Sequence[Truth], setting: Setting, r
 TRUTHS: dict[str, list[Truth]] = {
     "all equal": [Truth()],
     "each at another limit": [
-        Truth(0.03 + JUST),  # equivalent
-        Truth(0.05 + JUST, (0.06, 0.06)),  # extrapolates better
-        Truth(0.02 + JUST, (0.28 - JUST, 0.9)),  # differs by less
+        Truth(JUST, (0.3 + JUST, 0.9)),  # better at 1x, rises less
+        Truth(-JUST, (0.3 - JUST, 0.9)),  # worse at 1x, extrapolates worse
         Truth(-0.2, (0.05 + JUST, 0.05 + JUST)),  # holds
         Truth(-0.2, (0.05, 0.05)),  # breaks
     ],
@@ -265,8 +253,7 @@ def power(population: Population, reports: int, tell: Callable[[str], None] = pr
     """The table of true words."""
     asked: dict[str, tuple[Truth, tuple[str, ...]]] = {
         "worse at 1x by .1: worse": (Truth(0.1), ("worse 1x",)),
-        "no difference at 1x: equivalent": (Truth(0.0), ("equivalent 1x",)),
-        "rises less by .1: less or better": (Truth(0.0, (0.2, 0.8)), ("less 4x", "better 4x")),
+        "rises less by .1: less": (Truth(0.0, (0.2, 0.8)), ("less 4x",)),
         "no rise: holds to 16x": (Truth(-0.1, (0.0, 0.0)), ("holds to 1024",)),
         "rises by .2 at 4x: breaks there": (Truth(0.1, (0.2, 0.4)), ("breaks at 256",)),
     }

@@ -115,7 +115,7 @@ def report(folder: Path) -> None:
         summaries = summary.summarise(group, summary.LEAST)
         answer(group, summaries)
         tables.main_tables(group, summaries, summary.LEAST)
-        tables.more_tables(group, summaries, summary.LEAST)
+        tables.more_tables(group, summaries)
         latex.table(group, summaries, None, "title", "caption")
         page.curves(group, summaries, figures.baseline(group, summaries))
     load.repeated(runs), load.failures(runs)

@@ -1,6 +1,5 @@
 """The words of a report: what they rest on, and which schemes count together."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,11 @@ def endpoints(folder: Path, **options: Any) -> dict[str, summary.Endpoints]:
 
 
 def test_no_word_without_a_whole_interval_where_it_is_true() -> None:
-    """A mean near 0 with p < .05 was "differs by less than 0.02"; a bound of .05 at 95 % was "extrapolates better"."""
     assert claims.at_one(Bounds(0.001, 0.035)) == "open"  # the estimate is below .02, the interval is not
-    assert claims.at_one(Bounds(0.001, 0.029)) == "equivalent"
     assert claims.at_one(Bounds(0.01, 0.06)) == "worse" and claims.at_one(Bounds(-0.06, -0.01)) == "better"
-    assert claims.at_one(Bounds(-0.039, 0.039), least=0.04) == "small"
-    level = Bounds(-0.01, 0.049)
-    assert claims.beyond(Bounds(-0.4, -0.2), level) == "better"
-    assert claims.beyond(Bounds(-0.4, -0.2), dataclasses.replace(level, high=0.051)) == "less"
-    assert claims.beyond(Bounds(-0.019, -0.001), level) == "small"
-    assert claims.beyond(Bounds(0.01, 0.5), level) == "worse" and claims.beyond(Bounds(-0.5, 0.01), level) == "open"
+    assert claims.at_one(Bounds(0.01, 0.06), least=0.04) == "open"
+    assert claims.beyond(Bounds(-0.4, -0.2)) == "less" and claims.beyond(Bounds(-0.019, -0.001)) == "open"
+    assert claims.beyond(Bounds(0.01, 0.5)) == "worse" and claims.beyond(Bounds(-0.5, 0.01)) == "open"
 
 
 def test_absence_of_evidence_is_no_breaking() -> None:
@@ -125,8 +119,8 @@ def test_the_error_is_shared_by_two_differences_of_each_scheme_and_its_rises_at_
     pairs = {name: (by_seed(np.arange(5.0)), by_seed(np.arange(5.0))) for name in "ab"}
     for lengths, intervals in (([], 4), ([128], 7), ([128, 256], 7), ([32], 7), ([32, 48, 128], 10)):
         rises = {name: {length: by_seed(np.arange(5.0)) for length in lengths} for name in ("rope", "a", "b")}
-        level = judgement.judge(pairs, rises, 64).level
-        assert 1 - (1 - level) ** intervals == pytest.approx(claims.ALPHA), lengths
+        half = over_seeds([0.0, 1.0, 2.0, 3.0, 4.0]).half_at(1 - (1 - claims.ALPHA) ** (1 / intervals))
+        assert judgement.judge(pairs, rises, 64).at_one["a"].high == pytest.approx(2 + half), lengths
 
 
 @pytest.mark.full
@@ -170,9 +164,10 @@ def test_a_verdict_does_not_depend_on_what_else_lies_in_the_folder(template: Con
     others = {name: Truth(3.7 + number / 50, 0.1) for number, name in enumerate(("t5", "none", "fire", "kerple_log"))}
     write_study(folder, template, others)
     assert endpoints(folder)["alibi"] == alone
-    assert endpoints(folder)["t5"].level == claims.level(2 * 4 + 5)  # no sweep named these four: a family
+    assert sorted(number for _, number in load.families(group_of(folder))) == [2, 5]  # no sweep named these four
     swept(folder, "posbench sweep encoding=glob(*)", ["t5", "none", "fire"], lost=("cope", "fox"))
-    assert endpoints(folder)["t5"].level == claims.level(2 * 5 + 6)  # all that it named, with rope and what is lost
+    numbers = sorted(number for _, number in load.families(group_of(folder)))
+    assert numbers == [2, 2, 6]  # all that it named, with rope and what is lost; and kerple_log alone
     assert endpoints(folder)["alibi"] == alone
 
 
@@ -225,23 +220,13 @@ def test_fewer_seeds_than_a_verdict_takes_show_their_range(template: Config, tmp
         assert "range of seeds" in table.note and "±" not in table.note
 
 
-def test_the_references_own_spread_is_said_and_seeds_are_planned_at_the_level_of_verdicts(
-    template: Config, tmp_path: Path
-) -> None:
+def test_the_references_own_spread_is_said(template: Config, tmp_path: Path) -> None:
     group = group_of(write_study(tmp_path / "fake", template, PAIR))
     found = summary.summarise(group)
     against = tables.main_tables(group, found)[-1]
     (rope,) = (one for one in found if one.scheme.label == "rope")
     sd = np.std([value for value in rope.plain.points[2].rises.values()], ddof=1)
     assert f"SD of a seed {tables.sd_of_seeds(rope.nll_on_text):.3f} and {sd:.3f}" in against.note
-    (precision,) = (table for table in tables.more_tables(group, found) if table.title.startswith("Precision"))
-    (row,) = precision.rows
-    needed = {name: value.number for name, value in zip(precision.columns, row, strict=True)}
-    level = claims.level(4)
-    n, sd = needed["seeds needed"], needed["SD of a seed"]
-    assert n is not None and sd is not None
-    t = stats.t.ppf(1 - level / 2, n - 1) + stats.t.ppf(0.8, n - 1)
-    assert n - 2 <= (t * sd / claims.LEAST) ** 2 <= n
 
 
 def test_without_blocks_nothing_is_known_of_how_far_a_checkpoint_holds(template: Config, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_intervals_hold_the_truth_that_the_runs_were_made_of(found: dict[str, su
 
 def test_verdicts_follow_from_the_two_primary_endpoints(found: dict[str, summary.Summary]) -> None:
     verdicts = {label: one.endpoints.verdict.text for label, one in found.items() if one.endpoints}
-    assert verdicts["alibi"].startswith("extrapolates better")
+    assert verdicts["alibi"].startswith("rises less")
     assert verdicts["sinusoidal"] == "extrapolates worse; worse at 1x"
     assert verdicts["none"] == "rises less; worse at 1x"  # it holds better from a worse start: no praise for that
     assert verdicts["learned"] == "undefined at 4x"
@@ -119,7 +119,7 @@ def test_pairing_by_seed_and_text_removes_what_is_common(found: dict[str, summar
     assert at_four.rise is not None
     # The text's own spread, 1.1 nats a block, is in the level and not in the paired difference.
     assert rope.nll_of_checkpoints is not None and found["alibi"].endpoints is not None
-    paired = found["alibi"].endpoints.rise_of_checkpoints
+    paired = found["alibi"].endpoints.rise
     assert paired is not None and rope.nll_of_checkpoints.error > 0.1 > 3 * paired.error
 
 
@@ -133,10 +133,8 @@ def test_distance_to_the_windowed_baseline_is_near_the_rise_since_that_is_flat(
     found: dict[str, summary.Summary],
 ) -> None:
     sinusoidal = found["sinusoidal"]
-    assert sinusoidal.above_windowed is not None and sinusoidal.gain is not None and sinusoidal.slope is not None
+    assert sinusoidal.above_windowed is not None
     assert sinusoidal.above_windowed.mean == pytest.approx(4 * (0.34 - 0.002), abs=0.1)
-    assert sinusoidal.gain.mean == pytest.approx(-4 * 0.34, abs=0.1)
-    assert sinusoidal.slope.mean == pytest.approx(0.34, abs=0.02)
 
 
 def test_one_run_gets_intervals_over_documents_and_no_verdict(template: Config, tmp_path: Path) -> None:
@@ -188,7 +186,7 @@ def test_what_has_not_learned_is_not_ranked(template: Config, tmp_path: Path) ->
     found = by_label(group)
     assert list(found) == ["alibi", "rope", "none"]  # last, although it rises least
     verdicts = {label: one.endpoints.verdict for label, one in found.items() if one.endpoints}
-    assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "better"
+    assert verdicts["none"].text == "not learned: not ranked" and verdicts["alibi"].beyond == "less"
     assert found["none"].endpoints is not None and found["none"].endpoints.rise_bounds is None  # nor is it tested
     said = " ".join(answer(group, list(found.values())))
     assert "Not ranked, since an n-gram model has no more nats at 1x (5.100): none (6.3" in said
@@ -231,8 +229,8 @@ def test_a_difference_that_is_too_small_is_neither_better_nor_worse(template: Co
 
     assert verdict("alibi", 0.02).text == "rises less; worse at 1x"
     assert verdict("alibi", 0.09).text == "rises less; not resolved at 1x"  # worse, by less than 0.09 as it seems
-    assert verdict("alibi", 0.2).text == "differs by less than 0.2 at 4x; differs by less than 0.2 at 1x"
-    assert verdict("t5", 0.02).text == "extrapolates better; equivalent within 0.03 at 1x"
+    assert verdict("alibi", 0.2).text == "not resolved at 4x; not resolved at 1x"
+    assert verdict("t5", 0.02).text == "rises less; not resolved at 1x"
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -243,14 +241,10 @@ def test_the_report_opens_with_the_answer_in_words(
     opening = markdown.split("![")[0]
     assert "alibi hold" in opening and "learned is undefined beyond 64" in opening
     assert "none, t5, rope and sinusoidal break at 128 tokens" in opening and "does not hold" not in opening
-    assert (
-        "extrapolates better: alibi" in opening
-        and "worse: " in opening
-        and "Not resolved, which is not equal: " in opening
-    )
+    assert "rises less: alibi" in opening and "worse: " in opening and "Not resolved, which is not equal: " in opening
     assert "Fewer than 5 seeds, which speak for these checkpoints only: fire." in opening
     report.main([study], written.parent / "again", least=0.5)
-    assert "differs by less than 0.5" in capsys.readouterr().out
+    assert "at least 0.5 nats" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_seed_counts_once_and_strides_splits_and_targets_never_mix(template: Config, tmp_path: Path) -> None:
@@ -305,7 +299,7 @@ def test_where_one_document_has_half_of_the_targets_no_word_is_said(
     why = f"one document has {share:.0%} of the targets: no verdict"
     assert (alibi.endpoints.verdict.text == why) == (alibi.endpoints.rise_bounds is None) == (not judged)
     assert ("ne document has" in told) == (not judged)
-    assert any(word in told for word in ("holds to", "hold to", "extrapolates better:")) == judged
+    assert any(word in told for word in ("holds to", "hold to", "rises less:")) == judged
     assert f"{share:.0%} of the targets behind each figure stand in one of" in told  # the numbers stay, with a warning
 
 
@@ -717,15 +711,11 @@ def test_what_was_measured_on_the_way_is_a_table_and_a_chart_over_tokens(templat
     report.main([folder])
     group = group_of(folder)
     summaries = summary.summarise(group)
-    over, begun = on_the_way.over_training(group, summaries)
+    (over,) = on_the_way.over_training(group, summaries)
     rows = {(row[0].text, row[1].text): [value.text for value in row[2:]] for row in over.rows}
     assert list(rows) == [(name, f"{n}M") for name in ("none", "rope") for n in (1, 2, 3)]
     assert float(rows["rope", "1M"][2]) == pytest.approx(3.9, abs=0.05) and rows["none", "1M"][1] == "0/2"
     assert {one.label: [rows[one.label, f"{n}M"][4] for n in (1, 2, 3)] for one in group.schemes}["none"][0] == ""
-    assert {row[0].text: [value.text for value in row[1:]] for row in begun.rows} == {
-        "rope": ["2M"] * 2,
-        "none": [""] * 2,
-    }
     page = (folder / "report" / "index.html").read_text().replace(chart.script(), "")
     shown = [
         json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)

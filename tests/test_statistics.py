@@ -1,12 +1,8 @@
-"""What a comparison needs beside intervals: Holm's adjustment, planning, groups."""
+"""What a comparison needs beside intervals: Holm's adjustment, groups."""
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from posbench.report.comparison.statistics import holm, needed, two_groups
-
-TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
+from posbench.report.comparison.statistics import holm, two_groups
 
 
 def test_holm_agrees_with_a_worked_example_and_keeps_the_order_of_its_arguments() -> None:
@@ -14,23 +10,6 @@ def test_holm_agrees_with_a_worked_example_and_keeps_the_order_of_its_arguments(
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.7, 0.9]) == [1.0, 1.0]
-
-
-# -- planning ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_needed_follows_the_usual_formula_where_there_are_many() -> None:
-    assert needed(0.115, 0.02) == pytest.approx((2.8 * 0.115 / 0.02) ** 2, rel=0.02)
-    assert needed(0.0, 0.02) == 2
-    assert needed(sd=1e-6, difference=0.03) == 2
-
-
-def test_as_many_as_needed_find_the_difference_four_times_in_five() -> None:
-    rng = np.random.default_rng(9)
-    n = needed(sd=0.02, difference=0.03)
-    found = np.mean([stats.ttest_1samp(rng.normal(0.03, 0.02, size=n), 0).pvalue < 0.05 for _ in range(TRIALS)])
-    assert 0.75 <= found <= 0.92  # n is a whole number, so the power is 80 % or somewhat more
-    assert n == 6
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def _section(group: "Group", heading: str, place: Path, least: float, columns: s
         answer=answer(group, summaries),
         caption=caption,
         shown=tables.main_tables(group, summaries, least),
-        more=[*tables.more_tables(group, summaries, least), *on_the_way.over_training(group, summaries)],
+        more=[*tables.more_tables(group, summaries), *on_the_way.over_training(group, summaries)],
         notes=notes,
         chart=page.curves(group, summaries, figures.baseline(group, summaries)),
         latex=latex.table(group, summaries, columns, title, " ".join([caption, *notes])),

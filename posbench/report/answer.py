@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from posbench.evaluation.intervals import Documents
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison.claims import MARGIN
 from posbench.report.comparison.load import Group
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Summary, documents
@@ -94,30 +93,24 @@ def _against(group: Group, ranked: list[Summary]) -> list[str]:
     found = {one.scheme.label: one.endpoints for one in ranked if one.endpoints and one.endpoints.verdict.at_one}
     if group.reference is None or not found:
         return []
-    costs: dict[str, list[str]] = {"better": [], "worse": [], "equivalent": [], "small": []}
-    rises: dict[str, list[str]] = {"better": [], "less": [], "worse": [], "small": []}
+    costs: dict[str, list[str]] = {"better": [], "worse": []}
+    rises: dict[str, list[str]] = {"less": [], "worse": []}
     unresolved: dict[str, list[str]] = {"1x": [], f"{ENDPOINT_RATIO}x": []}
     for label, one in found.items():
         at_one, beyond = one.verdict.at_one, one.verdict.beyond
         for words, word, interval in ((costs, at_one, one.nll), (rises, beyond, one.rise)):
             if interval and word in words:
-                by = "" if word in ("equivalent", "small") else f" by {abs(interval.mean):.3f}"
-                words[word].append(f"{label}{by}")
+                words[word].append(f"{label} by {abs(interval.mean):.3f}")
         for where, settled, bounds in zip(unresolved, (at_one, beyond), (one.nll_bounds, one.rise_bounds), strict=True):
             if settled == "open" and bounds:
                 unresolved[where].append(f"{label} ({bounds.low:+.3f} to {bounds.high:+.3f})")
-    at_one_words = {"equivalent": f"equivalent within {MARGIN:g}", "small": "different by too little to matter"}
-    beyond_words = {
-        "better": "extrapolates better",
-        "less": "rises less",
-        "worse": "extrapolates worse",
-        "small": "different by too little to matter",
-    }
     open_at = [f"at {where} {_listed(labels)}" for where, labels in unresolved.items() if labels]
     against = f"Against {group.reference.label}"
     return [
-        _words(f"{against} at {group.train_length:,} tokens, in nats per token", costs, at_one_words),
-        _words(f"{against}, in the rise at {ENDPOINT_RATIO}x", rises, beyond_words),
+        _words(f"{against} at {group.train_length:,} tokens, in nats per token", costs, {}),
+        _words(
+            f"{against}, in the rise at {ENDPOINT_RATIO}x", rises, {"less": "rises less", "worse": "extrapolates worse"}
+        ),
         f"Not resolved, which is not equal: {'; '.join(open_at)}." if open_at else "",
     ]
 

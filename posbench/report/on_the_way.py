@@ -39,12 +39,11 @@ def measured(scheme: Scheme) -> Measured:
 
 
 def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
-    """The values by tokens, and when each seed begins to read."""
+    """The values by tokens."""
     known = {one.scheme.label: found for one in summaries if (found := measured(one.scheme))}
     if not known:
         return []
-    rows, read, views = [], [], _views(group)
-    every = sorted({seed for found in known.values() for by_seed in found.values() for seed in by_seed})
+    rows, views = [], _views(group)
     for label, found in known.items():
         for tokens, by_seed in found.items():
             *levels, used = (_over_seeds(by_seed, name) for name in views)
@@ -52,32 +51,12 @@ def over_training(group: Group, summaries: Sequence[Summary]) -> list[Table]:
             cells = [*map(tables.decimal, levels), tables.whole(used)]
             of_all = Value(f"{gates.count('yes')}/{len(gates)}" if gates else "")
             rows.append([Value(label), tables.short(tokens), Value(str(len(by_seed)), len(by_seed)), of_all, *cells])
-        read.append([Value(label), *(tables.short(reads_from(found, seed, group.train_length)) for seed in every)])
     note = (
         f"Means over seeds; uses: the median over seeds of the shortest context within {USES_LIMIT:g} nats of the "
         "training length, by its one-sided 95 % bound over documents, of runs that have learned by then."
     )
     shown = [name.replace("level", "nll") for name in list(views.values())[:-1]]
-    on_the_way = Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)
-    if group.original_length is not None:
-        return [on_the_way]
-    half = f"at least half of {group.train_length}"
-    begun = f"Tokens trained on, of those measured, from which on a run has learned and uses {half}."
-    names = ["scheme", *(f"seed {seed}" for seed in every)]
-    return [on_the_way, Table("When a model begins to read", names, read, f"{begun} Empty: never.")]
-
-
-def reads_from(found: Measured, seed: int, train_length: int) -> int | None:
-    """The tokens from which on a seed uses at least half of its training length; None if it does not at the end."""
-    first = None
-    for tokens, by_seed in sorted(found.items(), reverse=True):
-        if seed not in by_seed:  # not measured there
-            continue
-        used = by_seed[seed].get("uses")
-        if not isinstance(used, int) or 2 * used < train_length:
-            break
-        first = tokens
-    return first
+    return [Table("Over training", ["scheme", "tokens", "runs", "learned", *shown, "uses"], rows, note)]
 
 
 def curves(group: Group, summaries: Sequence[Summary]) -> Markup | None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from posbench.evaluation import choices, probes
 from posbench.evaluation.intervals import Interval, over_seeds
 from posbench.evaluation.levels import REACH_LIMIT, USES_LIMIT
-from posbench.report.comparison import claims, judgement, statistics, summary
-from posbench.report.comparison.claims import LEAST, MARGIN, Bounds
+from posbench.report.comparison import judgement, summary
+from posbench.report.comparison.claims import LEAST, Bounds
 from posbench.report.comparison.judgement import SeedRange
 from posbench.report.comparison.load import Failure, Group, RunData, Scheme
 from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
@@ -72,11 +72,10 @@ def main_tables(group: Group, summaries: list[Summary], least: float = LEAST) ->
     return [table.filled() for table in tables]
 
 
-def more_tables(group: Group, summaries: list[Summary], least: float = LEAST) -> list[Table]:
+def more_tables(group: Group, summaries: list[Summary]) -> list[Table]:
     """The tables of the written report only."""
     tables = [
-        _exploratory(summaries),
-        _precision(group, summaries, least),
+        _windowed(summaries),
         _extensions(group, summaries),
         _others(summaries),
         _choices(summaries),
@@ -184,10 +183,9 @@ def _against(group: Group, summaries: list[Summary], least: float) -> Table:
     note = (
         f"Differences from {reference.label}, paired by seed and target; below 0 is better. {signs}Jointly: "
         "intervals that all hold at once in 95 of 100 reports on the schemes that a sweep names, with those of how far "
-        f"schemes hold; verdicts go by them. Equivalent: within {MARGIN:g}; differs by less: within {least:g}. Better "
-        f"and worse take a whole interval on one side of 0 and an estimate of at least {least:g} nats; 'extrapolates "
-        f"better' also one of nll at 1x below {claims.NOT_WORSE:g}; not resolved is not equal. These endpoints are "
-        f"primary, all else is exploratory. Verdicts need {SEEDS_FOR_A_CLAIM} seeds.{_luck(summaries, reference)}"
+        "schemes hold; verdicts go by them. Better and worse take a whole interval on one side of 0 and an estimate of "
+        f"at least {least:g} nats; not resolved is not equal. These endpoints are primary, all else is exploratory. "
+        f"Verdicts need {SEEDS_FOR_A_CLAIM} seeds.{_luck(summaries, reference)}"
     )
     spare = (2, 4, 1)  # the bounds behind the verdict, and the level
     return Table(f"Against {reference.label}: the two primary endpoints", columns, rows, note, spare)
@@ -207,63 +205,13 @@ def _luck(summaries: list[Summary], reference: Scheme) -> str:
     )
 
 
-def _exploratory(summaries: list[Summary]) -> Table:
-    columns = ["scheme", "slope per doubling", "nll, unseen lengths", "context gain", "above windowed", "outcomes"]
-    rows = [
-        [
-            Value(one.scheme.label),
-            signed(one.slope),
-            level(one.unseen),
-            signed(one.gain),
-            signed(one.above_windowed),
-            Value("seeds in two groups: see the points" if one.bimodal else ""),
-        ]
-        for one in summaries
-    ]
+def _windowed(summaries: list[Summary]) -> Table:
+    rows = [[Value(one.scheme.label), signed(one.above_windowed)] for one in summaries if one.above_windowed]
     note = (
-        "slope: least squares of nll on log2 of the context; unseen lengths: mean nll over contexts longer than in "
-        "training; context gain: nll at the training length less that at the longest; above windowed: nll at the "
-        "longest less that of the same model with attention narrowed to the training length. Two groups: the widest "
-        f"gap between seeds' rises at {ENDPOINT_RATIO}x is at least 0.1 and half of their range, with two or more on "
-        "either side, or one seed lies twice as far from the rest as the rest spreads. Exploratory: no adjustment."
+        "nll at the longest context less that of the same model with attention narrowed to the training length. "
+        f"Exploratory. {_signs(rows)}"
     )
-    return Table("Exploratory", columns, rows, note)
-
-
-def _precision(group: Group, summaries: list[Summary], least: float) -> Table:
-    columns = ["scheme", "± seeds", "± documents", "± both", "SD of a seed", "seeds needed", "SD of a document"]
-    columns += ["documents needed"]
-    rows = []
-    for one in summaries:
-        found = one.endpoints
-        if found is None or found.rise is None:
-            continue
-        each = (found.rise_on_text, found.rise_of_checkpoints, found.rise)
-        seed, document = sd_of_seeds(found.rise_on_text), sd_of_documents(found.rise_of_checkpoints)
-        rows.append(
-            [
-                Value(one.scheme.label),
-                *(decimal(interval.half if interval else None) for interval in each),
-                decimal(seed, 4),
-                _needed(seed, least, found.level),
-                decimal(document, 4),
-                _needed(document, least, found.level),
-            ]
-        )
-    reference = group.reference.label if group.reference else ""
-    note = (
-        f"Of the paired difference from {reference} of the rise at {ENDPOINT_RATIO}x. ± is half of a "
-        f"95 % interval: over seeds, for this very text; over documents, for these very "
-        "checkpoints; over both, which may be narrower than over seeds alone, since it has more degrees of freedom. "
-        f"Needed: seeds on this text, or documents for these checkpoints, to find a difference of {least:g} nats with "
-        "80 % power at the level of the verdicts, n = ((t(1 - level / 2) + t.80) SD / difference)². "
-        "Seeds do not shrink what documents add, nor documents what seeds add. For rises ten seeds are recommended."
-    )
-    return Table("Precision, and what more of it takes", columns, rows, note)
-
-
-def _needed(sd: float | None, least: float, level: float | None) -> Value:
-    return whole(None if sd is None or level is None or not least else statistics.needed(sd, least, level))
+    return Table("Above the windowed model", ["scheme", "above windowed"], rows, note.rstrip())
 
 
 def _extensions(group: Group, summaries: list[Summary]) -> Table:
@@ -472,11 +420,6 @@ def _mark(found: Interval) -> str:
 def sd_of_seeds(found: Interval | None) -> float | None:
     """The SD of one seed, from an interval over seeds."""
     return None if found is None else found.error * math.sqrt(found.seeds)
-
-
-def sd_of_documents(found: Interval | None) -> float | None:
-    """The SD of one document (or segment), from an interval over them."""
-    return None if found is None else found.error * math.sqrt(found.units)
 
 
 def _ceiling(summaries: list[Summary]) -> str:

@@ -34,9 +34,6 @@ class Bounds:
     low: float
     high: float
 
-    def within(self, margin: float) -> bool:
-        return -margin < self.low and self.high < margin
-
 
 def level(intervals: int) -> float:
     """The chance at which each of so many intervals may miss, if any of them may with chance `ALPHA`."""
@@ -107,34 +104,22 @@ def _shared(each: Sequence[np.ndarray]) -> float:
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
-MARGIN = 0.03  # nats per token: nll at 1x within it is called equivalent
-NOT_WORSE = 0.05  # a scheme whose nll at 1x may be worse by more than this does not count as extrapolating
-LEAST = 0.02  # nats per token: a smaller difference is not called better or worse, and planning figures are for it
+LEAST = 0.02  # nats per token: a smaller difference is not called better or worse
 
-Beyond = Literal["better", "less", "worse", "small", "open"]
-AtOne = Literal["equivalent", "better", "worse", "small", "open"]
+Beyond = Literal["less", "worse", "open"]
+AtOne = Literal["better", "worse", "open"]
 
 
 def at_one(nll: Bounds, least: float = LEAST) -> AtOne:
     """The word for a difference of nll at the training length."""
-    if nll.within(MARGIN):
-        return "equivalent"
-    if nll.within(least):
-        return "small"
     side = _side(nll, least)
     return "open" if side == 0 else "worse" if side > 0 else "better"
 
 
-def beyond(rise: Bounds, nll: Bounds, least: float = LEAST) -> Beyond:
-    """The word for a difference of the rise; "better" also needs nll at 1x not to be worse by `NOT_WORSE`."""
-    if rise.within(least):
-        return "small"
+def beyond(rise: Bounds, least: float = LEAST) -> Beyond:
+    """The word for a difference of the rise."""
     side = _side(rise, least)
-    if side == 0:
-        return "open"
-    if side > 0:
-        return "worse"
-    return "better" if nll.high < NOT_WORSE else "less"
+    return "open" if side == 0 else "worse" if side > 0 else "less"
 
 
 def _side(found: Bounds, least: float) -> int:

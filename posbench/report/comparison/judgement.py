@@ -89,7 +89,6 @@ class Judged:
     words: dict[str, tuple[AtOne, Beyond]]
     reach: dict[str, Reach]
     uses: dict[str, int | None]
-    level: float  # of each interval
 
 
 def judge(
@@ -120,7 +119,7 @@ def judge(
     of_rise = moderated({label: pair[1] for label, pair in pairs.items()})
     at_one, beyond = joint(of_nll), joint(of_rise)
     words = {
-        label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], at_one[label], least))
+        label: (claims.at_one(at_one[label], least), claims.beyond(beyond[label], least))
         for label in pairs
         if label in at_one and label in beyond
     }
@@ -141,7 +140,7 @@ def judge(
         for label, each in rise_of.items()
     }
     uses = {label: levels.uses(each, train_length) for label, each in shorter.items()}
-    return Judged(at_one, beyond, words, reach, uses, level)
+    return Judged(at_one, beyond, words, reach, uses)
 
 
 def moderated(values: Mapping[str, PerSeed]) -> dict[str, Interval]:

@@ -1,4 +1,4 @@
-"""Statistics of comparisons beside intervals: p-values and their adjustment, planning, uneven outcomes."""
+"""Statistics of comparisons beside intervals: p-values and their adjustment, uneven outcomes."""
 
 import dataclasses
 import itertools
@@ -88,25 +88,6 @@ def permutation(first: Sequence[float], second: Sequence[float]) -> Exact:
         n_resamples=MOST_ORDERS, batch=10_000, rng=np.random.default_rng(0),
     )  # fmt: skip
     return Exact(float(found.pvalue), least)
-
-
-# -- planning ----------------------------------------------------------------------------------------------------------
-
-
-def needed(sd: float, difference: float, level: float = 0.05) -> int:
-    """Seeds, or documents, to find a difference with 80 % power by a two-sided t-test at this level.
-
-    n = ((t(1 - level / 2) + t(.80)) sd / difference)^2 with n - 1 degrees of freedom; `sd` is the SD of one seed or
-    document in the tested measure; for a paired difference, the SD of the differences.
-    """
-    from scipy import special
-
-    share = 1 - level / 2
-    z = float(special.ndtri(share) + special.ndtri(0.80))
-    n = max(2, math.floor((z * sd / difference) ** 2))
-    while n < ((special.stdtrit(n - 1, share) + special.stdtrit(n - 1, 0.80)) * sd / difference) ** 2:
-        n += 1
-    return n
 
 
 # -- how uneven --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ against the reference, and how far each scheme holds. All else is exploratory.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from posbench.evaluation.intervals import Documents, Interval
 from posbench.evaluation.levels import Contrast
 from posbench.evaluation.measure import Learned
 from posbench.report.comparison import load, statistics
-from posbench.report.comparison.claims import LEAST, MARGIN, AtOne, Beyond, Bounds, Reach
+from posbench.report.comparison.claims import LEAST, AtOne, Beyond, Bounds, Reach
 from posbench.report.comparison.judgement import (
     Judged,
     Pair,
@@ -35,19 +35,11 @@ from posbench.run_folder.rows import PLAIN, WINDOWED
 ENDPOINT_RATIO = 4
 
 BEYOND: dict[Beyond, str] = {
-    "better": "extrapolates better",
     "less": "rises less",
     "worse": "extrapolates worse",
-    "small": "differs by less than {least} at {ratio}",
-    "open": "not resolved at {ratio}",
+    "open": f"not resolved at {ENDPOINT_RATIO}x",
 }
-AT_ONE: dict[AtOne, str] = {
-    "equivalent": "equivalent within {margin} at 1x",
-    "better": "better at 1x",
-    "worse": "worse at 1x",
-    "small": "differs by less than {least} at 1x",
-    "open": "not resolved at 1x",
-}
+AT_ONE: dict[AtOne, str] = {"better": "better at 1x", "worse": "worse at 1x", "open": "not resolved at 1x"}
 
 
 PerRun = Callable[[RunData], Contrast | None]
@@ -79,18 +71,6 @@ def above_windowed(length: int) -> PerRun:
 def against_plain(kind: str, length: int) -> PerRun:
     """The change by an extension at a length; below 0 it helps."""
     return lambda run: run.levels.contrast((1, kind, length), (-1, PLAIN, length))
-
-
-def slope(lengths: Sequence[int]) -> PerRun:
-    """Least-squares slope of nll per doubling of context, over these lengths."""
-    x = np.log2(np.array(lengths, dtype=np.float64))
-    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    return lambda run: run.levels.contrast(*((w, PLAIN, c) for w, c in zip(weights, lengths, strict=True)))
-
-
-def unseen(lengths: Sequence[int]) -> PerRun:
-    """Mean nll over lengths beyond the training length only."""
-    return lambda run: run.levels.contrast(*((1 / len(lengths), PLAIN, length) for length in lengths))
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
@@ -127,11 +107,8 @@ class Endpoints:
 
     nll: Interval | None  # difference of nll at the training length
     rise: Interval | None  # difference of the rise at 4x
-    rise_on_text: Interval | None  # the same over seeds only, on this very text
-    rise_of_checkpoints: Interval | None  # the same over documents only, for these very checkpoints
     nll_bounds: Bounds | None  # None without a verdict
     rise_bounds: Bounds | None
-    level: float | None  # of each of these bounds
     verdict: "Verdict"
 
 
@@ -164,9 +141,6 @@ class Summary:
     nll_of_checkpoints: Interval | None  # over documents only
     gate: Gate | None  # None where no run knows it
     bits_per_byte: float | None
-    slope: Interval | None
-    unseen: Interval | None
-    gain: Interval | None  # NLL(L) - NLL(longest)
     above_windowed: Interval | None  # at the longest
     bimodal: bool
     rise_on_text: Interval | None  # at 4x, over seeds only
@@ -232,13 +206,11 @@ def summarise(group: Group, least: float = LEAST) -> list[Summary]:
 
 
 def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
-    longer = [length for length in lengths if length > train_length]
-    from_one_on = [length for length in lengths if length >= train_length]
     kinds = sorted({kind for run in scheme.by_seed.values() for kind, _ in run.levels.at} - {PLAIN})
     curves = [_curve(scheme, kind, lengths, train_length) for kind in (PLAIN, *kinds)]
     base = per_seed(scheme, nll(PLAIN, train_length))
     at_four = per_seed(scheme, rise(PLAIN, ENDPOINT_RATIO * train_length))
-    longest = longer[-1] if longer else None
+    longest = max((length for length in lengths if length > train_length), default=None)
     return Summary(
         scheme=scheme,
         outcomes=dict(Counter(run.outcome for run in scheme.runs)),
@@ -248,9 +220,6 @@ def _summary(scheme: Scheme, lengths: list[int], train_length: int) -> Summary:
         nll_of_checkpoints=text_interval(base),
         gate=gate(scheme),
         bits_per_byte=_bits_per_byte(scheme),
-        slope=interval(per_seed(scheme, slope(from_one_on))) if len(from_one_on) >= 2 else None,
-        unseen=interval(per_seed(scheme, unseen(longer))) if longer else None,
-        gain=_gain(scheme, longest),
         above_windowed=interval(per_seed(scheme, above_windowed(longest))) if longest else None,
         bimodal=in_two_groups(at_four),
         rise_on_text=seed_interval(at_four),
@@ -313,11 +282,6 @@ def _bits_per_byte(scheme: Scheme) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _gain(scheme: Scheme, longest: int | None) -> Interval | None:
-    found = interval(per_seed(scheme, rise(PLAIN, longest))) if longest else None
-    return found.negated() if found else None
-
-
 def _rank(one: Summary, longest: int | None) -> tuple[bool, bool, float, str]:
     """The order of schemes: those without a finished run last, after those that have not learned."""
     rises = [point.rise.mean for point in one.plain.points if point.rise is not None and point.length == longest]
@@ -335,7 +299,7 @@ def _judged(group: Group, least: float) -> tuple[dict[str, Endpoints], dict[str,
     for labels, number in load.families(group):
         family = _family(group, labels, number)
         judged |= dict.fromkeys(labels, family.judged(least))
-        against |= {label: family.endpoints(judged[label], label, least) for label in family.pairs}
+        against |= {label: family.endpoints(judged[label], label) for label in family.pairs}
     return against, judged
 
 
@@ -353,14 +317,12 @@ class _Family:
         tested = {label: pair for label, pair in self.pairs.items() if not self.why[label]}
         return judge(tested, self.rises, self.train_length, least, self.number)
 
-    def endpoints(self, judged: Judged, label: str, least: float) -> Endpoints:
+    def endpoints(self, judged: Judged, label: str) -> Endpoints:
         """Those of a scheme, by what was judged of it."""
         (at_one, beyond), why, words = self.pairs[label], self.why[label], judged.words.get(label)
-        return Endpoints(
-            interval(at_one), interval(beyond), seed_interval(beyond), text_interval(beyond),
-            judged.at_one.get(label), judged.beyond.get(label), judged.level if words else None,
-            _verdict(words, least) if words else Verdict(why or "not enough seeds: no verdict"),
-        )  # fmt: skip
+        verdict = _verdict(words) if words else Verdict(why or "not enough seeds: no verdict")
+        bounds = judged.at_one.get(label), judged.beyond.get(label)
+        return Endpoints(interval(at_one), interval(beyond), *bounds, verdict)
 
 
 def _family(group: Group, labels: set[str], number: int) -> _Family:
@@ -443,7 +405,6 @@ def _no_verdict(scheme: Scheme, reference: Scheme, unlearned: Mapping[str, str],
     return ""
 
 
-def _verdict(words: tuple[AtOne, Beyond], least: float) -> Verdict:
+def _verdict(words: tuple[AtOne, Beyond]) -> Verdict:
     at_one, beyond = words
-    said = {"least": f"{least:g}", "margin": f"{MARGIN:g}", "ratio": f"{ENDPOINT_RATIO}x"}
-    return Verdict("; ".join([BEYOND[beyond].format(**said), AT_ONE[at_one].format(**said)]), beyond, at_one)
+    return Verdict(f"{BEYOND[beyond]}; {AT_ONE[at_one]}", beyond, at_one)
