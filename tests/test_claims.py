@@ -17,14 +17,12 @@ from posbench.report.answer import answer
 from posbench.report.comparison import claims, judgement, load, summary
 from posbench.report.comparison.claims import Bounds
 from posbench.report.comparison.judgement import SeedRange
-from posbench.show import properties
 
 PAIR = {name: SCHEMES[name] for name in ("rope", "alibi")}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(properties, "measure", lambda names: [])
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
 
 

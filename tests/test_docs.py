@@ -107,7 +107,6 @@ def test_the_tables_of_a_page_are_those_of_the_rows_beside_it(
     page: str, heading: str, rows: list[str], least: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "save", lambda group, summaries, folder: [])
-    monkeypatch.setattr(report, "_measured", lambda names: ([], []))
     unpacked(rows, tmp_path)
     report.main([tmp_path / rows[0]])
     written = (tmp_path / rows[0] / "report" / "report.md").read_text(encoding="utf-8").splitlines()

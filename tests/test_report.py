@@ -34,18 +34,15 @@ from posbench.report import captions, chart, figures, on_the_way, tables, text
 from posbench.report.answer import answer
 from posbench.report.comparison import claims, load, summary
 from posbench.run_folder import finding
-from posbench.show import properties
 from posbench.terminal import spreadsheets
 
-MEASURE = properties.measure
 HOSTILE = "</script><img src=x onerror=alert(1)>|`=cmd()\x1b[2J\u202e\u2028$x^2$ \\input{x} [a](javascript:b)"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
-    """Measuring the schemes' properties takes seconds and has tests of its own; small pictures are drawn faster."""
+    """Small pictures are drawn faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "DPI", 30)
         yield
 
@@ -749,27 +746,6 @@ def test_secrets_in_a_strangers_command_are_not_shown(template: Config, tmp_path
     report.main([tmp_path])
     for path in (tmp_path / "report").iterdir():
         assert secret.encode() not in path.read_bytes(), path.name
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("without_pictures")
-def test_properties_that_cannot_be_measured_are_missing_with_their_reason(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (of_none,) = MEASURE(["none"])
-
-    def measure(names: list[str]) -> list[properties.Properties]:
-        if names == ["alibi"]:
-            raise UserError("alibi cannot be built here")
-        return [dataclasses.replace(of_none, name=name) for name in names]
-
-    monkeypatch.setattr(properties, "measure", measure)
-    report.main([study], tmp_path)
-    warning = "Without measured properties: alibi (alibi cannot be built here)"
-    page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert warning in page and warning in (tmp_path / "report.md").read_text() and warning in capsys.readouterr().out
-    table = page[page.index("Measured properties") :].partition("</table>")[0]
-    assert ">rope<" in table and ">alibi<" not in table
 
 
 def test_a_table_without_unicode_is_still_readable(group: load.Group, found: dict[str, summary.Summary]) -> None:

@@ -345,10 +345,6 @@ def test_every_run_shows_its_command_and_configuration(opened: Any) -> None:
     assert "posbench train encoding=" in text and "train_length: 64" in text and "torch 2.13.0" in text
 
 
-def test_properties_of_the_schemes_are_on_the_page(opened: Any) -> None:
-    assert "Measured properties" in all_texts(opened, "h3")
-
-
 @pytest.mark.full
 def test_the_policy_refuses_a_script_that_is_not_ours(opened: Any) -> None:
     opened.execute_script(

@@ -16,7 +16,6 @@ from posbench import report
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.report import figures, latex, text
-from posbench.show import properties
 
 PDFLATEX = shutil.which("pdflatex")
 HOSTILE = "[x] * \\input{x} ^^M % # & $x^2$ _{y} ~"
@@ -25,7 +24,6 @@ HOSTILE = "[x] * \\input{x} ^^M % # & $x^2$ _{y} ~"
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "save", lambda group, summaries, folder: [])
         yield
 

@@ -25,7 +25,6 @@ from posbench.evaluation.intervals import clopper_pearson
 from posbench.report import figures, task, task_figure, task_tables
 from posbench.report.comparison import load, standing, statistics
 from posbench.report.comparison.standing import Spread, Standing
-from posbench.show import properties
 
 DOUBLE = Place("", 2.0, 0)
 
@@ -33,7 +32,6 @@ DOUBLE = Place("", 2.0, 0)
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(properties, "measure", lambda names: [])
         patch.setattr(figures, "DPI", 30)
         yield
 

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbench import files
-from posbench.config.schema import Config
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from posbench.report.comparison.load import Group, RunData
     from posbench.report.page import Section
-    from posbench.show.properties import Properties
 
 
 def main(
@@ -112,9 +110,6 @@ def _write(
     if texts := [group for group in groups if group.task is None and group.settings]:
         keys = ", ".join(texts[0].settings)
         warnings = [f"Not all of these runs may be compared: they are in {len(texts)} sets by {keys}", *warnings]
-    trained_here = (run for run in runs if isinstance(run.config, Config))
-    measured, missing = _measured(sorted({run.config.encoding.name for run in trained_here}))
-    warnings = [*warnings, *missing]
     outcomes, title = tables.outcomes(runs), ", ".join(sorted({run.config.study for run in runs}))
     text.print_lines(console, [f"{title}: {outcomes}", *warnings])
     pieces = [f"# {text.markdown(title)}\n\n{text.markdown(outcomes)}\n"]
@@ -140,8 +135,7 @@ def _write(
     pieces += [text.markdown_table(failed)] if failed.rows else []
     text.write(folder / "report.md", "\n".join(pieces))
     csv_files.write(folder, groups, runs)
-    about = tables.properties(measured)
-    text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, about, failed, runs))
+    text.write(folder / "index.html", page.render(title, outcomes, warnings, sections, failed, runs))
 
 
 def _remove_sets(folder: Path, last: int) -> None:
@@ -155,19 +149,6 @@ def _remove_sets(folder: Path, last: int) -> None:
             with contextlib.suppress(OSError):  # it may have what posbench did not write
                 (place / "table.tex").unlink(missing_ok=True)
                 place.rmdir()
-
-
-def _measured(names: list[str]) -> "tuple[list[Properties], list[str]]":
-    """The measured properties of encodings, and a line that names those that cannot be measured here and why."""
-    from posbench.show import properties
-
-    measured, missing = [], []
-    for name in names:
-        try:
-            measured += properties.measure([name])
-        except (ImportError, PosbenchError, RuntimeError) as error:  # not installed here, or not made for this torch
-            missing.append(f"{name} ({error})")
-    return measured, [f"Without measured properties: {'; '.join(missing)}"] if missing else []
 
 
 def _section(group: "Group", heading: str, place: Path, least: float, columns: str | None) -> "Section":

@@ -60,7 +60,6 @@ def render(
     outcomes: str,
     warnings: list[str],
     sections: list[Section],
-    properties: Table,
     failed: Table,
     runs: list[RunData],
 ) -> str:
@@ -74,7 +73,6 @@ def render(
         outcomes=outcomes,
         warnings=warnings,
         sections=sections,
-        properties=properties,
         failed=failed,
         runs=[_run(run) for run in runs],
         version=posbench.__version__,

@@ -16,7 +16,6 @@ from posbench.report.comparison.statistics import SEEDS_FOR_A_CLAIM
 from posbench.report.comparison.summary import ENDPOINT_RATIO, Point, Summary
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.rows import PLAIN, WINDOWED, EvaluationRow
-from posbench.show.properties import PROPERTIES, Measured, Properties
 from posbench.terminal.exits import counted
 
 MOST_RATIOS = 5
@@ -81,21 +80,6 @@ def more_tables(group: Group, summaries: list[Summary]) -> list[Table]:
         _choices(summaries),
     ]
     return [table.filled() for table in tables if table.rows]
-
-
-def properties(measured: list[Properties]) -> Table:
-    """The measured properties of the encodings, for the page."""
-    columns = ["scheme", *(name.replace("_", " ") for name in PROPERTIES)]
-    rows = [[Value(one.name), *(_property(getattr(one, name)) for name in PROPERTIES)] for one in measured]
-    note = "Measured on the scheme alone, untrained, learned tables drawn from N(0,1); 'posbench properties' says more."
-    return Table("Measured properties", columns, rows, note)
-
-
-def _property(measured: Measured) -> Value:
-    if measured.verdict == "figure":
-        figure = next(value for value in measured.figures.values() if value is not None)
-        return Value(f"{figure:.3g}", figure)
-    return Value(measured.verdict)
 
 
 def _in_distribution(group: Group, summaries: list[Summary]) -> Table:
