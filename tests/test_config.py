@@ -696,7 +696,7 @@ def test_each_value_of_a_sweep_is_checked() -> None:
     ]
 
 
-# -- code and secrets in configurations --------------------------------------------------------------------------------
+# -- code in configurations --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

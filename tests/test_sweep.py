@@ -169,7 +169,6 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
         (["encoding=rope", "tune=true", "tune_grid=0,1"], "tune_grid is '0,1': expected multiples"),
         (["encoding=rope", "hydra.run.dir=x"], "expected hydra/launcher=... or hydra.launcher.*"),
         (["encoding=rope", "hydra.launcher.n_jobs=2"], "needs a launcher: hydra/launcher=submitit_slurm"),
-        (["encoding=rope", "tracking.entity=hf_aaaabbbbccccdddd"], "tracking.entity looks like it holds a secret"),
         (["encoding=rope", "runtime.device=gpu"], "runtime.device is 'gpu'"),
         (["encoding=rope,alibi", "evaluation.extensions=['yarn:fctor=2']"], "'yarn' has no option 'fctor'"),
         (["encoding=rope", "hydra/launcher=submitit_slurm", "-n2"], "--n-jobs is for a sweep without a launcher"),

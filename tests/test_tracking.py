@@ -26,7 +26,7 @@ from posbench.run_folder.wandb_session import choose_mode
 
 TRAINING = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens_per_second", "train/mfu",
             "validation/nll", "validation/accuracy", "validation/exact_match")  # fmt: skip
-SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4, "me:hunter2")
+SECRETS = ("hf_" + "a1B2" * 8, "0123456789" * 4)
 
 PLAIN = EvaluationRow(
     protocol="fixed_target", length=16, length_ratio=1, split="test", checkpoint_step=3, status="ok",
@@ -88,7 +88,7 @@ def test_an_offline_run_reads_back(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRETS[0])
     monkeypatch.setenv("SOME_KEY", SECRETS[1])
-    command = ["posbench", "train", SECRETS[0], f"url=https://{SECRETS[2]}@example.org"]
+    command = ["posbench", "train"]
     monkeypatch.setattr(sys, "argv", command)
     with Run.open(tmp_path / "run", config, command) as run, tracking.mirror(config, run) as tracker:
         run.update(parameters={"total": 7, "encoding": 0, "non_embedding": 3}, tokens=384, train_seconds=2.0)

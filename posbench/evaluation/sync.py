@@ -17,7 +17,6 @@ from posbench.run_folder.folder import Run, load_any_config, load_config
 from posbench.run_folder.jsonl import read_jsonl
 from posbench.run_folder.logged import LINE, Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.run_folder.wandb_session import Session, Target, exit_code_of, has_key
 from posbench.terminal import console, exits
@@ -54,7 +53,7 @@ def sync(folders: list[Path], overrides: list[str], anew: bool = False) -> None:
             try:
                 said = send(config, run, dataclasses.replace(target, **moved, **again))
             except Exception as error:
-                raise PosbenchError(f"W&B did not take {folder}: {redact(str(error).partition(chr(10))[0])}") from error
+                raise PosbenchError(f"W&B did not take {folder}: {str(error).partition(chr(10))[0]}") from error
         out.print(exits.spelt_out(f"{folder}: {said}"), soft_wrap=True)
 
 
@@ -80,7 +79,7 @@ def _tell(config: Trains, folder: Path, anew: bool) -> str:
             tracker.summary(defined(facts(config, run.record) | headline_of(folder)))
             tracker.finish(str(run.record["status"]))
         except Exception as error:
-            told = redact(str(error).partition(chr(10))[0])
+            told = str(error).partition(chr(10))[0]
             raise PosbenchError(f"tracking={name} did not take {folder}: {told}") from error
         tracking.note(run, name, has_all=True)
     of_evaluation = sum(LINE in row for row in rows)

@@ -19,7 +19,6 @@ from posbench.config.users_files import refuse_all_but_settings
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.check import check
 from posbench.evaluation.headline import check_objective
-from posbench.run_folder.folder import refuse_secrets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +67,8 @@ def plan(config: Config, folder: Path, command: Iterable[str]) -> Plan:
         command: the command line, for the record.
 
     Raises:
-        UserError: the configuration has a secret in it, or asks for something that does not exist or fit.
+        UserError: the configuration asks for something that does not exist or fit.
     """
-    refuse_secrets(config)
     check(config)
     check_objective(config)
     return Plan(config, folder, tuple(command))

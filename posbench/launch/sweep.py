@@ -22,7 +22,6 @@ from posbench.report.comparison import load
 from posbench.run_folder import tracking
 from posbench.run_folder.folder import has_weights
 from posbench.run_folder.jsonl import number
-from posbench.run_folder.redaction import redact
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
@@ -219,18 +218,18 @@ def _write(study: Path, todo: list[Plan], command: str, status: dict[str, Status
     study.mkdir(parents=True, exist_ok=True)
     others = (row for row in load.listed(path, "cells") if row.get("id") not in own)
     earlier = [row for row in others if (study / str(row.get("id"))).is_dir()]
-    content = {"schema": 1, "command": redact(command), "cells": [*earlier, *own.values()]}
+    content = {"schema": 1, "command": command, "cells": [*earlier, *own.values()]}
     files.write(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _row(job: Plan, status: Status, command: str) -> dict[str, Any]:
     return {
         "id": job.id,
-        "overrides": [redact(override) for override in job.overrides],
+        "overrides": list(job.overrides),
         "status": status.name,
         "reason": status.reason,
-        "message": None if status.message is None else redact(status.message),
-        "command": redact(command),
+        "message": status.message,
+        "command": command,
     }
 
 

@@ -26,7 +26,6 @@ from posbench.report.comparison.load import Group, RunData
 from posbench.report.comparison.summary import Curve, Point, Summary
 from posbench.report.styles import DASHES, Style
 from posbench.report.tables import Table
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import PLAIN, WINDOWED
 from posbench.terminal.exits import one_line
 
@@ -162,7 +161,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "message": str(record.get("message") or ""),
         "command": str(record.get("command") or ""),
         "facts": ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None),
-        "config": redact(plain).splitlines(),
+        "config": plain.splitlines(),
     }
 
 

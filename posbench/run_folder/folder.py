@@ -26,7 +26,6 @@ from posbench.run_folder.jsonl import append, drop_half_line, number, plain, sho
 from posbench.run_folder.lock import moved_aside, take
 from posbench.run_folder.log import LogFile, OneLine, heard_by
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION, LOCK, LOG_TEXT, METRICS, RECORD
-from posbench.run_folder.redaction import redact, secret_keys
 from posbench.run_folder.rows import BlockRow, EvaluationRow, every_row, parted_blocks
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class Run:
         self.folder = folder
         self._config = config
         self.id = id
-        self._command = None if command is None else redact(shlex.join(command))
+        self._command = None if command is None else shlex.join(command)
         self._held = contextlib.ExitStack()  # until `close`
         self._held.callback(os.close, lock)
         self._log_file: logging.FileHandler | None = None
@@ -58,10 +57,9 @@ class Run:
             restart: move an old folder aside, to `<folder>.old-1`, `-2` ...
 
         Raises:
-            UserError: another process owns the folder, it holds another run or one of another definition of the model's
-                block, or the configuration holds a secret.
+            UserError: another process owns the folder, it holds another run, or one of another definition of the
+                model's block.
         """
-        refuse_secrets(config)
         lock = take(folder)
         try:
             if restart and any(path.name != LOCK for path in folder.iterdir()):
@@ -156,7 +154,7 @@ class Run:
         """
         if self.record["status"] == "done":
             status = "done"
-        self.record.update(status=status, reason=reason, message=None if message is None else redact(message))
+        self.record.update(status=status, reason=reason, message=message)
         if attempt_is_open(self.record):
             self.update_attempt(ended=now())
         else:
@@ -379,12 +377,6 @@ def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
 def has_weights(folder: Path) -> bool:
     """Whether a run keeps a checkpoint. Rows that were kept of a run have none."""
     return any((folder / "checkpoint").glob("step-*"))
-
-
-def refuse_secrets(config: AnyConfig) -> None:
-    """Refuse a configuration in which a value looks like a secret: it is written down and shown."""
-    for key in secret_keys(to_container(config)):
-        raise UserError(f"{key} looks like it holds a secret: give secrets by environment variable or ~/.netrc")
 
 
 def _refuse_links(folder: Path) -> None:

@@ -6,18 +6,14 @@ import sys
 from collections.abc import Iterator
 
 from posbench.run_folder.facts import iso
-from posbench.run_folder.redaction import redact
 from posbench.terminal.exits import SpeltOut
 
 
 class OneLine(SpeltOut):
-    """One line per record, in UTC, and secrets stay out."""
+    """One line per record, in UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return iso(record.created)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
 
 
 class LogFile(logging.FileHandler):

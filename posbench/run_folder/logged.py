@@ -13,7 +13,6 @@ from typing import Any
 from posbench.config.external import Trains
 from posbench.run_folder.jsonl import number, read_jsonl
 from posbench.run_folder.names import EVALUATION, METRICS
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import PAIRED, EvaluationRow, RowKey, evaluation_rows, shared_targets
 
 LENGTH, LENGTH_RATIO = "eval/length", "eval/length_ratio"  # in tokens, in training lengths
@@ -93,7 +92,7 @@ def facts(config: Trains, record: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds if tokens and seconds else None,
     }
     if config.tracking.command and record.get("command"):
-        found["command"] = redact(str(record["command"]))
+        found["command"] = str(record["command"])
     return found
 
 

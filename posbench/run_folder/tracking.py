@@ -23,7 +23,6 @@ from posbench.run_folder.folder import Run
 from posbench.run_folder.jsonl import read_jsonl, shortened
 from posbench.run_folder.logged import Curves, defined, facts, recorded
 from posbench.run_folder.names import EVALUATION, METRICS
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 from posbench.run_folder.trackers.base import TrackedRun, Tracker
 from posbench.run_folder.wandb_session import Draw, Session, Target, exit_code_of
@@ -149,7 +148,7 @@ class _InBackground(Mirror):
             self._broken = True
             logger.warning(
                 "%s (%s): continuing without it; metrics are in %s, %s",
-                *(self._failed, redact(reason), self._metrics_file, self._repaired),
+                *(self._failed, reason, self._metrics_file, self._repaired),
             )
 
     def _work(self, opened: Callable[[], Takes]) -> None:

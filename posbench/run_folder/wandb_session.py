@@ -26,7 +26,6 @@ from posbench.errors import UserError
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.logged import LENGTH, LENGTH_RATIO, LINE, Curves, defined
 from posbench.run_folder.names import BLOCKS, CONFIG, EVALUATION
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import EvaluationRow, evaluation_rows
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class Session:
             try:
                 send()
             except Exception as error:
-                logger.warning("W&B did not take %s: %s", what, redact(str(error).partition("\n")[0]))
+                logger.warning("W&B did not take %s: %s", what, str(error).partition("\n")[0])
 
     @property
     def where(self) -> str:

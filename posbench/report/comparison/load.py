@@ -27,7 +27,6 @@ from posbench.run_folder import jsonl
 from posbench.run_folder.folder import load_any_config, load_record
 from posbench.run_folder.jsonl import number
 from posbench.run_folder.lock import died
-from posbench.run_folder.redaction import redact
 from posbench.run_folder.rows import (
     EvaluationRow,
     evaluation_rows,
@@ -213,7 +212,7 @@ def described(folder: Path) -> RunData:
     rows, config, record = evaluation_rows(folder), load_any_config(folder), load_record(folder)
     if record.get("status") == "running" and died(folder):
         record["status"] = "died"
-    shown = {key: redact(str(record[key])) for key in ("command", "message") if record.get(key)}
+    shown = {key: str(record[key]) for key in ("command", "message") if record.get(key)}
     if record.get("status") == "done" and "message" in shown:
         shown["message"] = f"a later evaluation ended early ({record.get('reason')}): {shown['message']}"
     return RunData(folder, _shown(record | shown), config, rows)
@@ -317,9 +316,7 @@ def failures(runs: list[RunData]) -> list[Failure]:
             name = spelt_out(str(cell.get("id")))
             if not (study / str(cell.get("id")) / "run.json").is_file():
                 outcome = spelt_out(str(cell.get("reason") or cell.get("status")))
-                known.append(
-                    (name, f"{outcome}, without a run folder", redact(spelt_out(str(cell.get("message") or ""))))
-                )
+                known.append((name, f"{outcome}, without a run folder", spelt_out(str(cell.get("message") or ""))))
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, outcome, message in known:
         found[outcome, message.replace(name, "RUN")].append(name)
@@ -332,7 +329,7 @@ def failures(runs: list[RunData]) -> list[Failure]:
 def commands(runs: list[RunData]) -> list[str]:
     """The command lines that runs were started with, each once: that of their sweep where its record has it."""
     swept = {
-        study / str(cell.get("id")): redact(spelt_out(cell["command"]))
+        study / str(cell.get("id")): spelt_out(cell["command"])
         for study in studies(runs)
         for cell in listed(study / "sweep.json", "cells")
         if isinstance(cell.get("command"), str)
